@@ -1,0 +1,80 @@
+"""The command line: one parse, one check, one load of the data, and then the ranks.
+
+    python train.py --devices 2                    train, then test the best weights
+    python train.py fit --config configs/seed.yaml --trainer.max_epochs 1
+    python train.py test --ckpt runs/20260101-120000-convnet
+    python train.py predict --ckpt runs/20260101-120000-convnet --images my-digits/
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_mnist.errors import InputError, LitMnistError
+from lit_mnist.flags import read_command_line
+from lit_mnist.launch import launch, open_log, report_error
+from lit_mnist.prepare import Prepared, prepare
+from lit_mnist.ranks import Rank, launched_from_outside, stay_on_loopback
+
+
+def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
+    """Runs a command and returns its exit code.
+
+    Args:
+        argv: The arguments; by default the process's own.
+        engine: Name of the engine.
+    """
+    # The ranks are forked from this process: until then it must not start OpenMP's threads.
+    torch.set_num_threads(1)
+    try:
+        line = read_command_line(sys.argv[1:] if argv is None else argv)
+        prepared = prepare(line, engine=engine, command=_command(argv))
+        if prepared is not None:
+            _start(prepared)
+    except LitMnistError as error:
+        if not launched_from_outside() or Rank.from_environment().is_first:
+            print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _start(prepared: Prepared) -> None:
+    """Starts the ranks: in this process where there is one or an outside launcher has started it, else as children."""
+    job = prepared.job
+
+    def work(rank: Rank) -> None:
+        torch.set_num_threads(job.threads)
+        prepared.engine.run(job, rank)
+
+    if launched_from_outside():
+        rank = Rank.from_environment()
+        if rank.num_nodes == 1:
+            stay_on_loopback()
+        try:
+            work(rank)
+        except Exception as error:
+            report_error(error)
+            raise
+    elif job.devices.count == 1:
+        stay_on_loopback()
+        open_log(job.folder / "logs", Rank())
+        work(Rank())
+    else:
+        launch(
+            work,
+            world_size=job.devices.count,
+            timeout=job.experiment.run.timeout,
+            max_restarts=job.experiment.run.max_restarts,
+            logs=job.folder / "logs",
+        )
+
+
+def _command(argv: list[str] | None) -> str:
+    words = sys.orig_argv if argv is None else [sys.argv[0], *argv]
+    return shlex.join([Path(words[0]).name, *words[1:]])

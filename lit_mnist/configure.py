@@ -1,0 +1,220 @@
+"""From flags and files to an experiment: LightningCLI parses, and every refusal is one message.
+
+The sections `model:` and `data:` have the parameters of `ModelSettings` and `DataSettings`, found behind `**kwargs`;
+`trainer:` those of Lightning's Trainer, of which the project takes the part that keeps its promises; `run:` is its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, Namespace, set_parsing_settings
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from lit_mnist.data.dataset import class_names
+from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import DataSettings, Experiment, ModelSettings, RunSettings, TrainerSettings
+from lit_mnist.flags import SHORT_FLAGS, nearest
+from lit_mnist.module import LitClassifier
+from lit_mnist.trainer import LitTrainer
+
+_PACKAGES = ("lightning", "torch", "lit_mnist")
+_EXTRAS = ("callbacks", "logger", "profiler", "detect_anomaly", "benchmark", "enable_model_summary", "log_every_n_steps")
+_INSTEAD = {
+    "default_root_dir": "use --run-dir",
+    "timeout": "use --run.timeout",
+    "fast_dev_run": "use --max-steps 1",
+    "limit_train_batches": "use --data.train_size or --max-steps",
+    "limit_test_batches": "use --data.test_size",
+    "limit_val_batches": "use --data.val_size",
+    "overfit_batches": "use --data.train_size",
+    "enable_checkpointing": "the last and the best epoch are always kept",
+    "num_sanity_val_steps": "the data are verified before the ranks start",
+}
+
+
+class ExperimentCLI(LightningCLI):
+    """LightningCLI as a parser: it makes the experiment, and the ranks make the objects.
+
+    Args:
+        arguments: Long flags.
+        base: Settings that take the place of the defaults, as dotted keys.
+    """
+
+    def __init__(self, arguments: list[str], base: Mapping[str, Any]) -> None:
+        self._base = dict(base)
+        # What a configuration names is checked before anything is imported.
+        set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=list(_PACKAGES))
+        logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+        super().__init__(
+            LitClassifier,
+            MNISTDataModule,
+            trainer_class=LitTrainer,
+            trainer_defaults=asdict(TrainerSettings()),
+            save_config_callback=None,
+            seed_everything_default=Experiment().seed_everything,
+            parser_kwargs={"exit_on_error": False, "prog": "train.py [fit|validate|test|predict]", "description": _help()},
+            args=arguments,
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the `run` section, and links what follows from elsewhere."""
+        parser.add_class_arguments(RunSettings, "run")
+        parser.link_arguments("seed_everything", "model.seed")
+        parser.link_arguments("seed_everything", "data.seed")
+        parser.link_arguments(
+            ("data.name", "data.emnist_split"), "model.num_classes", lambda name, split: len(class_names(name, split))
+        )
+        parser.set_defaults(self._base)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses, and turns every complaint into one message."""
+        try:
+            self.config = parser.parse_args(args)
+        except ArgumentError as error:
+            raise InputError(_plain(str(error), list(parser.get_defaults().keys()))) from error
+
+    def instantiate_classes(self) -> None:
+        """Makes nothing here: the ranks do."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What the command line and its files say.
+
+    Attributes:
+        experiment: The experiment.
+        extras: Makes the further options of Lightning's Trainer.
+        extra_names: Their names.
+    """
+
+    experiment: Experiment
+    extras: Callable[[], Mapping[str, Any]]
+    extra_names: tuple[str, ...]
+
+
+def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Configuration:
+    """Parses and checks a configuration.
+
+    Args:
+        arguments: Long flags, `--config FILE` among them.
+        base: An experiment as nested plain values, to take the place of the defaults.
+
+    Raises:
+        InputError: Something is unknown, of the wrong type, out of range or not allowed.
+    """
+    cli = ExperimentCLI(arguments, dict(_flatten(base or {})))
+    config = cli.config
+    seed = config.seed_everything
+    if isinstance(seed, bool):
+        raise InputError("seed_everything must be an integer from 0: every number of a run is a function of it.")
+    experiment = Experiment(
+        seed_everything=seed,
+        model=_section(ModelSettings, "model", config),
+        data=_section(DataSettings, "data", config),
+        trainer=_section(TrainerSettings, "trainer", config),
+        run=_section(RunSettings, "run", config),
+    )
+    names = _check_further_options(cli)
+
+    def extras() -> Mapping[str, Any]:
+        made = cli.parser.instantiate_classes(config) if names else Namespace()
+        return {name: made.trainer[name] for name in names}
+
+    return Configuration(experiment, extras, names)
+
+
+def _section(kind: type[Any], name: str, config: Namespace) -> Any:
+    values = {field.name: config[name][field.name] for field in fields(kind)}
+    for field in fields(kind):
+        value = values[field.name]
+        if value is None and "None" not in str(field.type):
+            raise InputError(f"{name}.{field.name} has no value: give one, or leave it out.")
+        if field.type == "bool" and not isinstance(value, bool):
+            raise InputError(f"{name}.{field.name} must be true or false, but is {value!r}.")
+    return kind(**values)
+
+
+def _check_further_options(cli: ExperimentCLI) -> tuple[str, ...]:
+    """Returns the further Trainer options that are used, and refuses those that would break a promise."""
+    known = {field.name for field in dataclasses.fields(TrainerSettings)}
+    defaults = cli.parser.get_defaults().trainer
+    used = [name for name, value in vars(cli.config.trainer).items() if name not in known and value != defaults[name]]
+    for name in used:
+        if name not in _EXTRAS:
+            instead = _INSTEAD.get(name, "leave it out")
+            raise InputError(f"trainer.{name} is not offered here, since it would change what is promised: {instead}.")
+    return tuple(used)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        flat += _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+    return flat
+
+
+def read_saved_experiment(values: object, source: Path) -> dict[str, Any]:
+    """Returns the experiment that a checkpoint holds, checked through the parser that checks every configuration.
+
+    Args:
+        values: Nested plain values.
+        source: Where they come from, for the message.
+
+    Raises:
+        InputError: They are no experiment of this version.
+    """
+    if not isinstance(values, Mapping):
+        raise InputError(f"{source} holds no experiment.")
+    flat = dict(_flatten(values))
+    known = {key for key, _ in _flatten(Experiment().to_dict())}
+    unknown = sorted(set(flat) - known)
+    if unknown or any("class_path" in str(value) for value in flat.values()):
+        raise InputError(f"{source} holds an experiment that this version does not know ({', '.join(unknown)}).")
+    arguments = [f"--{key}={yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}" for key, value in flat.items()]
+    try:
+        return configure(arguments).experiment.to_dict()
+    except InputError as error:
+        raise InputError(f"{source} holds an experiment that this version does not take: {error}") from error
+
+
+def _plain(message: str, keys: list[str]) -> str:
+    """Returns jsonargparse's complaint as one plain sentence or two."""
+    if found := re.search(r"unrecognized arguments: (\S+)", message, re.IGNORECASE):
+        flag = found[1].partition("=")[0]
+        return f"Unknown flag {flag}{nearest(flag, [f'--{key}' for key in keys] + list(SHORT_FLAGS))}"
+    if found := re.search(r"Group '(\S+)' does not accept option '(\S+)'", message):
+        return f"Unknown key {found[1]}.{found[2]}{nearest(f'{found[1]}.{found[2]}', keys)}"
+    if found := re.search(r"Option '(\S+)' is not accepted", message):
+        return f"Unknown key {found[1]}{nearest(found[1], keys)}"
+    found = re.match(r'Parser key "([^"]+)":\s*', message)
+    if not found:
+        return " ".join(message.split())
+    key, rest = found[1], message[found.end() :]
+    if denied := re.search(r"Importing '([^']+)' is not allowed", rest):
+        return f"{key} names {denied[1]}: a configuration may name classes of {', '.join(_PACKAGES)} only."
+    if given := re.search(r"(?:Got value|Given value): (.*)", rest, re.DOTALL):
+        kinds = re.findall(r"<class '(\w+)'>|Literal(\[[^\]]*\])", "".join(re.findall(r"Expected a.*|Subtypes.*", rest)))
+        names = dict.fromkeys(kind or literal.strip("[]") for kind, literal in kinds)
+        wanted = " or ".join({"NoneType": "null", "str": "text"}.get(name, name) for name in names)
+        return f"{key} must be {wanted or 'something else'}, but is {given[1].strip()}."
+    return f"{key}: {' '.join(rest.split())}"
+
+
+def _help() -> str:
+    flags = ", ".join(f"{short} = {long}" for short, long in SHORT_FLAGS.items())
+    return (
+        "Trains, and then tests the best weights on the whole test set. Commands: fit, validate, test, predict. "
+        f"Short flags: {flags}. For validate, test and predict: --ckpt RUN_DIR_OR_CKPT; for predict: --images PATH ..."
+    )

@@ -1,0 +1,109 @@
+"""The data set of an experiment as two pairs of tensors, verified: `load_dataset("mnist", None).train.images`."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_mnist.data.family import load_family
+from lit_mnist.data.idx import Split
+from lit_mnist.data.mnist import load_mnist
+from lit_mnist.errors import InputError
+
+__all__ = ["Dataset", "Split", "class_names", "load_dataset"]
+
+_DIGITS = tuple(string.digits)
+# In EMNIST's own order; 15 small letters that look like their capitals are merged with them.
+_MERGED = (*_DIGITS, *string.ascii_uppercase, *"abdefghnqrt")
+_EMNIST_CLASSES: dict[str, tuple[str, ...]] = {
+    "byclass": (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase),
+    "bymerge": _MERGED,
+    "balanced": _MERGED,
+    "letters": tuple(string.ascii_lowercase),
+    "digits": _DIGITS,
+    "mnist": _DIGITS,
+}
+_CLASSES: dict[str, tuple[str, ...]] = {
+    "mnist": _DIGITS,
+    "fashion_mnist": (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+    "kmnist": ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
+    "qmnist": _DIGITS,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set in memory.
+
+    Args:
+        name: `mnist`, `fashion_mnist`, `kmnist`, `qmnist` or `emnist`.
+        source: Where it was read from, and what of it was verified.
+        sha256: A digest of its content, 64 hexadecimal digits.
+        class_names: The classes' names; a label is an index into them.
+        train: The training split.
+        test: The test split.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    class_names: tuple[str, ...]
+    train: Split
+    test: Split
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+
+def class_names(name: str, emnist_split: str = "balanced") -> tuple[str, ...]:
+    """Returns the names of a data set's classes without loading any data.
+
+    Args:
+        name: Name of the data set.
+        emnist_split: Which of EMNIST's splits; without meaning for the others.
+
+    Raises:
+        InputError: There is no such data set or split.
+    """
+    names, what, known = (
+        (_EMNIST_CLASSES.get(emnist_split), f"data.emnist_split {emnist_split!r}", tuple(_EMNIST_CLASSES))
+        if name == "emnist"
+        else (_CLASSES.get(name), f"data.name {name!r}", (*_CLASSES, "emnist"))
+    )
+    if names is None:
+        raise InputError(f"{what} is unknown. Choose one of {', '.join(known)}.")
+    return names
+
+
+def load_dataset(name: str, root: Path | None, emnist_split: str = "balanced") -> Dataset:
+    """Loads a data set, verified as far as that can be done, without starting a thread that outlives the call.
+
+    Args:
+        name: `mnist`, `fashion_mnist`, `kmnist`, `qmnist` or `emnist`.
+        root: Folder of the files. Without one, MNIST comes from the package, and the others from
+            `$XDG_CACHE_HOME/lit_mnist` or `~/.cache/lit_mnist`, into which they are downloaded when they are missing.
+        emnist_split: Which of EMNIST's splits.
+
+    Raises:
+        InputError: The name is unknown, or the files are missing, cannot be read, fetched or written, or are damaged.
+    """
+    names = class_names(name, emnist_split)
+    if name == "mnist":
+        source, sha256, train, test = load_mnist(root)
+    else:
+        source, sha256, train, test = load_family(name, root, emnist_split, len(names))
+    return Dataset(name, source, sha256, names, train, test)

@@ -1,0 +1,115 @@
+"""Fetches published archives once per machine: one process downloads under a file lock, the others wait for it.
+
+A file appears under its own name only when it is whole and its MD5 is right, by a rename; what an interrupted download
+left behind lies in a folder of its own, which the next download clears.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple
+
+from lit_mnist.errors import InputError
+
+NETWORK_TIMEOUT = 30.0  # seconds without a byte
+
+
+class Archive(NamedTuple):
+    """A file as it is published: its name, the addresses to fetch it from, the MD5 that torchvision knows of it."""
+
+    name: str
+    addresses: tuple[str, ...]
+    md5: str
+
+
+def fetch_missing(missing: Callable[[], list[Archive]], root: Path, folder: Path) -> None:
+    """Downloads what is missing, unless another process just did; needs neither lock nor network if nothing is.
+
+    Args:
+        missing: Says which archives are missing; asked again once the lock is held.
+        root: Folder of the lock file, created where needed.
+        folder: Folder for the archives, inside `root`.
+
+    Raises:
+        InputError: An archive could not be fetched, or a folder could not be created or written.
+    """
+    if not missing():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _exclusive(root):
+            if archives := missing():
+                _download(archives, folder)
+    except OSError as error:
+        raise InputError(
+            f"The data cannot be kept in {folder}: {error}. Name a folder that can be written to with data.root."
+        ) from error
+
+
+@contextlib.contextmanager
+def _exclusive(root: Path) -> Iterator[None]:
+    with (root / ".download.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"Waiting for another process to download data into {root}.", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _download(archives: list[Archive], folder: Path) -> None:
+    partial = folder / ".partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        for archive in archives:
+            failures = _try_addresses(archive, partial)
+            if failures:
+                by_hand = "\n".join(f"  {each.addresses[0]}" for each in archives)
+                raise InputError(
+                    f"{archive.name} could not be fetched ({'; '.join(failures)}). Check the network, or fetch these "
+                    f"by hand and put them, as they are, into {folder}:\n{by_hand}"
+                )
+            (partial / archive.name).replace(folder / archive.name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _try_addresses(archive: Archive, partial: Path) -> list[str]:
+    """Downloads an archive from the first address that has it; returns what failed, or nothing after a success."""
+    from torchvision.datasets import utils
+
+    failures = []
+    for address in archive.addresses:
+        try:
+            with _without_traces(utils.tqdm):
+                utils.download_url(address, os.fspath(partial), archive.name, archive.md5)
+        except (OSError, RuntimeError, HTTPException) as error:
+            failures.append(f"{address}: {error}")
+        else:
+            return []
+    return failures
+
+
+@contextlib.contextmanager
+def _without_traces(bar: type) -> Iterator[None]:
+    """Bounds the wait for a silent network, and keeps the progress bar from leaving its monitor thread behind.
+
+    torchvision sets no timeout; the ranks are forked after the download, and a fork wants no other threads.
+    """
+    timeout, interval = socket.getdefaulttimeout(), getattr(bar, "monitor_interval", None)
+    socket.setdefaulttimeout(NETWORK_TIMEOUT)
+    bar.monitor_interval = 0  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(timeout)
+        bar.monitor_interval = interval  # type: ignore[attr-defined]

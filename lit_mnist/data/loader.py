@@ -1,0 +1,133 @@
+"""Batches cut from pictures in memory: index, convert, augment, normalise, each in one vectorised step per batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from lit_mnist.data.augmentation import augment
+from lit_mnist.data.dataset import Split
+from lit_mnist.data.order import Indices, evaluation_rows, rank_rows, train_indices
+from lit_mnist.data.randomness import Draw
+from lit_mnist.experiment import DataSettings, Plan
+
+# Mean and standard deviation of MNIST's training pixels as shares of 255; the whole family is brought to this scale.
+PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
+
+
+class Batch(NamedTuple):
+    """One rank's part of a micro-batch.
+
+    Attributes:
+        images: Normalised pictures, float [batch, 1, 28, 28].
+        targets: Classes, int64 [batch].
+        indices: The samples' numbers in their split, int64 [batch].
+        draw: The random numbers of this micro-batch, in training only.
+    """
+
+    images: torch.Tensor
+    targets: torch.Tensor
+    indices: torch.Tensor
+    draw: Draw | None
+
+
+def normalise(images: torch.Tensor) -> torch.Tensor:
+    """Brings float pixels of 0 to 255 to mean 0 and standard deviation 1 over MNIST, in place."""
+    return images.mul_(1 / (255 * PIXEL_STD)).sub_(PIXEL_MEAN / PIXEL_STD)
+
+
+class TrainBatches:
+    """The micro-batches of one epoch, as one rank sees them.
+
+    Args:
+        split: The training samples.
+        plan: Size and number of the micro-batches.
+        settings: Kind and strength of the augmentation.
+        seed: The experiment's seed.
+        epoch: The epoch, from 0.
+        rank: This rank.
+        first: The first micro-batch to give, from 0: where an epoch is taken up in the middle.
+        dtype: Floating-point type of the pictures.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        plan: Plan,
+        settings: DataSettings,
+        seed: int,
+        epoch: int,
+        rank: int,
+        first: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.split = split
+        self.plan = plan
+        self.settings = settings
+        self.seed = seed
+        self.epoch = epoch
+        self.rows = rank_rows(plan.batch_size, rank, plan.world_size)
+        self.first = first
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return self.plan.batches_in_epoch(self.epoch) - self.first
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in range(self.first, self.plan.batches_in_epoch(self.epoch)):
+            yield self.cut(batch)
+
+    def cut(self, batch: int) -> Batch:
+        """Returns one micro-batch of the epoch."""
+        plan = self.plan
+        whole = train_indices(self.seed, self.epoch, batch, count=len(self.split), batch_size=plan.batch_size)
+        indices = whole[self.rows]
+        images = _pictures(self.split, indices, self.dtype)
+        images = augment(images, indices, settings=self.settings, seed=self.seed, epoch=self.epoch)
+        draw = Draw(
+            seed=self.seed,
+            number=self.epoch * plan.batches_per_epoch + batch,
+            size=plan.batch_size,
+            rows=torch.arange(self.rows.start, self.rows.stop),
+        )
+        chosen = torch.from_numpy(indices.copy())
+        return Batch(normalise(images), self.split.labels[chosen], chosen, draw)
+
+
+class EvaluationBatches:
+    """The batches that one rank evaluates: over all ranks, each sample exactly once, in order.
+
+    Args:
+        split: The samples.
+        rank: This rank.
+        world_size: Number of ranks.
+        batch_size: Samples of a batch; the last may be smaller.
+        dtype: Floating-point type of the pictures.
+    """
+
+    def __init__(
+        self, split: Split, *, rank: int, world_size: int, batch_size: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.split = split
+        self.rows = evaluation_rows(len(split), rank, world_size)
+        self.batch_size = batch_size
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return -(-(self.rows.stop - self.rows.start) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(self.rows.start, self.rows.stop, self.batch_size):
+            indices = np.arange(start, min(start + self.batch_size, self.rows.stop))
+            images = normalise(_pictures(self.split, indices, self.dtype))
+            chosen = torch.from_numpy(indices)
+            yield Batch(images, self.split.labels[chosen], chosen, None)
+
+
+def _pictures(split: Split, indices: Indices, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the samples' pixels from 0 to 255 as floats, [batch, 1, height, width]."""
+    return split.images[torch.from_numpy(indices.copy())].unsqueeze(1).to(dtype)

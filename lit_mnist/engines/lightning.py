@@ -1,0 +1,149 @@
+"""PyTorch Lightning: the Trainer owns the loop.
+
+    python train.py --devices 2
+    python -m lit_mnist.engines.lightning --devices 2
+    torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.lightning
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback
+
+from lit_mnist.callbacks import KeepCheckpoints, RecordTraining, VerifiedCheckpointIO
+from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.job import Job
+from lit_mnist.module import LitClassifier
+from lit_mnist.ranks import Rank
+from lit_mnist.record import finish, write_predictions
+from lit_mnist.trainer import LitTrainer
+from lit_mnist.training.checkpoint import BEST, read_checkpoint
+from lit_mnist.training.measure import StepClock
+from lit_mnist.training.recorder import Recorder
+from lit_mnist.training.result import Trained
+
+
+def run(job: Job, rank: Rank) -> None:
+    """Does a job in one rank."""
+    # --- setup
+    experiment = job.experiment
+    device = job.devices.of(rank)
+    clock = StepClock(job.plan.batch_size * job.plan.accumulate, job.first_process)
+    _quieten()
+
+    # --- data
+    data = MNISTDataModule.of(experiment, job.splits, job.plan)
+
+    # --- model
+    module = LitClassifier(
+        num_classes=job.dataset.num_classes, seed=experiment.seed_everything, **vars(experiment.model)
+    )
+
+    # --- optimizer: made by LitClassifier.configure_optimizers, stepped by the Trainer
+
+    # --- resume: the Trainer restores weights, optimizer, schedule, scaler and its own loops
+    resumed = read_checkpoint(job.checkpoint) if job.checkpoint else None
+    callbacks: list[Callback] = []
+    recorder = None
+    if job.trains:
+        first_step = resumed["global_step"] if resumed else 0
+        recorder = Recorder(rank=rank, plan=job.plan, clock=clock, folder=job.folder, step=first_step)
+        callbacks = [RecordTraining(recorder), KeepCheckpoints(job, recorder)]
+    trainer = _trainer(job, callbacks)
+
+    # --- train
+    trained = None
+    if recorder:
+        trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
+        recorder.close()
+        trained = Trained(
+            steps=trainer.global_step,
+            skipped_steps=trainer.global_step - module.steps_made,
+            epochs=job.plan.epochs,
+            loss=recorder.train_loss,
+            seconds=clock.seconds,
+        )
+    weights = {name: tensor.detach().cpu().clone() for name, tensor in module.net.state_dict().items()}
+
+    # --- evaluate
+    if job.verb == "train":
+        _take_weights(module, job.folder / "checkpoints" / BEST, rank)
+    elif resumed and not job.trains:
+        module.load_state_dict(resumed["state_dict"])
+    if job.verb in {"train", "test"}:
+        trainer.test(module, datamodule=data, verbose=False)
+    elif job.verb == "validate":
+        trainer.validate(module, datamodule=data, verbose=False)
+    elif job.verb == "predict":
+        write_predictions(job, rank, trainer.predict(module, datamodule=data))
+
+    # --- record
+    finish(
+        job,
+        rank,
+        device=device,
+        weights=weights,
+        clock=clock,
+        trained=trained,
+        validation=module.validation,
+        test=module.tested,
+        wrong=module.wrong,
+    )
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _trainer(job: Job, callbacks: list[Callback]) -> LitTrainer:
+    trainer = job.experiment.trainer
+    extras = dict(job.trainer_extras())
+    return LitTrainer(
+        # The plan has worked max_steps into the length of the epochs.
+        max_epochs=job.plan.epochs,
+        precision=job.precision,
+        sync_batchnorm=trainer.sync_batchnorm,
+        accelerator="gpu" if job.devices.kind == "cuda" else "cpu",
+        devices=list(job.devices.numbers) if job.devices.kind == "cuda" else job.devices.count,
+        num_nodes=trainer.num_nodes,
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        gradient_clip_val=trainer.gradient_clip_val,
+        deterministic=trainer.deterministic,
+        timeout=job.experiment.run.timeout,
+        callbacks=[*callbacks, *extras.pop("callbacks", [])],
+        plugins=[VerifiedCheckpointIO()],
+        logger=extras.pop("logger", False),
+        limit_val_batches=1.0 if len(job.splits.validation) else 0,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **extras,
+    )
+
+
+def _take_weights(module: LitClassifier, path: Path, rank: Rank) -> None:
+    """Gives every rank the weights of a checkpoint that rank 0 alone needs to be able to read."""
+    if rank.is_first:
+        module.load_state_dict(read_checkpoint(path)["state_dict"])
+    if rank.world_size > 1:
+        for tensor in module.net.state_dict().values():
+            dist.broadcast(tensor, src=0)
+
+
+def _quieten() -> None:
+    """Leaves out what Lightning says of every run; warnings stay."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # The project's loaders cut batches from memory: worker processes would only slow them down.
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+
+
+if __name__ == "__main__":
+    from lit_mnist.cli import main
+
+    sys.exit(main(engine="lightning"))

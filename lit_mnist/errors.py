@@ -1,0 +1,40 @@
+"""What can end a run early, each with the exit code that the command line promises."""
+
+from __future__ import annotations
+
+
+class LitMnistError(Exception):
+    """A foreseen end of a run: its message is shown to the user as it stands, without a traceback."""
+
+    exit_code = 1
+
+
+class InputError(LitMnistError, ValueError):
+    """The input was refused: a configuration, data file, checkpoint or a place to write to."""
+
+    exit_code = 2
+
+
+class RankLostError(LitMnistError):
+    """A rank raised an exception or was killed."""
+
+    exit_code = 3
+
+
+class NonFiniteError(LitMnistError):
+    """A loss or a gradient was infinite or not a number."""
+
+    exit_code = 4
+
+
+class StoppedError(LitMnistError):
+    """The run was stopped by a signal.
+
+    Args:
+        message: What is said to the user.
+        signum: The signal's number; the exit code is 128 + signum, as in a shell.
+    """
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signum

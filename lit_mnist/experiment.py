@@ -1,0 +1,308 @@
+"""The experiment: what is trained, on what, and how; shared by every engine.
+
+Three frozen sections (`model`, `data`, `trainer`) and the seed define what is computed. The fourth, `run`, says where
+and how safely, and never changes what is computed, except through `run.threads`. The dataclasses' defaults are the
+default experiment; a YAML file or a flag states what differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from lit_mnist.errors import InputError
+
+Precision = Literal["auto", "32-true", "64-true", "16-mixed", "bf16-mixed"]
+DATA_NAMES = ("mnist", "fashion_mnist", "kmnist", "qmnist", "emnist")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InputError(message)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The network and how its weights are moved.
+
+    Args:
+        net: `convnet` (5x5 convolutions with batch norm) or `basicnet` (3x3 convolutions with dropout).
+        dropout: Dropout rate of `basicnet` before its last layer; its convolutional part drops half as much.
+        optimizer: `sgd`, `adam` or `adamw`.
+        lr: Learning rate; with a schedule other than `constant`, its peak.
+        momentum: Momentum of `sgd`.
+        nesterov: Whether `sgd` uses Nesterov's form of momentum.
+        weight_decay: Weight decay: an L2 term in the gradient for `sgd` and `adam`, decoupled for `adamw`.
+        schedule: Course of the learning rate over the optimizer steps of the run: `constant`, `onecycle` (linear
+            up, cosine down to nearly nothing) or `cosine` (after the warm-up, down to zero).
+        warmup: Share of the steps, from 0 to 1, over which the rate rises linearly; unset: 0.25 for `onecycle`, else 0.
+        label_smoothing: Share of the target probability spread over all classes, in training only.
+    """
+
+    net: Literal["convnet", "basicnet"] = "convnet"
+    dropout: float = 0.5
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = 0.2
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "onecycle", "cosine"] = "onecycle"
+    warmup: float | None = None
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.dropout < 1, f"model.dropout must be at least 0 and below 1, but is {self.dropout}.")
+        _require(0 < self.lr < math.inf, f"model.lr must be above 0 and finite, but is {self.lr}.")
+        _require(0 <= self.momentum < 1, f"model.momentum must be at least 0 and below 1, but is {self.momentum}.")
+        _require(
+            not (self.nesterov and self.optimizer == "sgd" and self.momentum == 0),
+            "model.nesterov needs a model.momentum above 0: set a momentum, or model.nesterov: false.",
+        )
+        _require(
+            0 <= self.weight_decay < math.inf,
+            f"model.weight_decay must be at least 0 and finite, but is {self.weight_decay}.",
+        )
+        _require(
+            self.warmup is None or 0 <= self.warmup <= 1,
+            f"model.warmup must be from 0 to 1, or unset, but is {self.warmup}.",
+        )
+        _require(
+            0 <= self.label_smoothing < 1,
+            f"model.label_smoothing must be at least 0 and below 1, but is {self.label_smoothing}.",
+        )
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """The data set, its split, and how batches are cut from it.
+
+    Args:
+        name: `mnist` (embedded in the package), or `fashion_mnist`, `kmnist`, `qmnist`, `emnist` (downloaded once).
+        root: Folder of the data files. Without one, MNIST comes from the package, the others from the user's cache.
+        emnist_split: Which of EMNIST's splits, where `name` is `emnist`.
+        batch_size: Samples of one micro-batch over all ranks (or of one rank: see `batch_per`).
+        batch_per: `global`: `batch_size` counts all ranks' samples; `rank`: it is multiplied by the number of ranks.
+        eval_batch_size: Samples that a rank evaluates at once; it changes no result.
+        val_size: Samples taken off the training set for validation; 0 for none.
+        train_size: Train on the first so many samples (after the validation split) only.
+        test_size: Test on the first so many samples only.
+        augment: `none`, `shift` (whole pixels) or `affine` (rotation, scale and sub-pixel shift).
+        max_shift: Largest shift in pixels, each way, of `shift` and `affine`.
+        max_rotate: Largest rotation in degrees, each way, of `affine`.
+        max_scale: Largest relative change of size of `affine`: 0.1 is from 0.9 to 1.1.
+    """
+
+    name: Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "emnist"] = "mnist"
+    root: str | None = None
+    emnist_split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = "balanced"
+    batch_size: int = 128
+    batch_per: Literal["global", "rank"] = "global"
+    eval_batch_size: int = 1000
+    val_size: int = 5000
+    train_size: int | None = None
+    test_size: int | None = None
+    augment: Literal["none", "shift", "affine"] = "none"
+    max_shift: int = 2
+    max_rotate: float = 10.0
+    max_scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "eval_batch_size", "train_size", "test_size"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"data.{name} must be at least 1, but is {value}.")
+        _require(self.val_size >= 0, f"data.val_size must be at least 0, but is {self.val_size}.")
+        _require(0 <= self.max_shift <= 14, f"data.max_shift must be from 0 to 14 pixels, but is {self.max_shift}.")
+        _require(0 <= self.max_rotate <= 180, f"data.max_rotate must be from 0 to 180, but is {self.max_rotate}.")
+        _require(0 <= self.max_scale < 1, f"data.max_scale must be at least 0 and below 1, but is {self.max_scale}.")
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """The part of Lightning's Trainer options that every engine understands, under the same names.
+
+    Args:
+        max_epochs: Epochs to train.
+        max_steps: Optimizer steps to train at most; -1 for no limit beside the epochs.
+        accelerator: `cpu`, `gpu`, or `auto`: GPUs where there are any.
+        devices: Number of ranks on this machine, a list of GPU numbers, or `auto`: all GPUs, or one rank on a CPU.
+        num_nodes: Number of machines; more than one needs an outside launcher.
+        strategy: `auto` or `ddp`: distributed data parallel training where there are several ranks.
+        precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed`, or `auto`: 16-mixed on GPUs; on CPUs bf16-mixed
+            where the processor computes in it, else 32-true.
+        sync_batchnorm: Whether batch norm uses the statistics of all ranks; unset: where there are several ranks.
+        accumulate_grad_batches: Micro-batches of one optimizer step.
+        gradient_clip_val: Largest norm of the gradient; unset: not clipped.
+        deterministic: Whether only deterministic algorithms are allowed.
+    """
+
+    max_epochs: int = 1
+    max_steps: int = -1
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    devices: int | list[int] | Literal["auto"] = "auto"
+    num_nodes: int = 1
+    strategy: Literal["auto", "ddp"] = "auto"
+    precision: Precision = "auto"
+    sync_batchnorm: bool | None = None
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: float | None = None
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.max_epochs >= 1, f"trainer.max_epochs must be at least 1, but is {self.max_epochs}.")
+        _require(
+            self.max_steps == -1 or self.max_steps >= 1,
+            f"trainer.max_steps must be at least 1, or -1 for no limit, but is {self.max_steps}.",
+        )
+        if isinstance(self.devices, list):
+            _require(len(self.devices) >= 1, "trainer.devices is an empty list: name at least one device.")
+            _require(
+                len(set(self.devices)) == len(self.devices) and min(self.devices) >= 0,
+                f"trainer.devices must list different device numbers from 0, but is {self.devices}.",
+            )
+        elif self.devices != "auto":
+            _require(self.devices >= 1, f"trainer.devices must be at least 1, but is {self.devices}.")
+        _require(self.num_nodes >= 1, f"trainer.num_nodes must be at least 1, but is {self.num_nodes}.")
+        _require(
+            self.accumulate_grad_batches >= 1,
+            f"trainer.accumulate_grad_batches must be at least 1, but is {self.accumulate_grad_batches}.",
+        )
+        _require(
+            self.gradient_clip_val is None or 0 < self.gradient_clip_val < math.inf,
+            f"trainer.gradient_clip_val must be above 0 and finite, or unset, but is {self.gradient_clip_val}.",
+        )
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where a run writes and how it is watched; nothing here changes what is computed, except `threads`.
+
+    Args:
+        dir: The run folder; by default `runs/<time>-<name>`.
+        resume: A run folder or checkpoint to go on from.
+        timeout: Seconds that a rank waits for the others before it gives up.
+        max_restarts: How often lost ranks are started again.
+        threads: Threads of each rank; by default the cores divided by the ranks. The bits of a result depend on it.
+    """
+
+    dir: str | None = None
+    resume: str | None = None
+    timeout: float = 120.0
+    max_restarts: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(0 < self.timeout < 1e6, f"run.timeout must be above 0 seconds, but is {self.timeout}.")
+        _require(self.max_restarts >= 0, f"run.max_restarts must be at least 0, but is {self.max_restarts}.")
+        _require(
+            self.threads is None or 1 <= self.threads <= 1024,
+            f"run.threads must be from 1 to 1024, or unset, but is {self.threads}.",
+        )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment: everything that determines the numbers of a run, and the `run` section."""
+
+    seed_everything: int = 42
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.seed_everything < 2**32,
+            f"seed_everything must be from 0 to 4294967295, but is {self.seed_everything}.",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the experiment as nested plain values, in the sections of a configuration file."""
+        return asdict(self)
+
+    def replace(self, section: str, **changes: Any) -> Experiment:
+        """Returns a copy with some settings of one section changed."""
+        return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a number of ranks and samples makes of an experiment: batches, steps and epochs.
+
+    Attributes:
+        world_size: Number of ranks.
+        batch_size: Samples of one micro-batch over all ranks.
+        accumulate: Micro-batches of one optimizer step (the last step of an epoch may take fewer).
+        batches_per_epoch: Micro-batches of a whole epoch; samples beyond the last whole one are dropped.
+        steps_per_epoch: Optimizer steps of a whole epoch.
+        total_steps: Optimizer steps of the run: the smaller of the epochs' and `max_steps`.
+        epochs: Epochs begun in the run; the last may be cut short by `max_steps`.
+        dropped: Samples of each epoch that fill no whole micro-batch.
+    """
+
+    world_size: int
+    batch_size: int
+    accumulate: int
+    batches_per_epoch: int
+    steps_per_epoch: int
+    total_steps: int
+    epochs: int
+    dropped: int
+
+    @classmethod
+    def without_training(cls, world_size: int) -> Plan:
+        """Returns the plan of a run that only evaluates."""
+        return cls(world_size, 0, 1, 0, 0, 0, 0, 0)
+
+    def batches_in_epoch(self, epoch: int) -> int:
+        """Returns how many micro-batches the run takes of an epoch, fewer than all where `max_steps` ends it."""
+        steps = min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
+        return max(0, min(steps * self.accumulate, self.batches_per_epoch))
+
+    def window(self, batch: int) -> int:
+        """Returns the number of micro-batches in the optimizer step that a micro-batch of an epoch belongs to."""
+        start = batch - batch % self.accumulate
+        return min(self.accumulate, self.batches_per_epoch - start)
+
+
+def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan:
+    """Works out the batches and steps of a run, and refuses what cannot be cut evenly.
+
+    Args:
+        experiment: The experiment.
+        world_size: Number of ranks over all machines.
+        train_count: Number of training samples.
+
+    Raises:
+        InputError: A micro-batch cannot be split evenly over the ranks, or there are too few samples for one.
+    """
+    data, trainer = experiment.data, experiment.trainer
+    batch_size = data.batch_size * (world_size if data.batch_per == "rank" else 1)
+    if batch_size % world_size:
+        lower = batch_size - batch_size % world_size
+        nearest = " or ".join(str(size) for size in (lower, lower + world_size) if size)
+        raise InputError(
+            f"data.batch_size {batch_size} cannot be split evenly over {world_size} ranks: "
+            f"choose {nearest}, or another --devices."
+        )
+    if train_count < batch_size:
+        raise InputError(
+            f"There are {train_count} training samples, too few for one batch of {batch_size}: "
+            "lower data.batch_size, or data.val_size, or raise data.train_size."
+        )
+    batches = train_count // batch_size
+    steps_per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
+    total_steps = steps_per_epoch * trainer.max_epochs
+    if trainer.max_steps != -1:
+        total_steps = min(total_steps, trainer.max_steps)
+    return Plan(
+        world_size=world_size,
+        batch_size=batch_size,
+        accumulate=trainer.accumulate_grad_batches,
+        batches_per_epoch=batches,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        epochs=math.ceil(total_steps / steps_per_epoch),
+        dropped=train_count - batches * batch_size,
+    )

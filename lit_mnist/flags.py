@@ -1,0 +1,120 @@
+"""The command line before the parser sees it: the command, the short flags, and what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import get_args
+
+from lit_mnist.errors import InputError
+from lit_mnist.job import Verb
+
+SHORT_FLAGS = {
+    "--devices": "--trainer.devices",
+    "--epochs": "--trainer.max_epochs",
+    "--batch-size": "--data.batch_size",
+    "--lr": "--model.lr",
+    "--seed": "--seed_everything",
+    "--precision": "--trainer.precision",
+    "--max-steps": "--trainer.max_steps",
+    "--max-restarts": "--run.max_restarts",
+    "--run-dir": "--run.dir",
+    "--resume": "--run.resume",
+}
+EVALUATING = ("validate", "test", "predict")
+_DEVICE_LIST = re.compile(r"\d+(,\d+)+,?")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line taken apart.
+
+    Attributes:
+        verb: What to do.
+        arguments: The long flags, for the parser.
+        checkpoint: `--ckpt`: the run folder or checkpoint to evaluate.
+        images: `--images`: the user's pictures to predict.
+        resume: The run folder or checkpoint to go on from.
+    """
+
+    verb: Verb
+    arguments: list[str]
+    checkpoint: str | None
+    images: list[str]
+    resume: str | None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean …?` with the most similar of the known names, or nothing where none is similar."""
+    known = list(known)
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not found:
+        tails = {key.rsplit(".", 1)[-1]: key for key in known}
+        found = [tails[tail] for tail in difflib.get_close_matches(name.rsplit(".", 1)[-1], tails, n=1, cutoff=0.7)]
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def read_command_line(argv: list[str]) -> CommandLine:
+    """Takes a command line apart.
+
+    Raises:
+        InputError: The command is unknown, a flag has no value, or a short flag contradicts its long form.
+    """
+    verb: Verb = "train"
+    if argv and not argv[0].startswith("-"):
+        verbs = [name for name in get_args(Verb) if name != "train"]
+        if argv[0] not in verbs:
+            raise InputError(f"Unknown command {argv[0]!r}{nearest(argv[0], verbs) or ': use ' + ', '.join(verbs)}.")
+        verb, argv = argv[0], argv[1:]  # type: ignore[assignment]
+    pairs, images = _pairs(argv)
+    own = {name: [value for flag, value in pairs if flag == name] for name in ("--ckpt",)}
+    if own["--ckpt"] and verb not in EVALUATING:
+        raise InputError(f"--ckpt belongs to {', '.join(EVALUATING)}; to go on with a training, use --resume.")
+    if images and verb != "predict":
+        raise InputError("--images belongs to predict.")
+    arguments, given = [], dict[str, str]()
+    for flag, value in pairs:
+        if flag == "--ckpt":
+            continue
+        name = SHORT_FLAGS.get(flag, flag)
+        if name == "--trainer.devices" and value and _DEVICE_LIST.fullmatch(value):
+            value = f"[{value.rstrip(',')}]"
+        if name in SHORT_FLAGS.values() and value is not None:
+            if given.setdefault(name, value) != value:
+                raise InputError(f"{flag} {value} contradicts {name} {given[name]}: give one of them.")
+        arguments.append(name if value is None else f"{name}={value}")
+    return CommandLine(
+        verb=verb,
+        arguments=arguments,
+        checkpoint=own["--ckpt"][-1] if own["--ckpt"] else None,
+        images=images,
+        resume=given.get("--run.resume"),
+    )
+
+
+def _pairs(argv: list[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
+    """Returns flags with their values, and the values of `--images`."""
+    pairs: list[tuple[str, str | None]] = []
+    images: list[str] = []
+    rest = list(argv)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("-"):
+            raise InputError(f"{flag!r} is no flag: a value follows the flag that it belongs to.")
+        flag, _, value = flag.partition("=")
+        values = [value] if _ else []
+        while rest and not _ and not _is_flag(rest[0]) and (flag == "--images" or not values):
+            values.append(rest.pop(0))
+        if flag == "--images":
+            images += values
+        if not values and (flag in SHORT_FLAGS or flag in {"--ckpt", "--images"}):
+            raise InputError(f"{flag} needs a value.")
+        if flag != "--images":
+            pairs.append((flag, values[0] if values else None))
+    return pairs, images
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)

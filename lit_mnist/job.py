@@ -1,0 +1,120 @@
+"""A job: what the command line hands to the ranks, checked and loaded once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from lit_mnist.data.dataset import Dataset, Split
+from lit_mnist.data.order import Indices, validation_split
+from lit_mnist.experiment import Experiment, Plan, make_plan
+from lit_mnist.ranks import Devices
+from lit_mnist.training.checkpoint import FORMAT
+from lit_mnist.training.precision import UsedPrecision
+
+Verb = Literal["train", "fit", "validate", "test", "predict"]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The samples that an experiment trains, validates and tests on."""
+
+    train: Split
+    validation: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a rank needs to know.
+
+    Attributes:
+        verb: `train` (fit, then test the best weights), `fit`, `validate`, `test` or `predict`.
+        engine: Name of the engine.
+        experiment: The experiment, as it was asked for.
+        dataset: The data set, loaded and verified.
+        splits: Its samples, as the experiment splits them.
+        plan: Batches and steps.
+        devices: Devices of this machine.
+        precision: The precision to use.
+        threads: Threads of each rank.
+        folder: The run folder.
+        command: The command as it was typed.
+        first_process: The process from whose start times count.
+        checkpoint: The checkpoint to resume from or to evaluate.
+        files: The user's pictures, where they are predicted instead of the test set; they stand in `splits.test`.
+        trainer_extras: Makes the further options of Lightning's Trainer, in the rank.
+    """
+
+    verb: Verb
+    engine: str
+    experiment: Experiment
+    dataset: Dataset
+    splits: Splits
+    plan: Plan
+    devices: Devices
+    precision: UsedPrecision
+    threads: int
+    folder: Path
+    command: str
+    first_process: int
+    checkpoint: Path | None = None
+    files: tuple[Path, ...] = ()
+    trainer_extras: Callable[[], Mapping[str, Any]] = field(default=dict)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job trains."""
+        return self.verb in {"train", "fit"}
+
+    @property
+    def sync_batchnorm(self) -> bool:
+        """Whether batch norm uses the statistics of all ranks: by default where there are several."""
+        wanted = self.experiment.trainer.sync_batchnorm
+        return self.plan.world_size > 1 and wanted is not False
+
+    def checkpoint_section(self) -> dict[str, Any]:
+        """Returns the checkpoint's own section: format, experiment and data as plain values."""
+        return {
+            "format": FORMAT,
+            "engine": self.engine,
+            "experiment": self.experiment.to_dict(),
+            "precision": self.precision,
+            "threads": self.threads,
+            "data_sha256": self.dataset.sha256,
+            "num_classes": self.dataset.num_classes,
+            "batch_size": self.plan.batch_size,
+            "total_steps": self.plan.total_steps,
+        }
+
+
+def split_dataset(experiment: Experiment, dataset: Dataset) -> Splits:
+    """Returns the samples to train, validate and test on.
+
+    Raises:
+        InputError: The validation split leaves nothing to train on.
+    """
+    data = experiment.data
+    train, validation = validation_split(experiment.seed_everything, len(dataset.train), data.val_size)
+    return Splits(
+        train=_take(dataset.train, train[: data.train_size]),
+        validation=_take(dataset.train, validation),
+        test=_take(dataset.test, np.arange(min(data.test_size or len(dataset.test), len(dataset.test)))),
+    )
+
+
+def _take(split: Split, chosen: Indices) -> Split:
+    """Returns some samples of a split; by numpy, since a torch operation in the parent might start threads."""
+    if len(chosen) == len(split):
+        return split
+    return Split(torch.from_numpy(split.images.numpy()[chosen]), torch.from_numpy(split.labels.numpy()[chosen]))
+
+
+def plan_for(experiment: Experiment, splits: Splits, world_size: int) -> Plan:
+    """Returns the plan of a job; see `make_plan`."""
+    return make_plan(experiment, world_size, len(splits.train))

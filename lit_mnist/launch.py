@@ -1,0 +1,251 @@
+"""Starts the ranks of this machine, watches them, and says who failed and why.
+
+The ranks are forked by torch's elastic agent from this process, which has imported, parsed and loaded already: they
+start at once and share the data. The parent therefore runs no parallel torch operation and touches no GPU before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
+from lit_mnist.ranks import Rank, die_with_parent, stay_on_loopback
+from lit_mnist.seams import NoRestartAgent
+
+Work = Callable[[Rank], None]
+
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_FINAL_CODES = (2, 4, 130, 143)
+_SECONDS_TO_END = 3
+
+
+class LoopbackRendezvous(RendezvousHandler):
+    """Brings the ranks of one machine together through a store that listens on the loopback interface only.
+
+    torch's own handlers listen on every interface, and a store unpickles what it is sent. The socket is bound before
+    the store takes it, so that no other program can take its port in between.
+
+    Args:
+        run_id: Name of the run.
+        timeout: Seconds that a rank waits for a key of the store.
+    """
+
+    def __init__(self, run_id: str, timeout: float) -> None:
+        self._run_id = run_id
+        self._timeout = timedelta(seconds=timeout)
+        self._store: TCPStore | None = None
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the ranks use the store that the agent has opened."""
+        return True
+
+    def get_backend(self) -> str:
+        """Returns the handler's name."""
+        return "loopback"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Opens a new store, for the first start and for each restart."""
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            timeout=self._timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, RendezvousStoreInfo("127.0.0.1", port))
+
+    def is_closed(self) -> bool:
+        """Returns whether no rank may join any more."""
+        return False
+
+    def set_closed(self) -> None:
+        """Does nothing: the store ends with this process."""
+
+    def num_nodes_waiting(self) -> int:
+        """Returns 0: there is one machine."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Returns the run's name."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Closes the store."""
+        self._store = None
+        return True
+
+
+def launch(work: Work, *, world_size: int, timeout: float, max_restarts: int, logs: Path) -> None:
+    """Runs `work` in `world_size` processes of this machine, and returns when all have ended well.
+
+    Args:
+        work: What each rank does.
+        world_size: Number of ranks.
+        timeout: Seconds that a rank waits for the others at the start.
+        max_restarts: How often the ranks are started again when one is lost.
+        logs: Folder of the ranks' logs.
+
+    Raises:
+        LitMnistError: A rank ended otherwise; the message says which and why.
+    """
+    stay_on_loopback()
+    for name in ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.elastic.agent"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    scratch = tempfile.mkdtemp(prefix="lit_mnist-")
+    failures: list[_Failure] = []
+
+    def note_failure(codes: dict[int, int | None], result: RunResult, restarting: bool) -> None:
+        failure = _first_failure(codes, result)
+        failures.append(failure)
+        if restarting:
+            print(f"{failure.message}\nThe ranks are started again.", file=sys.stderr, flush=True)
+
+    spec = WorkerSpec(
+        role="rank",
+        local_world_size=world_size,
+        entrypoint=_rank_main,
+        args=(work, logs),
+        rdzv_handler=LoopbackRendezvous(f"lit_mnist-{os.getpid()}", timeout),
+        max_restarts=max_restarts,
+        monitor_interval=0.05,
+    )
+    agent = NoRestartAgent(
+        spec,
+        logs_specs=DefaultLogsSpecs(log_dir=scratch),
+        start_method="fork" if platform.system() == "Linux" else "spawn",
+        shutdown_timeout=_SECONDS_TO_END,
+        final_codes=_FINAL_CODES,
+        on_failure=note_failure,
+    )
+    try:
+        result = agent.run()
+    except SignalException as error:
+        name = signal.Signals(error.sigval).name
+        raise StoppedError(f"Stopped by {name}; the ranks were ended.", int(error.sigval)) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if result.is_failed():
+        raise failures[-1].as_error()
+
+
+def _rank_main(work: Work, logs: Path) -> None:
+    """Runs in each rank's process; what it raises is written down for the parent before the process ends."""
+    die_with_parent()
+    # The launcher decides what a signal means: a terminal sends Ctrl-C to every process of the run.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    rank = Rank.from_environment()
+    open_log(logs, rank)
+    guard(work, rank)
+
+
+def guard(work: Work, rank: Rank) -> None:
+    """Runs `work`; where it raises, notes why, and ends the process with the promised exit code.
+
+    The process ends at once: the other ranks may wait for this one in a collective, and only its end frees them.
+    """
+    try:
+        work(rank)
+    except BaseException as error:
+        end_rank(error)
+
+
+def end_rank(error: BaseException) -> NoReturn:
+    """Writes an error where the launcher finds it, and ends this rank's process at once."""
+    report_error(error)
+    code = error.exit_code if isinstance(error, LitMnistError) else RankLostError.exit_code
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def report_error(error: BaseException) -> None:
+    """Writes an error into this rank's log, and where torch's launchers look for it."""
+    text = "".join(traceback.format_exception(error))
+    foreseen = isinstance(error, LitMnistError)
+    logging.getLogger(__name__).error(text)
+    message = str(error) if foreseen else "".join(traceback.format_exception_only(error)).strip()
+    report = {"message": message, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+    path = os.environ.get(_ERROR_FILE)
+    if path:
+        Path(path).write_text(json.dumps({"message": report, "foreseen": foreseen, "time": time.time()}))
+
+
+def open_log(logs: Path, rank: Rank) -> None:
+    """Sends what this rank prints to its own log, except rank 0's, whose warnings and log records alone go there."""
+    logs.mkdir(parents=True, exist_ok=True)
+    path = logs / f"rank-{rank.rank}.log"
+    if not rank.is_first:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    message: str
+    code: int
+
+    def as_error(self) -> LitMnistError:
+        error = InputError(self.message) if self.code == InputError.exit_code else RankLostError(self.message)
+        error.exit_code = self.code
+        return error
+
+
+def _first_failure(codes: dict[int, int | None], result: RunResult) -> _Failure:
+    """Returns the failure that came first: the others often are its consequence, such as a closed connection."""
+    reports = {rank: _read_report(failure.error_file) for rank, failure in result.failures.items()}
+    for rank, code in codes.items():
+        if rank not in reports and code is not None and code > 0:
+            folder = Path(next(iter(result.failures.values())).error_file).parent.parent
+            reports[rank] = _read_report(str(folder / str(rank) / "error.json"))
+    killed = {rank: -code for rank, code in codes.items() if code is not None and code < 0 and -code != signal.SIGTERM}
+    if killed:
+        rank, signum = next(iter(killed.items()))
+        return _Failure(f"Rank {rank} was killed by {signal.Signals(signum).name}.", RankLostError.exit_code)
+    told = {rank: report for rank, report in reports.items() if report}
+    if told:
+        rank, report = min(told.items(), key=lambda item: item[1]["time"])
+        if report["foreseen"]:
+            return _Failure(report["message"]["message"], codes[rank] or RankLostError.exit_code)
+        stack = report["message"]["extraInfo"]["py_callstack"]
+        return _Failure(f"Rank {rank} failed:\n{stack.rstrip()}", RankLostError.exit_code)
+    rank, code = next((item for item in codes.items() if item[1]), (min(codes), None))
+    return _Failure(f"Rank {rank} ended with exit code {code}.", RankLostError.exit_code)
+
+
+def _read_report(path: str) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(Path(path).read_text()))
+    except (OSError, ValueError):
+        return None

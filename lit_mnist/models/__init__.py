@@ -1,0 +1,1 @@
+"""The networks, and batch norm over all ranks."""

@@ -1,0 +1,36 @@
+"""BasicNet: the network of the PyTorch examples' MNIST script, two convolutions and two linear layers with dropout."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lit_mnist.data.randomness import Draw
+from lit_mnist.models.dropout import SeededDropout
+
+
+class BasicNet(nn.Module):
+    """Two 3x3 convolutions of 32 and 64 channels, 2x2 max pooling, dropout, 128 hidden units, dropout, one linear layer.
+
+    Args:
+        num_classes: Number of classes.
+        dropout: Dropout rate before the last layer; the first dropout has half of it.
+    """
+
+    def __init__(self, num_classes: int = 10, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, kernel_size=3)
+        self.conv2 = nn.Conv2d(32, 64, kernel_size=3)
+        self.dropout1 = SeededDropout(dropout / 2, layer=1)
+        self.fc1 = nn.Linear(64 * 12 * 12, 128)
+        self.dropout2 = SeededDropout(dropout, layer=2)
+        self.fc2 = nn.Linear(128, num_classes)
+
+    def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
+        """Returns logits, [batch, num_classes], of pictures [batch, 1, 28, 28]; in training it needs a draw."""
+        x = F.relu(self.conv1(images))
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = self.dropout1(x, draw).flatten(1)
+        x = self.dropout2(F.relu(self.fc1(x)), draw)
+        return self.fc2(x)

@@ -1,0 +1,24 @@
+"""Builds the network of an experiment from its own seed."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lit_mnist.data.randomness import derived_seed
+from lit_mnist.experiment import ModelSettings
+from lit_mnist.models.basicnet import BasicNet
+from lit_mnist.models.convnet import ConvNet
+
+
+def build_net(settings: ModelSettings, *, num_classes: int, seed: int) -> nn.Module:
+    """Returns the network with its initial weights, on the CPU.
+
+    The weights depend on the seed alone, not on what has drawn random numbers before; the global generator is left as
+    it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed(seed, "weights"))
+        if settings.net == "basicnet":
+            return BasicNet(num_classes, dropout=settings.dropout)
+        return ConvNet(num_classes)

@@ -1,0 +1,46 @@
+"""Dropout whose masks are a function of (seed, micro-batch, layer, sample), not of a generator's state."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lit_mnist.data.randomness import Draw, derived_seed
+
+
+class SeededDropout(nn.Module):
+    """Dropout (Srivastava et al., 2014) that gives a sample the same mask on any number of ranks.
+
+    Args:
+        rate: Probability of dropping a value, from 0 to below 1.
+        layer: Number that tells this layer's masks from other layers'.
+    """
+
+    def __init__(self, rate: float, layer: int) -> None:
+        super().__init__()
+        self.rate = rate
+        self.layer = layer
+
+    def extra_repr(self) -> str:
+        """Returns the arguments, for the printed network."""
+        return f"rate={self.rate}, layer={self.layer}"
+
+    def forward(self, x: torch.Tensor, draw: Draw | None) -> torch.Tensor:
+        """Drops values in training, and scales the others so that the mean stays.
+
+        Args:
+            x: [samples of this rank, ...], floating point.
+            draw: Which random numbers to use; not needed in evaluation.
+
+        Raises:
+            ValueError: No draw was given in training.
+        """
+        if not self.training or self.rate == 0:
+            return x
+        if draw is None:
+            raise ValueError("Dropout in training needs a draw: call the network with (images, draw).")
+        seed = derived_seed(draw.seed, "dropout", draw.number, self.layer)
+        generator = torch.Generator(device=x.device).manual_seed(seed)
+        whole = torch.rand((draw.size, *x.shape[1:]), generator=generator, dtype=torch.float32, device=x.device)
+        keep = whole[draw.rows] >= self.rate
+        return x * keep.to(x.dtype) / (1 - self.rate)

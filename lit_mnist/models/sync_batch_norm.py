@@ -1,0 +1,136 @@
+"""Batch norm over the samples of all ranks, on every backend.
+
+`torch.nn.SyncBatchNorm` refuses tensors on the CPU. This one computes the same function from what every backend
+offers: the statistics are gathered in the forward pass, and two sums per channel are reduced in the backward pass.
+The result is that of `nn.BatchNorm2d` on the ranks' batches put together: output, gradients and running buffers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class PortableSyncBatchNorm(_BatchNorm):
+    """Batch norm (Ioffe and Szegedy, 2015) over the batches of all ranks; parameters and buffers as `nn.BatchNorm2d`."""
+
+    def _check_input_dim(self, x: torch.Tensor) -> None:
+        if x.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions (batch, channel), got {x.dim()}")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalises each channel.
+
+        Args:
+            x: [batch of this rank, channels, ...]; in training every rank must take part, with any batch size above 0.
+
+        Returns:
+            A tensor of the same shape and dtype.
+        """
+        self._check_input_dim(x)
+        if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
+            return super().forward(x)
+        count, mean, variance = _global_statistics(x.detach())
+        self._update_running(count, mean, variance)
+        return _Normalise.apply(x, self.weight, self.bias, mean, variance, count, self.eps)
+
+    @torch.no_grad()
+    def _update_running(self, count: int, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+        unbiased = variance * (count / max(count - 1, 1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+
+
+def _global_statistics(x: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """Returns count, mean and biased variance of each channel over all ranks.
+
+    Each rank sends its count, mean and sum of squared deviations; these are combined pairwise in rank order (Chan,
+    Golub and LeVeque, 1983), which neither cancels large means nor depends on which rank does it.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    dims = [0, *range(2, x.dim())]
+    variance, mean = torch.var_mean(x.to(dtype), dim=dims, correction=0)
+    count = x.numel() // x.shape[1]
+    own = torch.cat([mean, variance * count, mean.new_tensor([count])])
+    gathered = own.new_empty(dist.get_world_size() * own.numel())
+    dist.all_gather_into_tensor(gathered, own)
+
+    channels = x.shape[1]
+    gathered = gathered.view(-1, own.numel())
+    counts = [round(float(n)) for n in gathered[:, -1]]
+    total, mean, squares = counts[0], gathered[0, :channels], gathered[0, channels : 2 * channels]
+    for other, row in zip(counts[1:], gathered[1:], strict=True):
+        merged = total + other
+        delta = row[:channels] - mean
+        mean = mean + delta * (other / merged)
+        squares = squares + row[channels : 2 * channels] + delta * delta * (total * other / merged)
+        total = merged
+    return total, mean, squares / total
+
+
+class _Normalise(torch.autograd.Function):
+    """Normalises with statistics of all ranks; its backward pass accounts for every sample's part in them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+        count: int,
+        eps: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.count, ctx.eps = count, eps
+        return F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, variance = ctx.saved_tensors
+        # With constant statistics: what the fused kernel gives is the sums that the statistics' own part needs.
+        constant, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            grad, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
+        )
+        sums = torch.stack([grad_weight, grad_bias])
+        dist.all_reduce(sums)
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        scale = torch.rsqrt(variance + ctx.eps)
+        slope = (weight * scale * scale * sums[0] / ctx.count).view(shape)
+        offset = (weight * scale * sums[1] / ctx.count).view(shape) - slope * mean.view(shape)
+        grad_x = constant - (slope * x + offset).to(constant.dtype)
+        return grad_x, grad_weight, grad_bias, None, None, None, None
+
+
+def sync_batch_norm(net: nn.Module) -> nn.Module:
+    """Replaces every batch norm of a network by one over all ranks, sharing parameters and buffers; returns the net."""
+    return _replace(net, nn.modules.batchnorm._BatchNorm, PortableSyncBatchNorm)
+
+
+def unsync_batch_norm(net: nn.Module) -> nn.Module:
+    """Undoes `sync_batch_norm`; returns the network."""
+    return _replace(net, PortableSyncBatchNorm, nn.BatchNorm2d)
+
+
+def _replace(net: nn.Module, old: type[_BatchNorm], new: type[_BatchNorm]) -> nn.Module:
+    for name, child in net.named_children():
+        if isinstance(child, old) and not isinstance(child, new):
+            twin = new(child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats)
+            twin.train(child.training)
+            twin._parameters, twin._buffers = child._parameters, child._buffers
+            setattr(net, name, twin)
+        else:
+            _replace(child, old, new)
+    return net

@@ -1,0 +1,112 @@
+"""The LightningModule: the network, its loss, its optimizer and its exact metrics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lit_mnist.data.loader import Batch
+from lit_mnist.experiment import ModelSettings
+from lit_mnist.models.build import build_net
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
+from lit_mnist.training.schedule import make_schedule
+
+
+class LitClassifier(LightningModule):
+    """A classifier of pictures; `LitClassifier.load_from_checkpoint(path)` gives a trained one.
+
+    Args:
+        num_classes: Number of classes.
+        seed: Seed of the initial weights.
+        **kwargs: The settings of `ModelSettings`.
+    """
+
+    def __init__(self, num_classes: int = 10, seed: int = 42, **kwargs: Any) -> None:
+        super().__init__()
+        self.settings = ModelSettings(**kwargs)
+        self.save_hyperparameters({"num_classes": num_classes, "seed": seed, **asdict(self.settings)})
+        self.net = build_net(self.settings, num_classes=num_classes, seed=seed)
+        self.metrics = ExactMetrics(num_classes)
+        self.validation: Evaluation | None = None
+        self.tested: Evaluation | None = None
+        self.wrong: list[Wrong] = []
+        self.steps_made = 0
+        self.rate = 0.0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns logits, [batch, classes], of normalised pictures [batch, 1, 28, 28]."""
+        return self.net(images)
+
+    # --- training
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """Returns the optimizer, and its schedule over the steps of the run."""
+        optimizer = make_optimizer(self.net, self.settings)
+        schedule = make_schedule(optimizer, self.settings, self.trainer.datamodule.plan.total_steps)
+        # Only a step that the optimizer makes gets here: the GradScaler leaves out one whose gradient overflowed.
+        optimizer.register_step_post_hook(self._step_made)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _step_made(self, *_: Any) -> None:
+        self.steps_made += 1
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
+        """Returns the loss of a micro-batch, weighed so that a shorter last window is a mean over its samples, too."""
+        logits = self.net(batch.images, batch.draw)
+        loss = F.cross_entropy(logits, batch.targets, label_smoothing=self.settings.label_smoothing)
+        plan = self.trainer.datamodule.plan
+        weighed = accumulated_loss(loss, plan.window(batch_idx), plan.accumulate)
+        return {"loss": weighed, "mean_loss": loss.detach(), "logits": logits.detach()}
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Notes the learning rate of the step that comes."""
+        self.rate = optimizer.param_groups[0]["lr"]
+
+    def lr_scheduler_step(self, scheduler: LRScheduler, metric: Any) -> None:
+        """Moves the schedule on, unless the optimizer's step was left out."""
+        if scheduler.last_epoch < self.steps_made:
+            scheduler.step()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the number of steps that the optimizer made."""
+        checkpoint["steps_made"] = self.steps_made
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Takes the number of steps that the optimizer made."""
+        self.steps_made = checkpoint["steps_made"]
+
+    # --- evaluation: sums on each rank, put together once
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds a batch to the sums."""
+        self.metrics.update(self.net(batch.images), batch.targets)
+
+    def on_validation_epoch_end(self) -> None:
+        """Puts the ranks' sums together."""
+        self.validation = self._evaluated(len(self.trainer.datamodule.splits.validation))
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds a batch to the sums, and notes its mistakes."""
+        self.metrics.update(self.net(batch.images), batch.targets, batch.indices)
+
+    def on_test_epoch_end(self) -> None:
+        """Puts the ranks' sums and mistakes together."""
+        self.wrong = self.metrics.wrong()
+        self.tested = self._evaluated(len(self.trainer.datamodule.splits.test))
+
+    def _evaluated(self, count: int) -> Evaluation:
+        evaluation = self.metrics.compute(count)
+        self.metrics.reset()
+        return evaluation
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns indices, predicted classes and their probabilities, each [batch]."""
+        probability, predicted = self.net(batch.images).float().softmax(dim=1).max(dim=1)
+        return batch.indices, predicted, probability

@@ -1,0 +1,222 @@
+"""Everything that is checked and loaded before a rank starts, so that a wrong input costs one message and no process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from lit_mnist.configure import Configuration, configure, read_saved_experiment
+from lit_mnist.data.dataset import Dataset, Split, load_dataset
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import Experiment, Plan, TrainerSettings
+from lit_mnist.flags import CommandLine
+from lit_mnist.job import Job, Splits, plan_for, split_dataset
+from lit_mnist.ranks import Devices, Rank, choose_devices, launched_from_outside, threads_per_rank
+from lit_mnist.record import GRID, PREDICTIONS
+from lit_mnist.training.checkpoint import BEST, LAST, SECTION, find_checkpoint, read_checkpoint
+from lit_mnist.training.precision import resolve_precision
+from lit_mnist.training.run_folder import CONFIG, METRICS, REPORT, RESULT, RunFolder, default_path
+
+_WRITES = {
+    "train": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
+    "fit": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
+    "validate": (CONFIG, RESULT, REPORT),
+    "test": (CONFIG, RESULT, REPORT),
+    "predict": (PREDICTIONS, GRID),
+}
+# What may differ between a checkpoint and the run that goes on from it: where and how far, not what.
+_MAY_CHANGE = {
+    ("trainer", "devices"),
+    ("trainer", "num_nodes"),
+    ("trainer", "accelerator"),
+    ("trainer", "strategy"),
+    ("trainer", "max_epochs"),
+    ("trainer", "max_steps"),
+    ("data", "root"),
+    ("data", "eval_batch_size"),
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that is ready to start.
+
+    Attributes:
+        job: The job.
+        engine: The engine's module.
+        folder: The claimed run folder; None on the ranks that do not write.
+    """
+
+    job: Job
+    engine: ModuleType
+    folder: RunFolder | None
+
+
+def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
+    """Checks and loads everything.
+
+    Raises:
+        InputError: Something is wrong; nothing was written.
+    """
+    place = line.checkpoint or line.resume
+    if line.verb in {"validate", "test", "predict"} and not line.checkpoint:
+        raise InputError(f"{line.verb} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
+    path = find_checkpoint(Path(place), (LAST, BEST) if line.resume else (BEST, LAST)) if place else None
+    saved = read_checkpoint(path) if path else None
+    base = read_saved_experiment(saved[SECTION].get("experiment"), path) if saved and path else None
+    if base and line.resume:
+        base["trainer"]["precision"] = saved[SECTION]["precision"] if saved else None
+    configuration = configure(line.arguments, _as_base(base, line))
+    experiment = configuration.experiment
+
+    devices, world_size = _ranks(experiment.trainer)
+    dataset = load_dataset(
+        experiment.data.name, Path(experiment.data.root) if experiment.data.root else None, experiment.data.emnist_split
+    )
+    splits, files = split_dataset(experiment, dataset), tuple[Path, ...]()
+    if line.images:
+        from lit_mnist.predict.images import find_images, read_digits
+
+        files = tuple(find_images([Path(image) for image in line.images]))
+        digits = read_digits(files)
+        splits = replace(splits, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64)))
+    _check_evaluation(line, splits, world_size)
+    trains = line.verb in {"train", "fit"}
+    plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size)
+    if saved and path and base:
+        _check_saved(saved, path, base, experiment, dataset, plan, line)
+
+    folder, claimed = _claim(line, configuration, path)
+    job = Job(
+        verb=line.verb,
+        engine=engine,
+        experiment=experiment,
+        dataset=dataset,
+        splits=splits,
+        plan=plan,
+        devices=devices,
+        precision=resolve_precision(experiment.trainer.precision, devices.kind),
+        threads=threads_per_rank(experiment.run.threads, devices.count),
+        folder=folder,
+        command=command,
+        first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
+        checkpoint=path,
+        files=files,
+        trainer_extras=configuration.extras,
+    )
+    if trains and plan.dropped and claimed:
+        print(f"note: {plan.dropped} samples of each epoch fill no whole batch of {plan.batch_size} and are left out")
+    return Prepared(job, importlib.import_module(f"lit_mnist.engines.{engine}"), claimed)
+
+
+def _as_base(base: dict[str, Any] | None, line: CommandLine) -> dict[str, Any]:
+    """Returns a checkpoint's experiment as the values to start from; where and on how many devices it ran is not kept."""
+    if base is None:
+        return {}
+    trainer = {name: value for name, value in base["trainer"].items() if ("trainer", name) not in _MAY_CHANGE}
+    if line.resume:
+        trainer |= {name: base["trainer"][name] for name in ("max_epochs", "max_steps", "devices")}
+    else:
+        trainer["precision"] = "auto" if base["trainer"]["precision"] != "64-true" else "64-true"
+    return {**base, "trainer": trainer, "run": {"threads": base["run"]["threads"]}}
+
+
+def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
+    """Returns this machine's devices and the number of all ranks."""
+    if not launched_from_outside():
+        if trainer.num_nodes > 1:
+            raise InputError(f"trainer.num_nodes is {trainer.num_nodes}: start the ranks of several machines by torchrun.")
+        devices = choose_devices(trainer)
+        return devices, devices.count
+    rank = Rank.from_environment()
+    wanted = len(trainer.devices) if isinstance(trainer.devices, list) else trainer.devices
+    if wanted not in {"auto", rank.local_world_size}:
+        raise InputError(
+            f"trainer.devices is {trainer.devices}, but the launcher has started {rank.local_world_size} ranks on this "
+            "machine: leave --devices out."
+        )
+    own = replace(trainer, devices=trainer.devices if isinstance(trainer.devices, list) else rank.local_world_size)
+    return choose_devices(own), rank.world_size
+
+
+def _check_evaluation(line: CommandLine, splits: Splits, world_size: int) -> None:
+    """Refuses a split with fewer samples than ranks, of which some would have nothing to evaluate."""
+    if line.verb == "validate" and not len(splits.validation):
+        raise InputError("data.val_size is 0: there is nothing to validate on.")
+    sizes = {"validation": len(splits.validation) if line.verb in {"train", "fit", "validate"} else 0}
+    sizes["test"] = len(splits.test) if line.verb in {"train", "test", "predict"} else 0
+    for name, size in sizes.items():
+        if 0 < size < world_size:
+            raise InputError(f"The {name} split has {size} samples, fewer than the {world_size} ranks: use fewer ranks.")
+
+
+def _check_saved(
+    saved: dict[str, Any],
+    path: Path,
+    base: dict[str, Any],
+    experiment: Experiment,
+    dataset: Dataset,
+    plan: Plan,
+    line: CommandLine,
+) -> None:
+    """Refuses an experiment that the checkpoint does not fit."""
+    section, now = saved[SECTION], experiment.to_dict()
+    if section.get("num_classes") != dataset.num_classes:
+        raise InputError(f"{path} tells {section.get('num_classes')} classes apart, but the data have {dataset.num_classes}.")
+    compared = ("model", "data", "trainer", "seed_everything") if line.resume else ("model",)
+    for name in compared:
+        pairs = [(name, base[name], now[name])]
+        if isinstance(base[name], dict):
+            pairs = [(f"{name}.{key}", old, now[name][key]) for key, old in base[name].items() if (name, key) not in _MAY_CHANGE]
+        for key, old, new in pairs:
+            if old != new:
+                raise InputError(f"{key} is {new} here, but {old} in {path}: leave it out, or start a new run.")
+    if not line.resume:
+        return
+    if section.get("data_sha256") != dataset.sha256:
+        raise InputError(f"{path} was trained on data with the SHA-256 {section.get('data_sha256')}, not {dataset.sha256}.")
+    if section.get("batch_size") != plan.batch_size:
+        raise InputError(
+            f"{path} was trained with batches of {section.get('batch_size')}, but here they would have {plan.batch_size}: "
+            "resume with as many ranks as before."
+        )
+    if section.get("total_steps") != plan.total_steps and (
+        experiment.model.schedule != "constant" or experiment.model.warmup
+    ):
+        raise InputError(
+            f"The {experiment.model.schedule} schedule of {path} was made for {section.get('total_steps')} steps and cannot "
+            f"be stretched to {plan.total_steps}: only a constant schedule without warm-up can."
+        )
+    if saved["global_step"] >= plan.total_steps:
+        raise InputError(f"{path} has made its {saved['global_step']} steps already: there is nothing to go on with.")
+
+
+def _claim(line: CommandLine, configuration: Configuration, checkpoint: Path | None) -> tuple[Path, RunFolder | None]:
+    """Claims the run folder, on the process that writes."""
+    experiment = configuration.experiment
+    origin = checkpoint.parent.parent if checkpoint and line.resume else None
+    chosen = Path(experiment.run.dir) if experiment.run.dir else origin
+    name = experiment.model.net if line.verb == "train" else f"{experiment.model.net}-{line.verb}"
+    path = (chosen or default_path(name)).absolute()
+    if launched_from_outside() and not Rank.from_environment().is_first:
+        return path, None
+    again = origin is not None and path == origin.absolute()
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    folder = RunFolder.claim(path, writes=_WRITES[line.verb], resumed=again or restarted)
+    if line.verb in {"train", "fit"}:
+        folder.checkpoints.mkdir(exist_ok=True)
+        if origin and not again and (origin / "checkpoints" / BEST).exists():
+            shutil.copyfile(origin / "checkpoints" / BEST, folder.checkpoints / BEST)
+    if line.verb != "predict":
+        folder.write_config(experiment.replace("run", dir=None, resume=None).to_dict())
+        if configuration.extra_names:
+            left_out = ", ".join(f"trainer.{name}" for name in configuration.extra_names)
+            print(f"note: {CONFIG} leaves out {left_out}: only plain values are stored")
+    return path, folder

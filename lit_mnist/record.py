@@ -1,0 +1,140 @@
+"""The end of a job: result, report, predictions and the summary on the screen, all by rank 0."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lit_mnist.job import Job
+from lit_mnist.ranks import Rank
+from lit_mnist.report.page import Mistake, write_report
+from lit_mnist.training.evaluation import Evaluation, Wrong
+from lit_mnist.training.history import read_history
+from lit_mnist.training.measure import StepClock
+from lit_mnist.training.result import Trained, build_result, total_memory
+from lit_mnist.training.run_folder import REPORT, RESULT, RunFolder
+
+PREDICTIONS, GRID = "predictions.csv", "predictions.png"
+_MISTAKES_SHOWN = 40
+
+
+def finish(
+    job: Job,
+    rank: Rank,
+    *,
+    device: torch.device,
+    weights: Mapping[str, torch.Tensor],
+    clock: StepClock,
+    trained: Trained | None,
+    validation: Evaluation | None,
+    test: Evaluation | None,
+    wrong: list[Wrong],
+) -> None:
+    """Writes what the job has come to; every rank must call it.
+
+    Args:
+        job: The job.
+        rank: This rank.
+        device: Its device.
+        weights: The bare network's weights after the last step.
+        clock: Times of the steps.
+        trained: Figures of the training, where there was one.
+        validation: The last evaluation on the validation split.
+        test: The evaluation on the test split.
+        wrong: The test samples classified wrongly, the surest first.
+    """
+    memory = total_memory(clock, rank, device, job.first_process)
+    if not rank.is_first or job.verb == "predict":
+        return
+    result = build_result(
+        job,
+        world_size=rank.world_size,
+        device=device,
+        weights=weights,
+        clock=clock,
+        memory=memory,
+        trained=trained,
+        validation=validation,
+        test=test,
+    )
+    RunFolder(job.folder).write_result(result)
+    images, labels = job.splits.test.images, job.splits.test.labels
+    mistakes = [
+        Mistake(images[index].numpy(), index, int(labels[index]), predicted, probability)
+        for index, predicted, probability in wrong[:_MISTAKES_SHOWN]
+    ]
+    write_report(
+        job.folder / REPORT,
+        result=result,
+        history=read_history(job.folder),
+        mistakes=mistakes,
+        class_names=job.dataset.class_names,
+    )
+    _summarise(job, rank, trained, validation, test)
+
+
+def _summarise(
+    job: Job, rank: Rank, trained: Trained | None, validation: Evaluation | None, test: Evaluation | None
+) -> None:
+    ranks = f"{rank.world_size} rank{'s' if rank.world_size > 1 else ''}"
+    print()
+    if trained:
+        skipped = f", {trained.skipped_steps} left out by the GradScaler" if trained.skipped_steps else ""
+        print(f"trained   {trained.steps} steps on {ranks}, {job.precision}, in {trained.seconds:.1f} s{skipped}")
+    for name, evaluation in (("validated", validation if not test else None), ("tested", test)):
+        if evaluation:
+            right = sum(evaluation.confusion[i][i] for i in range(len(evaluation.confusion)))
+            print(f"{name:<9} {evaluation.accuracy:.2%} ({right} of {evaluation.count}), loss {evaluation.loss:.4f}")
+    print(f"results   {job.folder / RESULT}, {job.folder / REPORT}")
+    if trained:
+        folder, program = shlex.quote(str(job.folder)), _program()
+        print(f"go on     {program} fit --resume {folder}")
+        print(f"test      {program} test --ckpt {folder}")
+    sys.stdout.flush()
+
+
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "lit-mnist" if name == "lit-mnist" else f"{Path(sys.executable).name} train.py"
+
+
+def write_predictions(
+    job: Job, rank: Rank, batches: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+) -> None:
+    """Writes one ordered table of all ranks' predictions and a picture of the first; every rank must call it.
+
+    Args:
+        job: The job.
+        rank: This rank.
+        batches: This rank's indices, predicted classes and probabilities, each [batch].
+    """
+    rows = [
+        (index, predicted, probability)
+        for batch in batches
+        for index, predicted, probability in zip(*(figures.tolist() for figures in batch), strict=True)
+    ]
+    if rank.world_size > 1:
+        gathered: list[list[tuple[int, int, float]]] = [[] for _ in range(rank.world_size)]
+        dist.all_gather_object(gathered, rows)
+        rows = [row for part in gathered for row in part]
+    if not rank.is_first:
+        return
+    from lit_mnist.predict.grid import draw_grid
+    from lit_mnist.predict.table import write_table
+
+    rows.sort()
+    split, files = job.splits.test, job.files
+    assert [index for index, _, _ in rows] == list(range(len(split)))
+    names = job.dataset.class_names
+    predicted, probability = [row[1] for row in rows], [row[2] for row in rows]
+    labels = None if files else split.labels.tolist()
+    write_table(job.folder / PREDICTIONS, predicted, probability, labels=labels, files=files, class_names=names)
+    draw_grid(job.folder / GRID, split.images, predicted, probability, labels=labels, class_names=names)
+    print(f"predicted {len(rows)} pictures: {job.folder / PREDICTIONS}, {job.folder / GRID}")
+    sys.stdout.flush()
+

@@ -1,0 +1,1 @@
+"""The run's result as one self-contained HTML page."""

@@ -1,0 +1,112 @@
+"""The confusion matrix as a coloured table, and the accuracy of every class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lit_mnist.report.formats import MISSING, count, percent, text
+
+MOST_LARGE_CELLS = 12  # classes up to which the table fits beside the list of classes
+MOST_PAIRS = 5
+
+Matrix = Sequence[Sequence[int]]
+
+
+def confusion(test: Mapping[str, Any], class_names: Sequence[str]) -> str:
+    """Returns the section of the confusion matrix and the classes.
+
+    Args:
+        test: The result's `test`; read are `confusion` (rows the true classes, columns the predicted ones) and
+            `per_class` (the accuracy of each class), each may be absent.
+        class_names: The name of every class, in the matrix's order.
+
+    Returns:
+        HTML; a sentence takes the place of a part that was not recorded.
+
+    Raises:
+        ValueError: The matrix or the accuracies do not fit the class names.
+    """
+    matrix: Matrix | None = test.get("confusion")
+    shares: Sequence[float | None] | None = test.get("per_class")
+    classes = len(class_names)
+    if matrix is not None and {len(matrix), *map(len, matrix)} != {classes}:
+        raise ValueError(f"The confusion matrix is not {classes} x {classes}, as the {classes} class names ask for.")
+    if shares is not None and len(shares) != classes:
+        raise ValueError(f"There are {len(shares)} accuracies of classes, but {classes} class names.")
+    if matrix is None and shares is None:
+        return "<p class=quiet>No confusion matrix was recorded.</p>"
+    table = "<p class=quiet>No confusion matrix was recorded.</p>"
+    if matrix is not None:
+        table = confusion_table(matrix, class_names) + most_frequent(matrix, class_names)
+    kind = "large" if classes <= MOST_LARGE_CELLS else "small"
+    return f'<div class="confusion {kind}"><div>{table}</div>{class_list(matrix, shares, class_names)}</div>'
+
+
+def confusion_table(matrix: Matrix, class_names: Sequence[str]) -> str:
+    """Returns the counts, shaded on two scales: right answers by the most right ones, errors by the most errors."""
+    classes = range(len(matrix))
+    most_right = max(matrix[n][n] for n in classes)
+    most_wrong = max((matrix[n][m] for n in classes for m in classes if n != m), default=0)
+    turned = " class=turned" if max(map(len, class_names)) > 2 else ""
+    head = "".join(f"<th scope=col{turned}><span>{text(name)}</span></th>" for name in class_names)
+    rows = []
+    for n in classes:
+        cells = []
+        for m in classes:
+            value, most, style = (matrix[n][m], *((most_right, "right") if n == m else (most_wrong, "wrong")))
+            if not value:
+                cells.append("<td class=none>0</td>")
+                continue
+            # the root keeps a single error visible beside a frequent one
+            shade = value / most if n == m else math.sqrt(value / most)
+            title = f"{class_names[n]} read as {class_names[m]}: {count(value)}"
+            cells.append(f'<td class={style} style="--shade:{shade:.2f}" title="{text(title)}">{value:.0f}</td>')
+        rows.append(f"<tr><th scope=row>{text(class_names[n])}</th>{''.join(cells)}</tr>")
+    return (
+        "<div class=scroll tabindex=0 role=region aria-label='Confusion matrix'><table class=matrix>"
+        "<caption>Rows: the true class. Columns: the predicted one.</caption>"
+        f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"<p class=scale><span class=right><i></i>right, up to {count(most_right)}</span> "
+        f"<span class=wrong><i></i>wrong, up to {count(most_wrong)}</span></p>"
+    )
+
+
+def most_frequent(matrix: Matrix, class_names: Sequence[str]) -> str:
+    """Returns the most frequent errors in words, empty where there is none."""
+    pairs = [(value, n, m) for n, row in enumerate(matrix) for m, value in enumerate(row) if n != m and value > 0]
+    pairs.sort(key=lambda pair: (-pair[0], pair[1:]))
+    words = [
+        f"<b>{text(class_names[n])}</b> read as <b>{text(class_names[m])}</b> ({count(value)})"
+        for value, n, m in pairs[:MOST_PAIRS]
+    ]
+    return f"<p class=pairs>Most often: {', '.join(words)}.</p>" if words else ""
+
+
+def class_row(n: int, matrix: Matrix | None, recorded: float | None) -> tuple[float | None, int | None, str]:
+    """Returns the accuracy of class `n`, its number of samples, and in words how many of them were wrong.
+
+    The accuracy is the recorded one, or the matrix's where none was recorded; a class without samples has none.
+    """
+    if matrix is None:
+        return recorded, None, MISSING
+    right, total = matrix[n][n], sum(matrix[n])
+    share = None if total == 0 else right / total if recorded is None else recorded
+    return share, total, f"{count(total - right)} of {count(total)}"
+
+
+def class_list(matrix: Matrix | None, shares: Sequence[float | None] | None, class_names: Sequence[str]) -> str:
+    """Returns every class with its accuracy, its errors, and a bar for its share of errors, the worst one's full."""
+    rows = [class_row(n, matrix, shares[n] if shares is not None else None) for n in range(len(class_names))]
+    lost = [1 - share if share is not None and math.isfinite(share) else 0.0 for share, _, _ in rows]
+    worst = max(lost) or 1.0
+    items = [
+        f"<li><span class=who>{text(name)}</span><b>{percent(share, total)}</b>"
+        f'<span class=bar><i style="width:{100 * part / worst:.1f}%"></i></span><span class=quiet>{errors}</span></li>'
+        for name, (share, total, errors), part in zip(class_names, rows, lost, strict=True)
+    ]
+    return (
+        "<div class=classes><h3>Each class</h3><p class=quiet>Accuracy, and how many were wrong.</p>"
+        f'<ul style="--longest:{max(map(len, class_names))}ch">{"".join(items)}</ul></div>'
+    )

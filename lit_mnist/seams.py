@@ -1,0 +1,48 @@
+"""The places where the project reaches into a library's private parts, each with a test that notices a change.
+
+1. torch's elastic agent restarts its ranks after any failure: `NoRestartAgent` keeps it from restarting where the
+   rank's exit code says that another try would end the same way, and notes how every rank ended (torch keeps one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+
+class NoRestartAgent(LocalElasticAgent):
+    """torch's agent for the ranks of this machine, which restarts no rank that ended with a final exit code.
+
+    Args:
+        final_codes: Exit codes after which nothing is started again.
+        on_failure: Called once per failed attempt with the exit code of each rank, the agent's result, and whether
+            the ranks are started again.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        final_codes: Container[int],
+        on_failure: Callable[[dict[int, int | None], RunResult, bool], None],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._final_codes = final_codes
+        self._on_failure = on_failure
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        context = self._pcontext
+        result = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            processes = context._pc.processes  # type: ignore[union-attr]
+            codes = {
+                worker.global_rank: processes[worker.local_rank].exitcode
+                for worker in worker_group.workers
+            }
+            if any(code in self._final_codes for code in codes.values()):
+                self._remaining_restarts = 0
+            self._on_failure(codes, result, self._remaining_restarts > 0)
+        return result

@@ -1,0 +1,100 @@
+"""Lightning's Trainer with the project's strategy and plugins: what it cannot be told by its own options.
+
+Lightning turns 16-mixed on a CPU into bf16-mixed, has no `auto` precision, and its synchronised batch norm refuses
+CPUs. Here the precision and the batch norm are plugins, so that both do what the configuration says.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Literal
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import DoublePrecision, MixedPrecision, Precision
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+
+from lit_mnist import experiment as settings
+from lit_mnist.models.sync_batch_norm import sync_batch_norm, unsync_batch_norm
+from lit_mnist.ranks import choose_devices, launched_from_outside
+from lit_mnist.training.ddp import ddp_options
+from lit_mnist.training.precision import UsedPrecision, needs_scaler, resolve_precision
+
+
+class PortableLayerSync(LayerSync):
+    """Synchronised batch norm for the backends that torch's own refuses."""
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Replaces every batch norm by one over all ranks."""
+        return sync_batch_norm(model)
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        """Undoes `apply`."""
+        return unsync_batch_norm(model)
+
+
+def precision_plugin(precision: UsedPrecision, device_type: str) -> Precision:
+    """Returns Lightning's plugin for a precision; on a CPU, too, 16-mixed is float16 with a GradScaler."""
+    if precision == "64-true":
+        return DoublePrecision()
+    if precision == "32-true":
+        return Precision()
+    assert precision == "bf16-mixed" or needs_scaler(precision)
+    return MixedPrecision(precision, device=device_type)
+
+
+class LitTrainer(Trainer):
+    """Lightning's Trainer for this project's experiments.
+
+    Args:
+        precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed`, or `auto`: 16-mixed on GPUs; on CPUs bf16-mixed
+            where the processor computes in it, else 32-true.
+        sync_batchnorm: Whether batch norm uses the statistics of all ranks; unset: where there are several ranks.
+        strategy: `auto` or `ddp`: distributed data parallel training where there are several ranks.
+        accelerator: `cpu`, `gpu`, or `auto`: GPUs where there are any.
+        devices: Number of ranks on this machine, a list of GPU numbers, or `auto`: all GPUs, or one rank on a CPU.
+        num_nodes: Number of machines.
+        timeout: Seconds that a rank waits for the others.
+        **kwargs: The options of Lightning's Trainer.
+    """
+
+    def __init__(
+        self,
+        *,
+        precision: settings.Precision = "auto",
+        sync_batchnorm: bool | None = None,
+        strategy: Literal["auto", "ddp"] = "auto",
+        accelerator: Literal["auto", "cpu", "gpu"] = "auto",
+        devices: int | list[int] | Literal["auto"] = "auto",
+        num_nodes: int = 1,
+        timeout: float = 120.0,
+        **kwargs: Any,
+    ) -> None:
+        found = choose_devices(settings.TrainerSettings(accelerator=accelerator, devices=devices))
+        several = found.count * num_nodes > 1
+        synced = several and sync_batchnorm is not False
+        plugins: list[Any] = [precision_plugin(resolve_precision(precision, found.kind), found.kind)]
+        if synced:
+            plugins.append(TorchSyncBatchNorm() if found.kind == "cuda" else PortableLayerSync())
+        if several and launched_from_outside():
+            plugins.append(TorchElasticEnvironment())
+        super().__init__(
+            accelerator=found.kind,
+            devices=list(found.numbers) if found.kind == "cuda" else found.count,
+            num_nodes=num_nodes,
+            strategy=_ddp(found.kind, synced, timeout) if several else strategy,
+            plugins=[*plugins, *(kwargs.pop("plugins", None) or [])],
+            use_distributed_sampler=False,
+            reload_dataloaders_every_n_epochs=1,
+            **kwargs,
+        )
+
+
+def _ddp(kind: str, synced: bool, timeout: float) -> DDPStrategy:
+    return DDPStrategy(
+        process_group_backend="nccl" if kind == "cuda" else "gloo",
+        timeout=timedelta(seconds=timeout),
+        **ddp_options(buffers_are_equal=synced),
+    )

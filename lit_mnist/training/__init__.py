@@ -1,0 +1,1 @@
+"""What every engine shares beside its loop: optimizer, schedule, precision, evaluation, checkpoint, result."""

@@ -1,0 +1,109 @@
+"""Exact evaluation over any number of ranks: each sample counts once, sums are put together once at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torchmetrics import SumMetric
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures over a whole split.
+
+    Attributes:
+        accuracy: Share of the samples classified rightly, from 0 to 1.
+        loss: Mean cross-entropy in nats.
+        count: Number of samples.
+        per_class: Accuracy of each class; 0 for a class without samples.
+        confusion: Counts, rows the true and columns the predicted class.
+    """
+
+    accuracy: float
+    loss: float
+    count: int
+    per_class: list[float]
+    confusion: list[list[int]]
+
+
+class Wrong(NamedTuple):
+    """A sample classified wrongly: its number, the class predicted, and that class's probability."""
+
+    index: int
+    predicted: int
+    probability: float
+
+
+class ExactMetrics(nn.Module):
+    """Sums over a split, kept by each rank and put together over all ranks by `compute`.
+
+    The confusion matrix is the root of every count: accuracy is its diagonal (what torchmetrics calls the micro
+    average), so that no figure can disagree with another.
+
+    Args:
+        num_classes: Number of classes.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.confusion = MulticlassConfusionMatrix(num_classes, validate_args=False)
+        # In double precision, so that the order of summation over the ranks does not show.
+        self.loss_sum = SumMetric().set_dtype(torch.float64)
+        self._wrong: list[Wrong] = []
+
+    def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
+        """Adds a batch.
+
+        Args:
+            logits: [batch, classes].
+            targets: Classes, int64 [batch].
+            indices: The samples' numbers, int64 [batch]: given where the mistakes are to be noted.
+        """
+        logits = logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
+        predicted = logits.argmax(dim=1)
+        self.confusion.update(predicted, targets)
+        self.loss_sum.update(F.cross_entropy(logits, targets, reduction="sum").double())
+        if indices is not None:
+            wrong = predicted != targets
+            probability = logits[wrong].softmax(dim=1).amax(dim=1)
+            figures = zip(indices[wrong.to(indices.device)].tolist(), predicted[wrong].tolist(), probability.tolist(), strict=True)
+            self._wrong.extend(Wrong(*figure) for figure in figures)
+
+    def wrong(self) -> list[Wrong]:
+        """Returns the mistakes over all ranks, the surest first; every rank must call it."""
+        found = self._wrong
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            gathered: list[list[Wrong]] = [[] for _ in range(dist.get_world_size())]
+            dist.all_gather_object(gathered, found)
+            found = [wrong for part in gathered for wrong in part]
+        return sorted(found, key=lambda wrong: (-wrong.probability, wrong.index))
+
+    def compute(self, expected: int) -> Evaluation:
+        """Puts the ranks' sums together; every rank must call it, and gets the same figures.
+
+        Args:
+            expected: Number of samples of the split.
+        """
+        confusion = self.confusion.compute().long().cpu()
+        count = int(confusion.sum())
+        assert count == expected, f"{count} samples were evaluated, but the split has {expected}"
+        right, of_class = confusion.diagonal().double(), confusion.sum(dim=1)
+        return Evaluation(
+            accuracy=float(right.sum() / count),
+            loss=float(self.loss_sum.compute()) / count,
+            count=count,
+            per_class=(right / of_class.clamp(min=1)).tolist(),
+            confusion=confusion.tolist(),
+        )
+
+    def reset(self) -> None:
+        """Forgets all samples."""
+        self.confusion.reset()
+        self.loss_sum.reset()
+        self._wrong = []

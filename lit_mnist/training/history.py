@@ -1,0 +1,62 @@
+"""The course of a training as `metrics.csv` and TensorBoard files, written by rank 0."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lit_mnist.training.run_folder import METRICS
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+COLUMNS = ("step", "epoch", "train_loss", "train_accuracy", "lr", "images_per_s", "val_loss", "val_accuracy")
+Row = dict[str, float]
+
+
+class History:
+    """Keeps the rows of `metrics.csv`, and writes each as it comes.
+
+    Args:
+        folder: The run folder; rows of a resumed run up to `step` are kept.
+        step: The step that the run goes on from.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        self._folder = folder
+        self.rows = [row for row in read_history(folder) if row["step"] <= step]
+        self._file = (folder / METRICS).open("w", newline="")
+        self._writer = csv.DictWriter(self._file, COLUMNS)
+        self._writer.writeheader()
+        self._writer.writerows(self.rows)
+        self._board: SummaryWriter | None = None
+
+    def add(self, row: Row) -> None:
+        """Adds the figures of a step; a second row of the same step is another row."""
+        self.rows.append(row)
+        self._writer.writerow({name: f"{value:.8g}" for name, value in row.items()})
+        self._file.flush()
+        if self._board is None:
+            # Imported with the first row, since it takes a good part of a second that the first step need not wait for.
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self._folder / "tensorboard"))
+        for name, value in row.items():
+            if name not in {"step", "epoch"}:
+                self._board.add_scalar(name.replace("_", "/", 1), value, int(row["step"]))
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._file.close()
+        if self._board:
+            self._board.close()
+
+
+def read_history(folder: Path) -> list[Row]:
+    """Returns the rows of a run folder's `metrics.csv`, or none where there is none."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]

@@ -1,0 +1,115 @@
+"""Measurements of a run: time since the first process started, time of a step, memory, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import time
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+WARM_UP_STEPS = 20
+_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
+
+
+def seconds_since_start(pid: int) -> float | None:
+    """Returns the seconds since the kernel started a process, or None where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def unshared_memory(pid: int) -> int:
+    """Returns the bytes of memory that only this process uses (USS), or 0 where the system does not tell."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
+
+
+class StepClock:
+    """Times the optimizer steps of a run, as one rank sees them.
+
+    Args:
+        batch_size: Samples of a step over all ranks.
+        first_process: The process from whose start the time to the first step counts.
+    """
+
+    def __init__(self, batch_size: int, first_process: int) -> None:
+        self.batch_size = batch_size
+        self.first_process = first_process
+        self.seconds_to_first_step: float | None = None
+        self.peak_memory = 0
+        self._durations: list[float] = []
+        self._started = time.perf_counter()
+        self._last: float | None = None
+
+    def step_done(self) -> None:
+        """Notes the end of an optimizer step."""
+        now = time.perf_counter()
+        if self._last is not None:
+            self._durations.append(now - self._last)
+        elif self.seconds_to_first_step is None:
+            self.seconds_to_first_step = seconds_since_start(self.first_process)
+        self._last = now
+
+    def pause(self) -> None:
+        """Leaves the time until the next step out: an evaluation or a save belongs to no step."""
+        self._last = None
+        self.note_memory()
+
+    def note_memory(self) -> None:
+        """Looks at this process's memory now; the largest value is kept."""
+        self.peak_memory = max(self.peak_memory, unshared_memory(os.getpid()))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since training began."""
+        return time.perf_counter() - self._started
+
+    def recent_images_per_s(self, steps: int = 50) -> float | None:
+        """Returns images per second over the last steps, for display."""
+        recent = self._durations[-steps:]
+        return self.batch_size * len(recent) / sum(recent) if recent else None
+
+    def images_per_s(self) -> float | None:
+        """Returns samples per second over the median step after the warm-up; None for fewer steps than that."""
+        measured = self._durations[WARM_UP_STEPS:]
+        return self.batch_size / statistics.median(measured) if measured else None
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Returns the versions of what computes the result."""
+    found = {"lit_mnist": "", "python": platform.python_version()}
+    for package in ("lit_mnist", *_PACKAGES):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+@cache
+def commit() -> str | None:
+    """Returns the commit of the source that runs, with `-dirty` where it was changed; None outside a repository."""
+    source = Path(__file__).resolve().parents[2]
+    if not (source / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

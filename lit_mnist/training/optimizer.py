@@ -1,0 +1,36 @@
+"""The optimizer of an experiment."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from lit_mnist.experiment import ModelSettings
+
+
+def make_optimizer(net: nn.Module, settings: ModelSettings) -> Optimizer:
+    """Returns the optimizer of all parameters; unfused, since fused kernels round differently from the others."""
+    parameters = list(net.parameters())
+    if settings.optimizer == "sgd":
+        return SGD(
+            parameters,
+            lr=settings.lr,
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            weight_decay=settings.weight_decay,
+            fused=False,
+        )
+    kind: type[Adam] = AdamW if settings.optimizer == "adamw" else Adam
+    return kind(parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=False)
+
+
+def accumulated_loss(loss: torch.Tensor, window: int, accumulate: int) -> torch.Tensor:
+    """Weighs a micro-batch's mean loss so that, divided by `accumulate`, a shorter last window is a mean, too.
+
+    Args:
+        loss: Mean loss of a micro-batch, a scalar.
+        window: Micro-batches in this optimizer step.
+        accumulate: Micro-batches of a full optimizer step, by which the engine divides.
+    """
+    return loss if window == accumulate else loss * (accumulate / window)

@@ -1,0 +1,57 @@
+"""Numerical precision: what `auto` means on a device, and what each precision computes in."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from lit_mnist.experiment import Precision
+
+UsedPrecision = Literal["32-true", "64-true", "16-mixed", "bf16-mixed"]
+
+_AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+
+
+def resolve_precision(precision: Precision, device_type: str) -> UsedPrecision:
+    """Returns the precision to use.
+
+    Args:
+        precision: What was asked for; anything but `auto` is taken as it stands.
+        device_type: `cpu` or `cuda`.
+    """
+    if precision != "auto":
+        return precision
+    if device_type == "cuda":
+        return "16-mixed"
+    return "bf16-mixed" if cpu_computes_bfloat16() else "32-true"
+
+
+@cache
+def cpu_computes_bfloat16() -> bool:
+    """Returns whether the processor has instructions for bfloat16 products; without them it is slower than float32."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if platform.system() != "Linux" or not cpuinfo.exists():
+        return False
+    for line in cpuinfo.read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(line.split()))
+    return False
+
+
+def autocast_dtype(precision: UsedPrecision) -> torch.dtype | None:
+    """Returns the type of autocast's operations, or None where there is no autocast."""
+    return _AUTOCAST.get(precision)
+
+
+def weight_dtype(precision: UsedPrecision) -> torch.dtype:
+    """Returns the type of the weights and pictures."""
+    return torch.float64 if precision == "64-true" else torch.float32
+
+
+def needs_scaler(precision: UsedPrecision) -> bool:
+    """Returns whether small gradients would vanish, so that the loss must be scaled (Micikevicius et al., 2018)."""
+    return precision == "16-mixed"

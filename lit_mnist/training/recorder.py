@@ -1,0 +1,105 @@
+"""Records a training: figures every few steps and epochs, for the screen, `metrics.csv` and TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lit_mnist.experiment import Plan
+from lit_mnist.ranks import Rank
+from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.history import History
+from lit_mnist.training.measure import StepClock
+from lit_mnist.training.progress import ProgressDisplay
+
+STEPS_BETWEEN_FIGURES = 50
+
+
+class Recorder:
+    """Notes each step, and every few steps puts the ranks' figures together: that is its only collective.
+
+    Args:
+        rank: This rank.
+        plan: Batches and steps of the run.
+        clock: Times the steps.
+        folder: The run folder.
+        step: Optimizer steps made before, where a run is resumed.
+    """
+
+    def __init__(self, *, rank: Rank, plan: Plan, clock: StepClock, folder: Path, step: int = 0) -> None:
+        self.rank, self.plan, self.clock = rank, plan, clock
+        self.step = step
+        self.train_loss: float | None = None
+        self.history = History(folder, step) if rank.is_first else None
+        self.display = ProgressDisplay(plan.total_steps, step) if rank.is_first else None
+        self._loss_sum: torch.Tensor | None = None
+        self._batches = 0
+
+    def batch_done(self, loss: torch.Tensor) -> None:
+        """Adds a micro-batch's mean loss, without waiting for it to be computed."""
+        loss = loss.detach().double()
+        self._loss_sum = loss if self._loss_sum is None else self._loss_sum + loss
+        self._batches += 1
+
+    def step_done(self, logits: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
+        """Notes the end of an optimizer step.
+
+        Args:
+            logits: The last micro-batch's, [batch, classes].
+            targets: Its classes, int64 [batch].
+            lr: The step's learning rate.
+        """
+        self.step += 1
+        self.clock.step_done()
+        if self.step % STEPS_BETWEEN_FIGURES and self.step not in {1, self.plan.total_steps}:
+            return
+        loss, accuracy = self._over_all_ranks(logits, targets)
+        self.train_loss = loss
+        if self.history is None or self.display is None:
+            return
+        speed = self.clock.recent_images_per_s()
+        row = {
+            "step": self.step,
+            "epoch": (self.step - 1) // self.plan.steps_per_epoch,
+            "train_loss": loss,
+            "train_accuracy": accuracy,
+            "lr": lr,
+        }
+        self.history.add(row if speed is None else {**row, "images_per_s": speed})
+        self.display.update(self.step, loss, accuracy, speed)
+
+    def epoch_done(self, epoch: int, evaluation: Evaluation | None, note: str = "") -> None:
+        """Notes the end of an epoch, with its figures on the validation split where there is one."""
+        self.clock.pause()
+        if self.history is None or self.display is None:
+            return
+        text = f"epoch {epoch + 1}/{self.plan.epochs}  step {self.step}"
+        if self.train_loss is not None:
+            text += f"  train loss {self.train_loss:.4f}"
+        if evaluation:
+            text += f"  validation loss {evaluation.loss:.4f}  accuracy {evaluation.accuracy:.2%}"
+            self.history.add(
+                {"step": self.step, "epoch": epoch, "val_loss": evaluation.loss, "val_accuracy": evaluation.accuracy}
+            )
+        self.display.line(text + note)
+
+    def close(self) -> None:
+        """Ends the display and closes the files."""
+        if self.display:
+            self.display.close()
+        if self.history:
+            self.history.close()
+
+    def _over_all_ranks(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+        """Returns the mean loss since the last figures, and the last micro-batch's accuracy, over all ranks."""
+        assert self._loss_sum is not None
+        right = (logits.detach().argmax(dim=1) == targets).double().mean()
+        figures = torch.stack([self._loss_sum / self._batches, right])
+        if self.rank.world_size > 1:
+            dist.all_reduce(figures)
+            figures /= self.rank.world_size
+        self._loss_sum, self._batches = None, 0
+        loss, accuracy = figures.tolist()
+        return loss, accuracy

@@ -1,0 +1,95 @@
+"""What a run has come to: `result.json`, the report, and the summary on the screen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lit_mnist.job import Job
+from lit_mnist.ranks import Rank
+from lit_mnist.training.digest import weights_sha256
+from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.measure import StepClock, commit, unshared_memory, versions
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Figures of a training.
+
+    Attributes:
+        steps: Optimizer steps, from the first of the run.
+        skipped_steps: Those of them that the GradScaler left out because a gradient overflowed.
+        epochs: Epochs, the last perhaps cut short.
+        loss: Mean training loss of the last steps that were put together.
+        seconds: Seconds of the training, evaluations on the validation split included.
+    """
+
+    steps: int
+    skipped_steps: int
+    epochs: int
+    loss: float | None
+    seconds: float
+
+
+def device_name(device: torch.device) -> str:
+    """Returns `cpu`, or `cuda` with the GPU's name."""
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
+
+
+def total_memory(clock: StepClock, rank: Rank, device: torch.device, first_process: int) -> int:
+    """Returns the peak of unshared memory of all processes in bytes; every rank must call it.
+
+    It is the sum of each rank's largest value and of the launcher's.
+    """
+    clock.note_memory()
+    total = torch.tensor([clock.peak_memory], dtype=torch.int64, device=device)
+    if rank.world_size > 1:
+        dist.all_reduce(total)
+    launcher = 0 if first_process == os.getpid() else unshared_memory(first_process)
+    return int(total) + launcher
+
+
+def build_result(
+    job: Job,
+    *,
+    world_size: int,
+    device: torch.device,
+    weights: Mapping[str, torch.Tensor],
+    clock: StepClock,
+    memory: int,
+    trained: Trained | None,
+    validation: Evaluation | None,
+    test: Evaluation | None,
+) -> dict[str, Any]:
+    """Returns the content of `result.json`."""
+    return {
+        "engine": job.engine,
+        "world_size": world_size,
+        "device": device_name(device),
+        "precision": job.precision,
+        "config": job.experiment.to_dict(),
+        "data": {"name": job.dataset.name, "source": job.dataset.source, "sha256": job.dataset.sha256},
+        "steps": trained.steps if trained else 0,
+        "skipped_steps": trained.skipped_steps if trained else 0,
+        "epochs": trained.epochs if trained else 0,
+        "threads": job.threads,
+        "train": {
+            "images_per_s": clock.images_per_s(),
+            "seconds": trained.seconds if trained else None,
+            "loss": trained.loss if trained else None,
+        },
+        "validation": asdict(validation) if validation else None,
+        "test": asdict(test) if test else None,
+        "weights_sha256": weights_sha256(weights),
+        "seconds_to_first_step": clock.seconds_to_first_step,
+        "peak_memory_bytes": memory,
+        "versions": versions(),
+        "commit": commit(),
+        "command": job.command,
+        "run_dir": str(job.folder),
+    }

@@ -1,0 +1,45 @@
+"""The learning rate of each optimizer step, a function of the step and of the number of steps of the run."""
+
+from __future__ import annotations
+
+import math
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from lit_mnist.experiment import ModelSettings
+
+_ONECYCLE_START = 1 / 25
+_ONECYCLE_END = 1e-3
+
+
+def rate_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
+    """Returns the learning rate of an optimizer step as a share of its peak.
+
+    `onecycle` is linear up and linear down (Smith and Topin: Super-Convergence, 2018); `cosine` falls along half a
+    cosine (Loshchilov and Hutter: SGDR, 2017, without restarts).
+
+    Args:
+        settings: Which schedule, and its warm-up.
+        step: The optimizer step, from 0; steps beyond the last have the last one's rate.
+        total_steps: Optimizer steps of the run.
+    """
+    share = settings.warmup
+    if share is None:
+        share = 0.25 if settings.schedule == "onecycle" else 0.0
+    rising = round(share * total_steps)
+    start = _ONECYCLE_START if settings.schedule == "onecycle" else 0.0
+    if step < rising:
+        return start + (1 - start) * (step + 1) / rising
+    if settings.schedule == "constant":
+        return 1.0
+    falling = total_steps - rising
+    done = min(step - rising, max(falling - 1, 0)) / max(falling, 1)
+    if settings.schedule == "onecycle":
+        return 1 + (_ONECYCLE_END - 1) * done
+    return (1 + math.cos(math.pi * done)) / 2
+
+
+def make_schedule(optimizer: Optimizer, settings: ModelSettings, total_steps: int) -> LambdaLR:
+    """Returns the schedule; it is stepped once after each step that the optimizer really made."""
+    return LambdaLR(optimizer, lambda step: rate_factor(settings, step, total_steps))
