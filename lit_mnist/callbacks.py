@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lit_mnist.errors import InputError
 from lit_mnist.job import Job
+from lit_mnist.module import LitClassifier
 from lit_mnist.training.checkpoint import BEST, LAST, SECTION, read_checkpoint, write_checkpoint
 from lit_mnist.training.recorder import Recorder
 
@@ -57,7 +58,7 @@ class RecordTraining(Callback):
         self.recorder.batch_done(outputs["mean_loss"])
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
-            self.recorder.step_done(outputs["logits"], batch.targets, module.rate)
+            self.recorder.step_done(outputs["logits"], batch.targets, cast(LitClassifier, module).rate)
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         """Leaves the evaluation out of the time of a step."""
@@ -79,7 +80,8 @@ class KeepCheckpoints(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Saves the epoch that ends."""
-        accuracy = module.validation.accuracy if module.validation else None
+        validation = cast(LitClassifier, module).validation
+        accuracy = validation.accuracy if validation else None
         is_best = accuracy is None or accuracy > self.best
         if accuracy is not None and is_best:
             self.best = accuracy
@@ -87,7 +89,7 @@ class KeepCheckpoints(Callback):
         trainer.save_checkpoint(folder / LAST)
         if is_best:
             trainer.save_checkpoint(folder / BEST)
-        self.recorder.epoch_done(trainer.current_epoch, module.validation, "  best so far" if accuracy and is_best else "")
+        self.recorder.epoch_done(trainer.current_epoch, validation, "  best so far" if validation and is_best else "")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best accuracy so far."""

@@ -1,22 +1,20 @@
 """The command line: one parse, one check, one load of the data, and then the ranks.
 
-    python train.py --devices 2                    train, then test the best weights
-    python train.py fit --config configs/seed.yaml --trainer.max_epochs 1
-    python train.py test --ckpt runs/20260101-120000-convnet
-    python train.py predict --ckpt runs/20260101-120000-convnet --images my-digits/
+python train.py --devices 2                    train, then test the best weights
+python train.py fit --config configs/seed.yaml --trainer.max_epochs 1
+python train.py test --ckpt runs/20260101-120000-convnet
+python train.py predict --ckpt runs/20260101-120000-convnet --images my-digits/
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from lit_mnist.errors import InputError, LitMnistError
+from lit_mnist.errors import LitMnistError
 from lit_mnist.flags import read_command_line
 from lit_mnist.launch import launch, open_log, report_error
 from lit_mnist.prepare import Prepared, prepare

@@ -7,6 +7,7 @@ The sections `model:` and `data:` have the parameters of `ModelSettings` and `Da
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +15,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentError, Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -27,7 +27,15 @@ from lit_mnist.module import LitClassifier
 from lit_mnist.trainer import LitTrainer
 
 _PACKAGES = ("lightning", "torch", "lit_mnist")
-_EXTRAS = ("callbacks", "logger", "profiler", "detect_anomaly", "benchmark", "enable_model_summary", "log_every_n_steps")
+_EXTRAS = (
+    "callbacks",
+    "logger",
+    "profiler",
+    "detect_anomaly",
+    "benchmark",
+    "enable_model_summary",
+    "log_every_n_steps",
+)
 _INSTEAD = {
     "default_root_dir": "use --run-dir",
     "timeout": "use --run.timeout",
@@ -61,7 +69,13 @@ class ExperimentCLI(LightningCLI):
             trainer_defaults=asdict(TrainerSettings()),
             save_config_callback=None,
             seed_everything_default=Experiment().seed_everything,
-            parser_kwargs={"exit_on_error": False, "prog": "train.py [fit|validate|test|predict]", "description": _help()},
+            parser_kwargs={
+                "exit_on_error": False,
+                # A flag that is nearly right is refused, not guessed at.
+                "allow_abbrev": False,
+                "prog": "train.py [fit|validate|test|predict]",
+                "description": _help(),
+            },
             args=arguments,
             run=False,
             auto_configure_optimizers=False,
@@ -84,6 +98,10 @@ class ExperimentCLI(LightningCLI):
             self.config = parser.parse_args(args)
         except ArgumentError as error:
             raise InputError(_plain(str(error), list(parser.get_defaults().keys()))) from error
+        # Before LightningCLI draws a seed for `true`, or passes a number on that numpy does not take.
+        seed = self.config.seed_everything
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:
+            raise InputError(f"seed_everything must be an integer from 0 to 4294967295, but is {seed}.")
 
     def instantiate_classes(self) -> None:
         """Makes nothing here: the ranks do."""
@@ -116,11 +134,8 @@ def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Co
     """
     cli = ExperimentCLI(arguments, dict(_flatten(base or {})))
     config = cli.config
-    seed = config.seed_everything
-    if isinstance(seed, bool):
-        raise InputError("seed_everything must be an integer from 0: every number of a run is a function of it.")
     experiment = Experiment(
-        seed_everything=seed,
+        seed_everything=config.seed_everything,
         model=_section(ModelSettings, "model", config),
         data=_section(DataSettings, "data", config),
         trainer=_section(TrainerSettings, "trainer", config),
@@ -129,8 +144,8 @@ def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Co
     names = _check_further_options(cli)
 
     def extras() -> Mapping[str, Any]:
-        made = cli.parser.instantiate_classes(config) if names else Namespace()
-        return {name: made.trainer[name] for name in names}
+        made = cli.parser.instantiate_classes(config) if names else {}
+        return {name: made["trainer"][name] for name in names}
 
     return Configuration(experiment, extras, names)
 
@@ -182,7 +197,7 @@ def read_saved_experiment(values: object, source: Path) -> dict[str, Any]:
     unknown = sorted(set(flat) - known)
     if unknown or any("class_path" in str(value) for value in flat.values()):
         raise InputError(f"{source} holds an experiment that this version does not know ({', '.join(unknown)}).")
-    arguments = [f"--{key}={yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}" for key, value in flat.items()]
+    arguments = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in flat.items()]
     try:
         return configure(arguments).experiment.to_dict()
     except InputError as error:
@@ -201,11 +216,13 @@ def _plain(message: str, keys: list[str]) -> str:
     found = re.match(r'Parser key "([^"]+)":\s*', message)
     if not found:
         return " ".join(message.split())
-    key, rest = found[1], message[found.end() :]
+    key, rest = {"model.seed": "seed_everything"}.get(found[1], found[1]), message[found.end() :]
     if denied := re.search(r"Importing '([^']+)' is not allowed", rest):
         return f"{key} names {denied[1]}: a configuration may name classes of {', '.join(_PACKAGES)} only."
     if given := re.search(r"(?:Got value|Given value): (.*)", rest, re.DOTALL):
-        kinds = re.findall(r"<class '(\w+)'>|Literal(\[[^\]]*\])", "".join(re.findall(r"Expected a.*|Subtypes.*", rest)))
+        kinds = re.findall(
+            r"<class '(\w+)'>|Literal(\[[^\]]*\])", "".join(re.findall(r"Expected a.*|Subtypes.*", rest))
+        )
         names = dict.fromkeys(kind or literal.strip("[]") for kind, literal in kinds)
         wanted = " or ".join({"NoneType": "null", "str": "text"}.get(name, name) for name in names)
         return f"{key} must be {wanted or 'something else'}, but is {given[1].strip()}."

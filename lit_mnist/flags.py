@@ -69,28 +69,31 @@ def read_command_line(argv: list[str]) -> CommandLine:
             raise InputError(f"Unknown command {argv[0]!r}{nearest(argv[0], verbs) or ': use ' + ', '.join(verbs)}.")
         verb, argv = argv[0], argv[1:]  # type: ignore[assignment]
     pairs, images = _pairs(argv)
-    own = {name: [value for flag, value in pairs if flag == name] for name in ("--ckpt",)}
-    if own["--ckpt"] and verb not in EVALUATING:
+    checkpoints = [value for flag, value in pairs if flag == "--ckpt"]
+    if checkpoints and verb not in EVALUATING:
         raise InputError(f"--ckpt belongs to {', '.join(EVALUATING)}; to go on with a training, use --resume.")
     if images and verb != "predict":
         raise InputError("--images belongs to predict.")
-    arguments, given = [], dict[str, str]()
+    arguments, given = [], dict[str, tuple[str, str]]()
     for flag, value in pairs:
         if flag == "--ckpt":
             continue
         name = SHORT_FLAGS.get(flag, flag)
-        if name == "--trainer.devices" and value and _DEVICE_LIST.fullmatch(value):
-            value = f"[{value.rstrip(',')}]"
-        if name in SHORT_FLAGS.values() and value is not None:
-            if given.setdefault(name, value) != value:
-                raise InputError(f"{flag} {value} contradicts {name} {given[name]}: give one of them.")
-        arguments.append(name if value is None else f"{name}={value}")
+        if value is None:
+            arguments.append(name)
+            continue
+        if name in SHORT_FLAGS.values():
+            earlier, other = given.setdefault(name, (flag, value))
+            if value != other:
+                raise InputError(f"{flag} {value} contradicts {earlier} {other}: give one of them.")
+        is_list = name == "--trainer.devices" and _DEVICE_LIST.fullmatch(value)
+        arguments.append(f"{name}=[{value.rstrip(',')}]" if is_list else f"{name}={value}")
     return CommandLine(
         verb=verb,
         arguments=arguments,
-        checkpoint=own["--ckpt"][-1] if own["--ckpt"] else None,
+        checkpoint=checkpoints[-1] if checkpoints else None,
         images=images,
-        resume=given.get("--run.resume"),
+        resume=given.get("--run.resume", ("", None))[1],
     )
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lit_mnist.data.loader import Batch
+from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
@@ -32,7 +34,7 @@ class LitClassifier(LightningModule):
         super().__init__()
         self.settings = ModelSettings(**kwargs)
         self.save_hyperparameters({"num_classes": num_classes, "seed": seed, **asdict(self.settings)})
-        self.net = build_net(self.settings, num_classes=num_classes, seed=seed)
+        self.net: nn.Module = build_net(self.settings, num_classes=num_classes, seed=seed)
         self.metrics = ExactMetrics(num_classes)
         self.validation: Evaluation | None = None
         self.tested: Evaluation | None = None
@@ -44,12 +46,16 @@ class LitClassifier(LightningModule):
         """Returns logits, [batch, classes], of normalised pictures [batch, 1, 28, 28]."""
         return self.net(images)
 
+    @property
+    def _data(self) -> MNISTDataModule:
+        return cast(MNISTDataModule, cast(Any, self.trainer).datamodule)
+
     # --- training
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """Returns the optimizer, and its schedule over the steps of the run."""
         optimizer = make_optimizer(self.net, self.settings)
-        schedule = make_schedule(optimizer, self.settings, self.trainer.datamodule.plan.total_steps)
+        schedule = make_schedule(optimizer, self.settings, self._data.plan.total_steps)
         # Only a step that the optimizer makes gets here: the GradScaler leaves out one whose gradient overflowed.
         optimizer.register_step_post_hook(self._step_made)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -61,7 +67,7 @@ class LitClassifier(LightningModule):
         """Returns the loss of a micro-batch, weighed so that a shorter last window is a mean over its samples, too."""
         logits = self.net(batch.images, batch.draw)
         loss = F.cross_entropy(logits, batch.targets, label_smoothing=self.settings.label_smoothing)
-        plan = self.trainer.datamodule.plan
+        plan = self._data.plan
         weighed = accumulated_loss(loss, plan.window(batch_idx), plan.accumulate)
         return {"loss": weighed, "mean_loss": loss.detach(), "logits": logits.detach()}
 
@@ -90,7 +96,7 @@ class LitClassifier(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Puts the ranks' sums together."""
-        self.validation = self._evaluated(len(self.trainer.datamodule.splits.validation))
+        self.validation = self._evaluated(len(self._data.splits.validation))
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds a batch to the sums, and notes its mistakes."""
@@ -99,7 +105,7 @@ class LitClassifier(LightningModule):
     def on_test_epoch_end(self) -> None:
         """Puts the ranks' sums and mistakes together."""
         self.wrong = self.metrics.wrong()
-        self.tested = self._evaluated(len(self.trainer.datamodule.splits.test))
+        self.tested = self._evaluated(len(self._data.splits.test))
 
     def _evaluated(self, count: int) -> Evaluation:
         evaluation = self.metrics.compute(count)

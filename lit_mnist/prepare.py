@@ -1,4 +1,4 @@
-"""Everything that is checked and loaded before a rank starts, so that a wrong input costs one message and no process."""
+"""Checks and loads everything before a rank starts, so that a wrong input costs one message and no process."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 
-from lit_mnist.configure import Configuration, configure, read_saved_experiment
-from lit_mnist.data.dataset import Dataset, Split, load_dataset
+from lit_mnist.configure import Configuration, configure
+from lit_mnist.data.dataset import Split, load_dataset
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, Plan, TrainerSettings
+from lit_mnist.experiment import Plan, TrainerSettings
 from lit_mnist.flags import CommandLine
 from lit_mnist.job import Job, Splits, plan_for, split_dataset
 from lit_mnist.ranks import Devices, Rank, choose_devices, launched_from_outside, threads_per_rank
 from lit_mnist.record import GRID, PREDICTIONS
-from lit_mnist.training.checkpoint import BEST, LAST, SECTION, find_checkpoint, read_checkpoint
+from lit_mnist.resume import Saved
+from lit_mnist.training.checkpoint import BEST, LAST, find_checkpoint
 from lit_mnist.training.precision import resolve_precision
 from lit_mnist.training.run_folder import CONFIG, METRICS, REPORT, RESULT, RunFolder, default_path
 
@@ -30,17 +30,6 @@ _WRITES = {
     "validate": (CONFIG, RESULT, REPORT),
     "test": (CONFIG, RESULT, REPORT),
     "predict": (PREDICTIONS, GRID),
-}
-# What may differ between a checkpoint and the run that goes on from it: where and how far, not what.
-_MAY_CHANGE = {
-    ("trainer", "devices"),
-    ("trainer", "num_nodes"),
-    ("trainer", "accelerator"),
-    ("trainer", "strategy"),
-    ("trainer", "max_epochs"),
-    ("trainer", "max_steps"),
-    ("data", "root"),
-    ("data", "eval_batch_size"),
 }
 
 
@@ -65,15 +54,9 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     Raises:
         InputError: Something is wrong; nothing was written.
     """
-    place = line.checkpoint or line.resume
-    if line.verb in {"validate", "test", "predict"} and not line.checkpoint:
-        raise InputError(f"{line.verb} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
-    path = find_checkpoint(Path(place), (LAST, BEST) if line.resume else (BEST, LAST)) if place else None
-    saved = read_checkpoint(path) if path else None
-    base = read_saved_experiment(saved[SECTION].get("experiment"), path) if saved and path else None
-    if base and line.resume:
-        base["trainer"]["precision"] = saved[SECTION]["precision"] if saved else None
-    configuration = configure(line.arguments, _as_base(base, line))
+    saved = _saved(line)
+    base = None if saved is None else saved.to_resume() if line.resume else saved.to_evaluate()
+    configuration = configure(line.arguments, base)
     experiment = configuration.experiment
 
     devices, world_size = _ranks(experiment.trainer)
@@ -90,10 +73,12 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     _check_evaluation(line, splits, world_size)
     trains = line.verb in {"train", "fit"}
     plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size)
-    if saved and path and base:
-        _check_saved(saved, path, base, experiment, dataset, plan, line)
+    if saved and line.resume:
+        saved.check_resume(experiment, dataset, plan)
+    elif saved:
+        saved.check_evaluation(experiment, dataset)
 
-    folder, claimed = _claim(line, configuration, path)
+    folder, claimed = _claim(line, configuration, saved.path if saved else None)
     job = Job(
         verb=line.verb,
         engine=engine,
@@ -107,7 +92,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         folder=folder,
         command=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
-        checkpoint=path,
+        checkpoint=saved.path if saved else None,
         files=files,
         trainer_extras=configuration.extras,
     )
@@ -116,23 +101,22 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     return Prepared(job, importlib.import_module(f"lit_mnist.engines.{engine}"), claimed)
 
 
-def _as_base(base: dict[str, Any] | None, line: CommandLine) -> dict[str, Any]:
-    """Returns a checkpoint's experiment as the values to start from; where and on how many devices it ran is not kept."""
-    if base is None:
-        return {}
-    trainer = {name: value for name, value in base["trainer"].items() if ("trainer", name) not in _MAY_CHANGE}
-    if line.resume:
-        trainer |= {name: base["trainer"][name] for name in ("max_epochs", "max_steps", "devices")}
-    else:
-        trainer["precision"] = "auto" if base["trainer"]["precision"] != "64-true" else "64-true"
-    return {**base, "trainer": trainer, "run": {"threads": base["run"]["threads"]}}
+def _saved(line: CommandLine) -> Saved | None:
+    """Reads the checkpoint that the command line names."""
+    if line.verb not in {"train", "fit"}:
+        if not line.checkpoint:
+            raise InputError(f"{line.verb} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
+        return Saved.read(find_checkpoint(Path(line.checkpoint), (BEST, LAST)))
+    return Saved.read(find_checkpoint(Path(line.resume), (LAST, BEST))) if line.resume else None
 
 
 def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
     """Returns this machine's devices and the number of all ranks."""
     if not launched_from_outside():
         if trainer.num_nodes > 1:
-            raise InputError(f"trainer.num_nodes is {trainer.num_nodes}: start the ranks of several machines by torchrun.")
+            raise InputError(
+                f"trainer.num_nodes is {trainer.num_nodes}: start the ranks of several machines by torchrun."
+            )
         devices = choose_devices(trainer)
         return devices, devices.count
     rank = Rank.from_environment()
@@ -154,48 +138,9 @@ def _check_evaluation(line: CommandLine, splits: Splits, world_size: int) -> Non
     sizes["test"] = len(splits.test) if line.verb in {"train", "test", "predict"} else 0
     for name, size in sizes.items():
         if 0 < size < world_size:
-            raise InputError(f"The {name} split has {size} samples, fewer than the {world_size} ranks: use fewer ranks.")
-
-
-def _check_saved(
-    saved: dict[str, Any],
-    path: Path,
-    base: dict[str, Any],
-    experiment: Experiment,
-    dataset: Dataset,
-    plan: Plan,
-    line: CommandLine,
-) -> None:
-    """Refuses an experiment that the checkpoint does not fit."""
-    section, now = saved[SECTION], experiment.to_dict()
-    if section.get("num_classes") != dataset.num_classes:
-        raise InputError(f"{path} tells {section.get('num_classes')} classes apart, but the data have {dataset.num_classes}.")
-    compared = ("model", "data", "trainer", "seed_everything") if line.resume else ("model",)
-    for name in compared:
-        pairs = [(name, base[name], now[name])]
-        if isinstance(base[name], dict):
-            pairs = [(f"{name}.{key}", old, now[name][key]) for key, old in base[name].items() if (name, key) not in _MAY_CHANGE]
-        for key, old, new in pairs:
-            if old != new:
-                raise InputError(f"{key} is {new} here, but {old} in {path}: leave it out, or start a new run.")
-    if not line.resume:
-        return
-    if section.get("data_sha256") != dataset.sha256:
-        raise InputError(f"{path} was trained on data with the SHA-256 {section.get('data_sha256')}, not {dataset.sha256}.")
-    if section.get("batch_size") != plan.batch_size:
-        raise InputError(
-            f"{path} was trained with batches of {section.get('batch_size')}, but here they would have {plan.batch_size}: "
-            "resume with as many ranks as before."
-        )
-    if section.get("total_steps") != plan.total_steps and (
-        experiment.model.schedule != "constant" or experiment.model.warmup
-    ):
-        raise InputError(
-            f"The {experiment.model.schedule} schedule of {path} was made for {section.get('total_steps')} steps and cannot "
-            f"be stretched to {plan.total_steps}: only a constant schedule without warm-up can."
-        )
-    if saved["global_step"] >= plan.total_steps:
-        raise InputError(f"{path} has made its {saved['global_step']} steps already: there is nothing to go on with.")
+            raise InputError(
+                f"The {name} split has {size} samples, fewer than the {world_size} ranks: use fewer ranks."
+            )
 
 
 def _claim(line: CommandLine, configuration: Configuration, checkpoint: Path | None) -> tuple[Path, RunFolder | None]:

@@ -103,9 +103,7 @@ def _program() -> str:
     return "lit-mnist" if name == "lit-mnist" else f"{Path(sys.executable).name} train.py"
 
 
-def write_predictions(
-    job: Job, rank: Rank, batches: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-) -> None:
+def write_predictions(job: Job, rank: Rank, batches: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
     """Writes one ordered table of all ranks' predictions and a picture of the first; every rank must call it.
 
     Args:
@@ -137,4 +135,3 @@ def write_predictions(
     draw_grid(job.folder / GRID, split.images, predicted, probability, labels=labels, class_names=names)
     print(f"predicted {len(rows)} pictures: {job.folder / PREDICTIONS}, {job.folder / GRID}")
     sys.stdout.flush()
-

@@ -38,10 +38,7 @@ class NoRestartAgent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
             processes = context._pc.processes  # type: ignore[union-attr]
-            codes = {
-                worker.global_rank: processes[worker.local_rank].exitcode
-                for worker in worker_group.workers
-            }
+            codes = {worker.global_rank: processes[worker.local_rank].exitcode for worker in worker_group.workers}
             if any(code in self._final_codes for code in codes.values()):
                 self._remaining_restarts = 0
             self._on_failure(codes, result, self._remaining_restarts > 0)

@@ -104,7 +104,7 @@ class Program:
         return folder
 
 
-@pytest.fixture()
+@pytest.fixture
 def program(tmp_path: Path) -> Program:
     return Program(tmp_path)
 

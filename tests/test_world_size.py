@@ -10,7 +10,18 @@ from conftest import Program, largest_difference, result_of, weights_of
 
 from lit_mnist.data.order import evaluation_rows, rank_rows, train_indices
 
-EXACT = ("--precision", "64-true", "--batch-size", 96, "--max-steps", 30, "--data.test_size", 500, "--data.val_size", 99)
+EXACT = (
+    "--precision",
+    "64-true",
+    "--batch-size",
+    96,
+    "--max-steps",
+    30,
+    "--data.test_size",
+    500,
+    "--data.val_size",
+    99,
+)
 
 
 @pytest.mark.parametrize("net", ["convnet", "basicnet"])

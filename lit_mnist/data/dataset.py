@@ -94,7 +94,7 @@ def load_dataset(name: str, root: Path | None, emnist_split: str = "balanced") -
 
     Args:
         name: `mnist`, `fashion_mnist`, `kmnist`, `qmnist` or `emnist`.
-        root: Folder of the files. Without one, MNIST comes from the package, and the others from
+        root: Folder of the files, `~` is the home. Without one, MNIST comes from the package, and the others from
             `$XDG_CACHE_HOME/lit_mnist` or `~/.cache/lit_mnist`, into which they are downloaded when they are missing.
         emnist_split: Which of EMNIST's splits.
 
@@ -102,6 +102,10 @@ def load_dataset(name: str, root: Path | None, emnist_split: str = "balanced") -
         InputError: The name is unknown, or the files are missing, cannot be read, fetched or written, or are damaged.
     """
     names = class_names(name, emnist_split)
+    try:
+        root = root.expanduser() if root is not None else None
+    except RuntimeError as error:
+        raise InputError(f"data.root {root} cannot be found: {error}") from error
     if name == "mnist":
         source, sha256, train, test = load_mnist(root)
     else:

@@ -63,7 +63,7 @@ def load_family(name: str, root: Path | None, emnist_split: str, num_classes: in
     Raises:
         InputError: A file cannot be fetched or read, or is damaged.
     """
-    root = _usable_root(root)
+    root = root or _user_cache()
     folder = root / TORCHVISION_CLASSES[name] / "raw"
     wanted = _archives(name, emnist_split)
 
@@ -86,10 +86,8 @@ def load_family(name: str, root: Path | None, emnist_split: str, num_classes: in
     return f"{folder} ({verified})", _digest(train, test), train, test
 
 
-def _usable_root(root: Path | None) -> Path:
+def _user_cache() -> Path:
     try:
-        if root is not None:
-            return Path(root).expanduser()
         cache = os.environ.get("XDG_CACHE_HOME")
         return (Path(cache) if cache else Path.home() / ".cache") / "lit_mnist"
     except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -118,7 +119,7 @@ class EvaluationBatches:
         self.dtype = dtype
 
     def __len__(self) -> int:
-        return -(-(self.rows.stop - self.rows.start) // self.batch_size)
+        return math.ceil((self.rows.stop - self.rows.start) / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         for start in range(self.rows.start, self.rows.stop, self.batch_size):

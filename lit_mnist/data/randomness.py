@@ -46,7 +46,7 @@ def random_bits(seed: int, purpose: str, *counters: int | npt.NDArray[np.integer
 
 def uniform(seed: int, purpose: str, *counters: int | npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
     """Returns numbers of [0, 1), evenly distributed with 53 bits; arguments as of `random_bits`."""
-    return (random_bits(seed, purpose, *counters) >> np.uint64(11)) * 2.0**-53
+    return (random_bits(seed, purpose, *counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def derived_seed(seed: int, purpose: str, *counters: int) -> int:

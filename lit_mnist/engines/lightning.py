@@ -1,8 +1,8 @@
 """PyTorch Lightning: the Trainer owns the loop.
 
-    python train.py --devices 2
-    python -m lit_mnist.engines.lightning --devices 2
-    torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.lightning
+python train.py --devices 2
+python -m lit_mnist.engines.lightning --devices 2
+torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.lightning
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import sys
 import warnings
 from pathlib import Path
+from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
 
@@ -81,7 +81,7 @@ def run(job: Job, rank: Rank) -> None:
     elif job.verb == "validate":
         trainer.validate(module, datamodule=data, verbose=False)
     elif job.verb == "predict":
-        write_predictions(job, rank, trainer.predict(module, datamodule=data))
+        write_predictions(job, rank, cast(list[Any], trainer.predict(module, datamodule=data)))
 
     # --- record
     finish(
@@ -141,6 +141,8 @@ def _quieten() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     # The project's loaders cut batches from memory: worker processes would only slow them down.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # Said of Lightning's own call into torch.
+    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from lit_mnist.models.dropout import SeededDropout
 
 
 class BasicNet(nn.Module):
-    """Two 3x3 convolutions of 32 and 64 channels, 2x2 max pooling, dropout, 128 hidden units, dropout, one linear layer.
+    """Two 3x3 convolutions of 32 and 64 channels, max pooling, dropout, 128 hidden units, dropout, one linear layer.
 
     Args:
         num_classes: Number of classes.

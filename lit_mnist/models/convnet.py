@@ -9,7 +9,7 @@ from lit_mnist.data.randomness import Draw
 
 
 class ConvNet(nn.Module):
-    """Two 5x5 convolutions of 16 and 32 channels, each with batch norm, ReLU and 2x2 max pooling, then one linear layer.
+    """Two 5x5 convolutions of 16 and 32 channels, each with batch norm, ReLU and max pooling, then one linear layer.
 
     29,034 parameters for 10 classes.
 

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class PortableSyncBatchNorm(_BatchNorm):
-    """Batch norm (Ioffe and Szegedy, 2015) over the batches of all ranks; parameters and buffers as `nn.BatchNorm2d`."""
+    """Batch norm (Ioffe and Szegedy, 2015) over all ranks' batches; parameters and buffers as `nn.BatchNorm2d`."""
 
     def _check_input_dim(self, x: torch.Tensor) -> None:
         if x.dim() < 2:

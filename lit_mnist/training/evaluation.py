@@ -35,7 +35,7 @@ class Evaluation:
 class Wrong(NamedTuple):
     """A sample classified wrongly: its number, the class predicted, and that class's probability."""
 
-    index: int
+    sample: int
     predicted: int
     probability: float
 
@@ -72,8 +72,8 @@ class ExactMetrics(nn.Module):
         if indices is not None:
             wrong = predicted != targets
             probability = logits[wrong].softmax(dim=1).amax(dim=1)
-            figures = zip(indices[wrong.to(indices.device)].tolist(), predicted[wrong].tolist(), probability.tolist(), strict=True)
-            self._wrong.extend(Wrong(*figure) for figure in figures)
+            found = (indices[wrong], predicted[wrong], probability)
+            self._wrong.extend(map(Wrong._make, zip(*(figures.tolist() for figures in found), strict=True)))
 
     def wrong(self) -> list[Wrong]:
         """Returns the mistakes over all ranks, the surest first; every rank must call it."""
@@ -82,7 +82,7 @@ class ExactMetrics(nn.Module):
             gathered: list[list[Wrong]] = [[] for _ in range(dist.get_world_size())]
             dist.all_gather_object(gathered, found)
             found = [wrong for part in gathered for wrong in part]
-        return sorted(found, key=lambda wrong: (-wrong.probability, wrong.index))
+        return sorted(found, key=lambda wrong: (-wrong.probability, wrong.sample))
 
     def compute(self, expected: int) -> Evaluation:
         """Puts the ranks' sums together; every rank must call it, and gets the same figures.

@@ -1,0 +1,39 @@
+# make train | make test | make lint | make bench: each makes the environment in .venv first where there is none.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Two devices where there are two GPUs or none, else the one GPU.
+GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+DEVICES := $(if $(filter 1,$(GPUS)),1,2)
+
+.PHONY: train test lint bench clean
+
+train: $(VENV)/.installed
+	@echo "$(GPUS) GPUs found: training on $(DEVICES) device(s)"
+	$(BIN)/python train.py --devices $(DEVICES)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m lit_mnist.bench
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
