@@ -8,10 +8,12 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -33,16 +35,16 @@ class Done:
     err: str
 
 
-def run_forked(work: Callable[[], int], folder: Path, timeout: float = 120) -> Done:
-    """Runs `work` in a forked process, leader of its own group, which is ended after `timeout` seconds."""
-    out, err = folder / "stdout.txt", folder / "stderr.txt"
+@contextmanager
+def forked(work: Callable[[], int], folder: Path) -> Iterator[int]:
+    """Runs `work` in a forked process, leader of its own group; what is left of the group is killed at the end."""
     child = os.fork()
     if child == 0:
         code = 99
         try:
             os.setsid()
-            for path, descriptor in ((out, 1), (err, 2)):
-                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
+            for name, descriptor in (("stdout.txt", 1), ("stderr.txt", 2)):
+                os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             code = work()
         except BaseException:
@@ -51,20 +53,46 @@ def run_forked(work: Callable[[], int], folder: Path, timeout: float = 120) -> D
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    deadline = time.monotonic() + timeout
-    while True:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            break
-        if time.monotonic() > deadline:
-            os.killpg(child, signal.SIGKILL)
+    try:
+        yield child
+    finally:
+        for pid in processes_of(child):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
             os.waitpid(child, 0)
-            pytest.fail(f"still running after {timeout} s; stdout:\n{out.read_text()}\nstderr:\n{err.read_text()}")
+
+
+def run_forked(work: Callable[[], int], folder: Path, timeout: float = 120) -> Done:
+    """Runs `work` in a forked process to its end, which must come within `timeout` seconds and leave no process."""
+    with forked(work, folder) as child:
+        status = wait_for(lambda: _ended(child), timeout, folder)
+        left = processes_of(child)
+    out, err = ((folder / name).read_text() for name in ("stdout.txt", "stderr.txt"))
+    assert not left, f"processes left: {left}\n{out}{err}"
+    return Done(os.waitstatus_to_exitcode(status[1]), out, err)
+
+
+def _ended(child: int) -> tuple[int, int] | None:
+    found, status = os.waitpid(child, os.WNOHANG)
+    return (found, status) if found else None
+
+
+Value = TypeVar("Value")
+
+
+def wait_for(condition: Callable[[], Value], timeout: float, folder: Path | None = None) -> Value:
+    """Returns what `condition` gives as soon as it is true."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            told = "".join(path.read_text() for path in folder.glob("std*.txt")) if folder else ""
+            pytest.fail(f"nothing after {timeout} s\n{told}")
         time.sleep(0.02)
-    return Done(os.waitstatus_to_exitcode(status), out.read_text(), err.read_text())
+    return value
 
 
-def children_of(group: int) -> list[int]:
+def processes_of(group: int) -> list[int]:
     """Returns the processes of a process group that are still there."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -89,11 +117,15 @@ class Program:
         """Runs a command line and returns how it ended."""
         words = [str(argument) for argument in arguments]
 
-        def work() -> int:
-            os.chdir(self.folder)
-            return main(words)
+        return run_forked(partial(self._work, words), self.folder, timeout)
 
-        return run_forked(work, self.folder, timeout)
+    def started(self, *arguments: object) -> AbstractContextManager[int]:
+        """Starts a command line, and gives its process group."""
+        return forked(partial(self._work, [str(argument) for argument in arguments]), self.folder)
+
+    def _work(self, words: list[str]) -> int:
+        os.chdir(self.folder)
+        return main(words)
 
     def train(self, *arguments: object, timeout: float = 240) -> Path:
         """Trains into a new run folder, which must end well, and returns the folder."""

@@ -1,0 +1,239 @@
+"""The ranks: started, watched and ended together, and never reachable from outside the machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Program, processes_of, result_of, run_forked, wait_for
+from test_bad_input import refused
+
+SMALL = ("--data.train_size", 640, "--data.val_size", 0, "--data.test_size", 100, "--batch-size", 32)
+LONG = ("--data.val_size", 0, "--epochs", 50, "--batch-size", 32)
+IN_FOLDER = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 200}
+
+
+def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, env={**os.environ, **environment}, check=False, **IN_FOLDER)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("threads", ["1", "4"])
+def test_forked_ranks_do_not_hang_whatever_openmp_is_told(tmp_path: Path, threads: str) -> None:
+    folder = tmp_path / "run"
+    words = ("train.py", "--devices", 2, "--max-steps", 5, "--run-dir", folder, "--run.threads", 4, *SMALL)
+    done = run(*words, OMP_NUM_THREADS=threads)
+    assert done.returncode == 0, done.stderr
+    result = result_of(folder)
+    assert (result["world_size"], result["threads"], result["steps"]) == (2, 4, 5)
+
+
+def test_every_launcher_trains_the_same_bits(tmp_path: Path) -> None:
+    words = ("--max-steps", 5, "--run.threads", 1, *SMALL)
+    done = run("train.py", "--devices", 2, *words, "--run-dir", tmp_path / "own")
+    assert done.returncode == 0, done.stderr
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    done = run(*torchrun, "train.py", *words, "--run-dir", tmp_path / "torchrun")
+    assert done.returncode == 0, done.stderr
+    done = run(*torchrun, "-m", "lit_mnist.engines.lightning", *words, "--run-dir", tmp_path / "module")
+    assert done.returncode == 0, done.stderr
+    own, outside, module = (result_of(tmp_path / name) for name in ("own", "torchrun", "module"))
+    assert own["world_size"] == outside["world_size"] == module["world_size"] == 2
+    assert own["weights_sha256"] == outside["weights_sha256"] == module["weights_sha256"]
+    assert own["test"] == outside["test"] == module["test"]
+
+
+def test_torchrun_with_other_devices_is_refused_once(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    done = run(*torchrun, "train.py", "--devices", 3, "--run-dir", tmp_path / "run", *SMALL)
+    assert done.returncode != 0
+    assert len(re.findall(r"^error: trainer.devices is 3", done.stderr, re.MULTILINE)) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def trains(folder: Path) -> bool:
+    """Returns whether a run has made its first step."""
+    path = folder / "metrics.csv"
+    return path.exists() and len(path.read_text().splitlines()) > 1
+
+
+def ranks_of(group: int) -> list[int]:
+    """Returns the rank processes of a running command."""
+    return [pid for pid in processes_of(group) if pid != group]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named_and_takes_the_others_with_it(program: Program, victim: int) -> None:
+    folder = program.folder / "run"
+    with program.started("--devices", 2, "--run-dir", folder, *LONG) as group:
+        wait_for(lambda: trains(folder), 60)
+        os.kill(sorted(ranks_of(group))[victim], signal.SIGKILL)
+        _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, 10)
+        assert not processes_of(group)
+    assert os.waitstatus_to_exitcode(status) == 3
+    assert f"Rank {victim} was killed by SIGKILL" in (program.folder / "stderr.txt").read_text()
+
+
+def test_the_ranks_die_with_a_killed_launcher(program: Program) -> None:
+    folder = program.folder / "run"
+    with program.started("--devices", 2, "--run-dir", folder, *LONG) as group:
+        wait_for(lambda: trains(folder), 60)
+        assert len(ranks_of(group)) == 2
+        refused(Program(make(program.folder / "other"))("--run-dir", folder, *SMALL), "in use by process")
+        os.kill(group, signal.SIGKILL)
+        wait_for(lambda: not ranks_of(group), 5)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_the_launcher_ends_all_with_its_exit_code(program: Program, signum: int, code: int) -> None:
+    folder = program.folder / "run"
+    with program.started("--devices", 2, "--run-dir", folder, *LONG) as group:
+        wait_for(lambda: trains(folder), 60)
+        os.kill(group, signum)
+        _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, 10)
+        assert not processes_of(group)
+    assert os.waitstatus_to_exitcode(status) == code
+
+
+def test_a_lost_rank_is_started_again(program: Program) -> None:
+    folder = program.folder / "run"
+    words = ("--devices", 2, "--max-restarts", 1, "--run-dir", folder, "--epochs", 4, *SMALL)
+    with program.started(*words) as group:
+        wait_for(lambda: trains(folder), 60)
+        os.kill(max(ranks_of(group)), signal.SIGKILL)
+        _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, 100, program.folder)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert "The ranks are started again" in (program.folder / "stderr.txt").read_text()
+    assert result_of(folder)["steps"] == 80
+    undisturbed = program.train("--devices", 2, "--epochs", 4, *SMALL)
+    assert result_of(folder)["weights_sha256"] == result_of(undisturbed)["weights_sha256"]
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def listening(pids: list[int]) -> list[str]:
+    """Returns the addresses on which processes listen, as the kernel's tables write them."""
+    sockets = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(entry)
+            if target.startswith("socket:["):
+                sockets.add(target[8:-1])
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in sockets:
+                found.append(fields[1].rpartition(":")[0])
+    return found
+
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+
+
+def test_nothing_listens_beyond_loopback(program: Program) -> None:
+    folder = program.folder / "run"
+    with program.started("--devices", 2, "--run-dir", folder, *LONG) as group:
+        wait_for(lambda: trains(folder), 60)
+        addresses = listening([group, *ranks_of(group)])
+        assert len(addresses) >= 3
+        assert set(addresses) <= LOOPBACK
+
+
+NAMESPACE = """
+set -e
+hostname elsewhere
+ip link set lo up
+ip link add outside type veth peer name beyond
+ip addr add 10.99.0.1/24 dev outside
+ip link set outside up
+mount --bind "$1" /etc/hosts
+shift
+exec "$@"
+"""
+
+
+def test_a_host_whose_name_resolves_elsewhere_leaves_no_port_open(tmp_path: Path) -> None:
+    """gloo by itself listens on the address that the host's name resolves to."""
+    unshare = ["unshare", "--uts", "--net", "--mount"]
+    tools = shutil.which("unshare") and shutil.which("ip")
+    if not tools or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no UTS and network namespace can be made here (it takes root, and the tools unshare and ip)")
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.99.0.1 elsewhere\n")
+    (tmp_path / "script").write_text(NAMESPACE)
+    folder = tmp_path / "run"
+    words = ["train.py", "--devices", "2", "--run-dir", str(folder), *map(str, LONG)]
+    environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+    command = [*unshare, "bash", str(tmp_path / "script"), str(tmp_path / "hosts"), sys.executable, *words]
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            wait_for(lambda: trains(folder) or process.poll() is not None, 100)
+            assert process.poll() is None, (tmp_path / "output").read_text()
+            addresses = listening([process.pid, *ranks_of(process.pid)])
+            assert len(addresses) >= 3
+            assert set(addresses) <= LOOPBACK
+        finally:
+            process.kill()
+            process.wait(timeout=10)
+        wait_for(lambda: not processes_of(process.pid), 5)
+
+
+def test_a_rank_s_own_exception_is_shown(tmp_path: Path) -> None:
+    from lit_mnist.errors import RankLostError
+    from lit_mnist.launch import launch
+    from lit_mnist.ranks import Rank
+
+    def work(rank: Rank) -> None:
+        if rank.rank == 1:
+            raise ZeroDivisionError("planted")
+        signal.pause()
+
+    def start() -> int:
+        try:
+            launch(work, world_size=3, timeout=20, max_restarts=0, logs=tmp_path / "logs")
+        except RankLostError as error:
+            print(error)
+            return error.exit_code
+        return 0
+
+    done = run_forked(start, tmp_path, 30)
+    assert done.code == 3
+    assert "Rank 1 failed" in done.out
+    assert "ZeroDivisionError: planted" in done.out.splitlines()[-1]
+
+
+def test_a_refusal_in_a_rank_is_never_restarted(tmp_path: Path) -> None:
+    from lit_mnist.errors import InputError
+    from lit_mnist.launch import launch
+    from lit_mnist.ranks import Rank
+
+    def work(rank: Rank) -> None:
+        with (tmp_path / "attempts").open("a") as file:
+            file.write("x")
+        if rank.is_first:
+            raise InputError("the disk is full")
+        signal.pause()
+
+    def start() -> int:
+        try:
+            launch(work, world_size=2, timeout=20, max_restarts=5, logs=tmp_path / "logs")
+        except InputError as error:
+            print(error)
+            return error.exit_code
+        return 0
+
+    done = run_forked(start, tmp_path, 30)
+    assert (done.code, done.out) == (2, "the disk is full\n")
+    assert len((tmp_path / "attempts").read_text()) <= 2
