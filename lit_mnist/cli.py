@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from lit_mnist.errors import LitMnistError
 from lit_mnist.flags import read_command_line
+from lit_mnist.job import Job
 from lit_mnist.launch import launch, open_log, report_error
-from lit_mnist.prepare import Prepared, prepare
+from lit_mnist.prepare import Prepared, engine_of, prepare
 from lit_mnist.ranks import Rank, launched_from_outside, stay_on_loopback
 
 
@@ -33,8 +35,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     try:
         line = read_command_line(sys.argv[1:] if argv is None else argv)
         prepared = prepare(line, engine=engine, command=_command(argv))
-        if prepared is not None:
-            _start(prepared)
+        _start(prepared)
     except LitMnistError as error:
         if not launched_from_outside() or Rank.from_environment().is_first:
             print(f"error: {error}", file=sys.stderr)
@@ -45,10 +46,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
 def _start(prepared: Prepared) -> None:
     """Starts the ranks: in this process where there is one or an outside launcher has started it, else as children."""
     job = prepared.job
-
-    def work(rank: Rank) -> None:
-        torch.set_num_threads(job.threads)
-        prepared.engine.run(job, rank)
+    work = partial(_work, job)
 
     if launched_from_outside():
         rank = Rank.from_environment()
@@ -71,6 +69,11 @@ def _start(prepared: Prepared) -> None:
             max_restarts=job.experiment.run.max_restarts,
             logs=job.folder / "logs",
         )
+
+
+def _work(job: Job, rank: Rank) -> None:
+    torch.set_num_threads(job.threads)
+    engine_of(job).run(job, rank)
 
 
 def _command(argv: list[str] | None) -> str:

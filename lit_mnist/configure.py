@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -108,18 +108,37 @@ class ExperimentCLI(LightningCLI):
 
 
 @dataclass(frozen=True)
+class TrainerExtras:
+    """Further options of Lightning's Trainer, such as callbacks: named here, made in each rank.
+
+    Attributes:
+        names: The options.
+        arguments: The flags that set them.
+    """
+
+    names: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+
+    def make(self) -> dict[str, Any]:
+        """Makes the options' objects."""
+        if not self.names:
+            return {}
+        cli = ExperimentCLI(list(self.arguments), {})
+        made = cli.parser.instantiate_classes(cli.config)
+        return {name: made["trainer"][name] for name in self.names}
+
+
+@dataclass(frozen=True)
 class Configuration:
     """What the command line and its files say.
 
     Attributes:
         experiment: The experiment.
-        extras: Makes the further options of Lightning's Trainer.
-        extra_names: Their names.
+        extras: The further options of Lightning's Trainer.
     """
 
     experiment: Experiment
-    extras: Callable[[], Mapping[str, Any]]
-    extra_names: tuple[str, ...]
+    extras: TrainerExtras
 
 
 def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Configuration:
@@ -141,13 +160,7 @@ def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Co
         trainer=_section(TrainerSettings, "trainer", config),
         run=_section(RunSettings, "run", config),
     )
-    names = _check_further_options(cli)
-
-    def extras() -> Mapping[str, Any]:
-        made = cli.parser.instantiate_classes(config) if names else {}
-        return {name: made["trainer"][name] for name in names}
-
-    return Configuration(experiment, extras, names)
+    return Configuration(experiment, TrainerExtras(_check_further_options(cli), tuple(arguments)))
 
 
 def _section(kind: type[Any], name: str, config: Namespace) -> Any:

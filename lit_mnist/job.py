@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +15,9 @@ from lit_mnist.experiment import Experiment, Plan, make_plan
 from lit_mnist.ranks import Devices
 from lit_mnist.training.checkpoint import FORMAT
 from lit_mnist.training.precision import UsedPrecision
+
+if TYPE_CHECKING:
+    from lit_mnist.configure import TrainerExtras
 
 Verb = Literal["train", "fit", "validate", "test", "predict"]
 
@@ -48,7 +50,7 @@ class Job:
         first_process: The process from whose start times count.
         checkpoint: The checkpoint to resume from or to evaluate.
         files: The user's pictures, where they are predicted instead of the test set; they stand in `splits.test`.
-        trainer_extras: Makes the further options of Lightning's Trainer, in the rank.
+        extras: The further options of Lightning's Trainer.
     """
 
     verb: Verb
@@ -65,7 +67,7 @@ class Job:
     first_process: int
     checkpoint: Path | None = None
     files: tuple[Path, ...] = ()
-    trainer_extras: Callable[[], Mapping[str, Any]] = field(default=dict)
+    extras: TrainerExtras | None = None
 
     @property
     def trains(self) -> bool:

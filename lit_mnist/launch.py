@@ -100,7 +100,15 @@ class LoopbackRendezvous(RendezvousHandler):
         return True
 
 
-def launch(work: Work, *, world_size: int, timeout: float, max_restarts: int, logs: Path) -> None:
+def launch(
+    work: Work,
+    *,
+    world_size: int,
+    timeout: float,
+    max_restarts: int,
+    logs: Path,
+    start_method: str = "fork" if platform.system() == "Linux" else "spawn",
+) -> None:
     """Runs `work` in `world_size` processes of this machine, and returns when all have ended well.
 
     Args:
@@ -109,6 +117,7 @@ def launch(work: Work, *, world_size: int, timeout: float, max_restarts: int, lo
         timeout: Seconds that a rank waits for the others at the start.
         max_restarts: How often the ranks are started again when one is lost.
         logs: Folder of the ranks' logs.
+        start_method: `fork`, or `spawn` where forking is not safe; then `work` must be picklable.
 
     Raises:
         LitMnistError: A rank ended otherwise; the message says which and why.
@@ -137,7 +146,7 @@ def launch(work: Work, *, world_size: int, timeout: float, max_restarts: int, lo
     agent = NoRestartAgent(
         spec,
         logs_specs=DefaultLogsSpecs(log_dir=scratch),
-        start_method="fork" if platform.system() == "Linux" else "spawn",
+        start_method=start_method,
         shutdown_timeout=_SECONDS_TO_END,
         final_codes=_FINAL_CODES,
         on_failure=note_failure,

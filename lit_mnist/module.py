@@ -97,6 +97,8 @@ class LitClassifier(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Puts the ranks' sums together."""
         self.validation = self._evaluated(len(self._data.splits.validation))
+        # For callbacks that watch a figure, such as EarlyStopping.
+        self.log_dict({"val_loss": self.validation.loss, "val_accuracy": self.validation.accuracy})
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds a batch to the sums, and notes its mistakes."""

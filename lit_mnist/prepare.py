@@ -39,12 +39,10 @@ class Prepared:
 
     Attributes:
         job: The job.
-        engine: The engine's module.
         folder: The claimed run folder; None on the ranks that do not write.
     """
 
     job: Job
-    engine: ModuleType
     folder: RunFolder | None
 
 
@@ -94,11 +92,18 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
         checkpoint=saved.path if saved else None,
         files=files,
-        trainer_extras=configuration.extras,
+        extras=configuration.extras,
     )
     if trains and plan.dropped and claimed:
         print(f"note: {plan.dropped} samples of each epoch fill no whole batch of {plan.batch_size} and are left out")
-    return Prepared(job, importlib.import_module(f"lit_mnist.engines.{engine}"), claimed)
+    # Imported before the ranks are forked, so that they need not.
+    engine_of(job)
+    return Prepared(job, claimed)
+
+
+def engine_of(job: Job) -> ModuleType:
+    """Returns the module of a job's engine."""
+    return importlib.import_module(f"lit_mnist.engines.{job.engine}")
 
 
 def _saved(line: CommandLine) -> Saved | None:
@@ -161,7 +166,7 @@ def _claim(line: CommandLine, configuration: Configuration, checkpoint: Path | N
             shutil.copyfile(origin / "checkpoints" / BEST, folder.checkpoints / BEST)
     if line.verb != "predict":
         folder.write_config(experiment.replace("run", dir=None, resume=None).to_dict())
-        if configuration.extra_names:
-            left_out = ", ".join(f"trainer.{name}" for name in configuration.extra_names)
+        if configuration.extras.names:
+            left_out = ", ".join(f"trainer.{name}" for name in configuration.extras.names)
             print(f"note: {CONFIG} leaves out {left_out}: only plain values are stored")
     return path, folder

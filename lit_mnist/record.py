@@ -93,7 +93,10 @@ def _summarise(
     print(f"results   {job.folder / RESULT}, {job.folder / REPORT}")
     if trained:
         folder, program = shlex.quote(str(job.folder)), _program()
-        print(f"go on     {program} fit --resume {folder}")
+        if trained.steps < job.plan.total_steps:
+            print(f"go on     {program} fit --resume {folder}")
+        elif job.experiment.model.schedule == "constant" and not job.experiment.model.warmup:
+            print(f"go on     {program} fit --resume {folder} --epochs {job.experiment.trainer.max_epochs + 1}")
         print(f"test      {program} test --ckpt {folder}")
     sys.stdout.flush()
 

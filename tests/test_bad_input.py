@@ -40,7 +40,10 @@ COMMANDS = {
     "batch size of 3 ranks": (["--batch-size", "128", "--devices", "3"], ["128", "3 ranks", "126 or 129"]),
     "no devices": (["--devices", "0"], ["trainer.devices", "0"]),
     "empty devices": (["--devices", "[]"], ["trainer.devices", "empty"]),
-    "more ranks than samples": (["--devices", "7", "--batch-size", "7", "--data.test_size", "5"], ["test", "5", "7 ranks"]),
+    "more ranks than samples": (
+        ["--devices", "7", "--batch-size", "7", "--data.test_size", "5"],
+        ["test", "5", "7 ranks"],
+    ),
     "contradiction": (["--epochs", "1", "--trainer.max_epochs", "2"], ["--epochs", "--trainer.max_epochs", "1", "2"]),
     "contradiction the other way": (["--trainer.devices=2", "--devices", "1"], ["contradicts"]),
     "foreign class": (["--trainer.callbacks", "os.system"], ["trainer.callbacks", "os.system", "lightning"]),
@@ -104,7 +107,7 @@ def test_a_foreign_class_is_refused_before_its_module_is_imported(program: Progr
 
 def test_a_class_of_lightning_may_be_named() -> None:
     path = "lightning.pytorch.callbacks.LambdaCallback"
-    assert configure([f"--trainer.callbacks=[{{class_path: {path}}}]"]).extra_names == ("callbacks",)
+    assert configure([f"--trainer.callbacks=[{{class_path: {path}}}]"]).extras.names == ("callbacks",)
 
 
 def test_damaged_data_are_refused(program: Program) -> None:

@@ -125,7 +125,7 @@ def listening(pids: list[int]) -> list[str]:
     sockets = set()
     for pid in pids:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(entry)
+            target = str(entry.readlink())
             if target.startswith("socket:["):
                 sockets.add(target[8:-1])
     found = []

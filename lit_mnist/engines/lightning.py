@@ -65,7 +65,7 @@ def run(job: Job, rank: Rank) -> None:
         trained = Trained(
             steps=trainer.global_step,
             skipped_steps=trainer.global_step - module.steps_made,
-            epochs=job.plan.epochs,
+            epochs=trainer.current_epoch,
             loss=recorder.train_loss,
             seconds=clock.seconds,
         )
@@ -101,7 +101,8 @@ def run(job: Job, rank: Rank) -> None:
 
 def _trainer(job: Job, callbacks: list[Callback]) -> LitTrainer:
     trainer = job.experiment.trainer
-    extras = dict(job.trainer_extras())
+    extras = job.extras.make() if job.extras else {}
+    own = extras.pop("callbacks", [])
     return LitTrainer(
         # The plan has worked max_steps into the length of the epochs.
         max_epochs=job.plan.epochs,
@@ -114,7 +115,7 @@ def _trainer(job: Job, callbacks: list[Callback]) -> LitTrainer:
         gradient_clip_val=trainer.gradient_clip_val,
         deterministic=trainer.deterministic,
         timeout=job.experiment.run.timeout,
-        callbacks=[*callbacks, *extras.pop("callbacks", [])],
+        callbacks=[*callbacks, *(own if isinstance(own, list) else [own])],
         plugins=[VerifiedCheckpointIO()],
         logger=extras.pop("logger", False),
         limit_val_batches=1.0 if len(job.splits.validation) else 0,
@@ -141,6 +142,8 @@ def _quieten() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     # The project's loaders cut batches from memory: worker processes would only slow them down.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # The figures are put together over the ranks before they are logged.
+    warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
     # Said of Lightning's own call into torch.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
 

@@ -53,7 +53,8 @@ class Recorder:
         """
         self.step += 1
         self.clock.step_done()
-        if self.step % STEPS_BETWEEN_FIGURES and self.step not in {1, self.plan.total_steps}:
+        ends_epoch = self.step % self.plan.steps_per_epoch == 0 or self.step == self.plan.total_steps
+        if self.step % STEPS_BETWEEN_FIGURES and self.step != 1 and not ends_epoch:
             return
         loss, accuracy = self._over_all_ranks(logits, targets)
         self.train_loss = loss

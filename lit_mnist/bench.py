@@ -1,0 +1,134 @@
+"""Measures what the project promises about speed, as ratios, interleaved in one run.
+
+    make bench
+    python -m lit_mnist.bench --repeats 9 --json bench.json
+
+1. Start: seconds from the start of `python train.py --devices 2` to the end of its first optimizer step, against
+   those of `python -c "import lightning.pytorch"`.
+2. Data path: images per second of the Lightning path on one rank, against a bare loop over float tensors in memory
+   with the same network, optimizer, batch and threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lit_mnist.training.measure import WARM_UP_STEPS, commit, versions
+
+BATCH, STEPS = 256, 120
+_BARE_LOOP = """
+import statistics, sys, time, torch
+import torch.nn.functional as F
+from lit_mnist.data.dataset import load_dataset
+from lit_mnist.data.loader import normalise
+from lit_mnist.data.order import train_indices
+from lit_mnist.experiment import ModelSettings
+from lit_mnist.models.build import build_net
+from lit_mnist.training.optimizer import make_optimizer
+
+batch, steps, threads, warm_up = map(int, sys.argv[1:])
+torch.set_num_threads(threads)
+split = load_dataset("mnist", None).train
+images, labels = normalise(split.images.unsqueeze(1).float()), split.labels
+settings = ModelSettings()
+net = build_net(settings, num_classes=10, seed=42)
+optimizer = make_optimizer(net, settings)
+order = torch.from_numpy(train_indices(42, 0, 0, count=len(split), batch_size=len(split)).copy())
+times = []
+for step in range(steps):
+    start = time.perf_counter()
+    chosen = order[step * batch : (step + 1) * batch]
+    loss = F.cross_entropy(net(images[chosen]), labels[chosen])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    times.append(time.perf_counter() - start)
+print(batch / statistics.median(times[warm_up:]))
+"""
+
+
+def seconds_to_import() -> float:
+    """Returns the seconds that importing Lightning takes, from the process's start to its end."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import lightning.pytorch"], check=True)
+    return time.perf_counter() - start
+
+
+def train(folder: Path, *flags: object) -> dict[str, object]:
+    """Runs a training and returns its result."""
+    command = [sys.executable, "-m", "lit_mnist.engines.lightning", *map(str, flags), "--run-dir", str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return dict(json.loads((folder / "result.json").read_text()))
+
+
+def seconds_to_first_step(folder: Path) -> float:
+    """Returns the seconds from the start of a training on two ranks to the end of its first step."""
+    result = train(folder, "--devices", 2, "--max-steps", 1, "--data.val_size", 0, "--data.test_size", 100)
+    return float(str(result["seconds_to_first_step"]))
+
+
+def lightning_images_per_s(folder: Path, threads: int) -> float:
+    """Returns images per second of the Lightning path on one rank."""
+    flags = ("--batch-size", BATCH, "--max-steps", STEPS, "--data.val_size", 0, "--data.test_size", 100)
+    result = train(folder, "--devices", 1, "--run.threads", threads, *flags)
+    return float(result["train"]["images_per_s"])  # type: ignore[index]
+
+
+def bare_images_per_s(threads: int) -> float:
+    """Returns images per second of a bare loop over tensors in memory."""
+    command = [sys.executable, "-c", _BARE_LOOP, *map(str, (BATCH, STEPS, threads, WARM_UP_STEPS))]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Returns median, smallest and largest."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def main() -> None:
+    """Measures, prints the table, and writes it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=Path("bench.json"))
+    options = parser.parse_args()
+    threads = max(1, len(os.sched_getaffinity(0)))
+    rows: dict[str, list[float]] = {"import": [], "first step": [], "bare loop": [], "lightning": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        for repeat in range(options.repeats):
+            rows["import"].append(seconds_to_import())
+            rows["first step"].append(seconds_to_first_step(Path(scratch) / f"start-{repeat}"))
+            rows["bare loop"].append(bare_images_per_s(threads))
+            rows["lightning"].append(lightning_images_per_s(Path(scratch) / f"speed-{repeat}", threads))
+            print(f"repeat {repeat + 1}/{options.repeats} done", file=sys.stderr)
+    table = {name: summary(values) for name, values in rows.items()}
+    ratios = {
+        "first step / import": table["first step"]["median"] / table["import"]["median"],
+        "lightning / bare loop": table["lightning"]["median"] / table["bare loop"]["median"],
+    }
+    for name, unit in (("import", "s"), ("first step", "s"), ("bare loop", "images/s"), ("lightning", "images/s")):
+        row = table[name]
+        print(f"{name:<12} {row['median']:10.2f} {unit:<9} from {row['min']:.2f} to {row['max']:.2f}")
+    for name, ratio in ratios.items():
+        print(f"{name:<24} {ratio:.2f}")
+    report = {
+        "repeats": options.repeats,
+        "threads": threads,
+        "batch_size": BATCH,
+        "rows": table,
+        "ratios": ratios,
+        "versions": versions(),
+        "commit": commit(),
+    }
+    options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Checkpoints: whole or not there, verified, plain values only, and Lightning's own."""
+
+from __future__ import annotations
+
+import os
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Program
+
+from lit_mnist.errors import InputError
+from lit_mnist.module import LitClassifier
+from lit_mnist.training.checkpoint import read_checkpoint, write_checkpoint
+from lit_mnist.training.digest import content_sha256, weights_sha256
+
+CONTENT: dict[str, Any] = {
+    "state_dict": {"net.weight": torch.arange(2000.0).reshape(40, 50), "net.count": torch.tensor(3)},
+    "epoch": 1,
+    "loops": {"deep": [1, 2.5, None, True, "text", (1, 2)]},
+    "lit_mnist": {"format": 1},
+}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "some.ckpt"
+    write_checkpoint(path, CONTENT)
+    return path
+
+
+def test_what_is_written_is_read(written: Path) -> None:
+    found = read_checkpoint(written)
+    assert content_sha256(found["state_dict"]) == content_sha256(CONTENT["state_dict"])
+    assert found["loops"] == CONTENT["loops"]
+    assert [path.name for path in written.parent.iterdir()] == ["some.ckpt"]
+
+
+def test_every_truncation_is_found(written: Path) -> None:
+    whole = written.read_bytes()
+    for part in range(100):
+        written.write_bytes(whole[: len(whole) * part // 100])
+        with pytest.raises(InputError, match=r"some\.ckpt"):
+            read_checkpoint(written)
+
+
+def test_every_flipped_bit_is_found_or_harmless(written: Path) -> None:
+    whole = written.read_bytes()
+    truth = content_sha256(read_checkpoint(written))
+    drawn, found = random.Random(0), 0
+    for _ in range(400):
+        place, bit = drawn.randrange(len(whole)), drawn.randrange(8)
+        written.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
+        try:
+            assert content_sha256(read_checkpoint(written)) == truth
+        except InputError:
+            found += 1
+    assert found > 200
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("touch executed",)
+
+
+def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    torch.save({**CONTENT, "callbacks": Hostile()}, tmp_path / "hostile.ckpt")
+    with pytest.raises(InputError, match=r"hostile\.ckpt"):
+        read_checkpoint(tmp_path / "hostile.ckpt")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.ckpt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(50_000_000))
+    with pytest.raises(InputError, match="would unpack to 50000000 bytes"):
+        read_checkpoint(path)
+
+
+def test_a_failed_write_leaves_the_old_file(written: Path) -> None:
+    with pytest.raises(TypeError):
+        write_checkpoint(written, {**CONTENT, "loops": object()})
+    assert read_checkpoint(written)["epoch"] == 1
+    assert [path.name for path in written.parent.iterdir()] == ["some.ckpt"]
+
+
+def test_another_program_s_checkpoint_is_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(InputError, match="not a checkpoint of this project"):
+        read_checkpoint(tmp_path / "other.ckpt")
+
+
+def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
+    folder = program.train("--max-steps", 2, "--data.train_size", 300, "--data.test_size", 50, "--data.val_size", 50)
+    path = folder / "checkpoints" / "best.ckpt"
+    module = LitClassifier.load_from_checkpoint(path, weights_only=True)
+    saved = read_checkpoint(path)
+    assert {f"net.{name}" for name in module.net.state_dict()} == set(saved["state_dict"])
+    bare = {name.removeprefix("net."): value for name, value in saved["state_dict"].items()}
+    assert weights_sha256(module.net.state_dict()) == weights_sha256(bare)
+    assert "_instantiator" not in saved["hyper_parameters"]
+    assert saved["hyper_parameters"]["lr"] == 0.2
