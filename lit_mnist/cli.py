@@ -9,18 +9,20 @@ python train.py predict --ckpt runs/20260101-120000-convnet --images my-digits/
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from lit_mnist.errors import LitMnistError
+from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.flags import read_command_line
 from lit_mnist.job import Job
-from lit_mnist.launch import launch, open_log, report_error
+from lit_mnist.launch import launch, open_log, raise_on, report_error
 from lit_mnist.prepare import Prepared, engine_of, prepare
 from lit_mnist.ranks import Rank, launched_from_outside, stay_on_loopback
+from lit_mnist.training.checkpoint import LAST
 
 
 def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
@@ -32,13 +34,15 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     """
     # The ranks are forked from this process: until then it must not start OpenMP's threads.
     torch.set_num_threads(1)
+    job = None
     try:
         line = read_command_line(sys.argv[1:] if argv is None else argv)
         prepared = prepare(line, engine=engine, command=_command(argv))
+        job = prepared.job
         _start(prepared)
     except LitMnistError as error:
         if not launched_from_outside() or Rank.from_environment().is_first:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {error}{_go_on(job) if error.exit_code != InputError.exit_code else ''}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -60,6 +64,7 @@ def _start(prepared: Prepared) -> None:
     elif job.devices.count == 1:
         stay_on_loopback()
         open_log(job.folder / "logs", Rank())
+        raise_on(signal.SIGTERM, signal.SIGINT)
         work(Rank())
     else:
         launch(
@@ -69,6 +74,16 @@ def _start(prepared: Prepared) -> None:
             max_restarts=job.experiment.run.max_restarts,
             logs=job.folder / "logs",
         )
+
+
+def _go_on(job: Job | None) -> str:
+    """Returns how to go on after a run that ended early."""
+    if job is None or not job.trains:
+        return ""
+    last = job.folder / "checkpoints" / LAST
+    if not last.exists():
+        return "\nNo epoch was complete, so that there is no checkpoint to go on from."
+    return f"\nThe last whole epoch is in {last}; go on with --resume {shlex.quote(str(job.folder))}"
 
 
 def _work(job: Job, rank: Rank) -> None:

@@ -155,7 +155,7 @@ def launch(
         result = agent.run()
     except SignalException as error:
         name = signal.Signals(error.sigval).name
-        raise StoppedError(f"Stopped by {name}; the ranks were ended.", int(error.sigval)) from error
+        raise StoppedError(f"Stopped by {name}.", int(error.sigval)) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if result.is_failed():
@@ -167,10 +167,20 @@ def _rank_main(work: Work, logs: Path) -> None:
     die_with_parent()
     # The launcher decides what a signal means: a terminal sends Ctrl-C to every process of the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise_on(signal.SIGTERM)
     rank = Rank.from_environment()
     open_log(logs, rank)
     guard(work, rank)
+
+
+def raise_on(*signums: signal.Signals) -> None:
+    """Lets this process raise StoppedError where a signal finds it."""
+
+    def stop(signum: int, _: object) -> NoReturn:
+        raise StoppedError(f"Stopped by {signal.Signals(signum).name}.", signum)
+
+    for signum in signums:
+        signal.signal(signum, stop)
 
 
 def guard(work: Work, rank: Rank) -> None:

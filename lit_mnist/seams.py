@@ -39,7 +39,8 @@ class NoRestartAgent(LocalElasticAgent):
         if result.is_failed():
             processes = context._pc.processes  # type: ignore[union-attr]
             codes = {worker.global_rank: processes[worker.local_rank].exitcode for worker in worker_group.workers}
-            if any(code in self._final_codes for code in codes.values()):
+            # The one that failed first: the agent has ended the others by a signal, which is final for none of them.
+            if any(failure.exitcode in self._final_codes for failure in result.failures.values()):
                 self._remaining_restarts = 0
             self._on_failure(codes, result, self._remaining_restarts > 0)
         return result

@@ -90,10 +90,13 @@ def test_the_ranks_die_with_a_killed_launcher(program: Program) -> None:
         wait_for(lambda: not ranks_of(group), 5)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_the_launcher_ends_all_with_its_exit_code(program: Program, signum: int, code: int) -> None:
+def test_a_signal_to_the_launcher_ends_all_with_its_exit_code(
+    program: Program, signum: int, code: int, devices: int
+) -> None:
     folder = program.folder / "run"
-    with program.started("--devices", 2, "--run-dir", folder, *LONG) as group:
+    with program.started("--devices", devices, "--run-dir", folder, *LONG) as group:
         wait_for(lambda: trains(folder), 60)
         os.kill(group, signum)
         _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, 10)
