@@ -131,10 +131,17 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[tuple[torch.Tensor
     rows.sort()
     split, files = job.splits.test, job.files
     assert [index for index, _, _ in rows] == list(range(len(split)))
-    names = job.dataset.class_names
-    predicted, probability = [row[1] for row in rows], [row[2] for row in rows]
-    labels = None if files else split.labels.tolist()
-    write_table(job.folder / PREDICTIONS, predicted, probability, labels=labels, files=files, class_names=names)
-    draw_grid(job.folder / GRID, split.images, predicted, probability, labels=labels, class_names=names)
+    predicted = torch.tensor([row[1] for row in rows])
+    probability = torch.tensor([row[2] for row in rows])
+    labels = None if files else split.labels
+    write_table(job.folder / PREDICTIONS, predicted, probability, labels=labels, files=files or None)
+    draw_grid(
+        job.folder / GRID,
+        split.images,
+        predicted,
+        probability,
+        labels=labels,
+        class_names=job.dataset.class_names,
+    )
     print(f"predicted {len(rows)} pictures: {job.folder / PREDICTIONS}, {job.folder / GRID}")
     sys.stdout.flush()

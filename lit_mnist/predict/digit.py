@@ -1,0 +1,209 @@
+"""From a grey picture of one handwritten digit to the same digit as MNIST shows it.
+
+The paper's light is fitted and taken away, specks are left out, too thin strokes are thickened, and the ink is fitted
+into a box of 20 x 20 and placed by its centre of mass in a field of 28 x 28. Box and centre are those of the data set
+itself: http://yann.lecun.com/exdb/mnist.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+FIELD = 28
+BOX = 20
+
+_LEAST_CONTRAST = 14.0  # grey levels from paper to ink: a blank page's stains and shadows have fewer
+_LEAST_SEPARATION = 5.0  # the same in standard deviations of the paper: noise, cut at its middle, has 2.7
+_LEAST_EXTENT = 5  # pixels: fewer cannot tell one digit from another
+_LEAST_PART = 0.05  # of the largest part's ink: a stroke set apart has more, a speck of dust less
+_THIN, _THICKENED = 1.3, 2.1  # widths of strokes in the box of 20: one MNIST digit in 100 is below, and their median
+
+Floats = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+Field = npt.NDArray[np.uint8]
+
+
+def fit_digit(grey: Floats) -> Field | None:
+    """Finds the ink of one digit and draws it light on black, 20 pixels long and centred by its mass.
+
+    Args:
+        grey: The picture, float32 [height, width] from 0 (black) to 255 (white), dark on light or light on dark.
+
+    Returns:
+        The digit, uint8 [28, 28], or None where the picture shows no ink.
+    """
+    ink = _ink(grey)
+    if ink is None:
+        return None
+    rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
+    digit = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    if max(digit.shape) < _LEAST_EXTENT:
+        return None
+    return _centred(_thickened(digit))
+
+
+def _ink(grey: Floats) -> Floats | None:
+    """Separates ink from paper.
+
+    Each round splits the picture, takes the larger part of its frame for paper and fits the paper's light; what is left
+    without that light is split better in the next round.
+
+    Args:
+        grey: float32 [height, width].
+
+    Returns:
+        The ink, float32 [height, width], 0 for paper and 1 for full ink; None where there is none.
+    """
+    rest = grey - grey.mean()
+    for _ in range(3):
+        light = _smoothed(rest) > _midway(rest)
+        # The frame is paper but for strokes that touch it; where they cover half of it, the whole picture decides.
+        frame = np.concatenate([light[0], light[-1], light[:, 0], light[:, -1]])
+        if frame.mean() + 0.1 * light.mean() > 0.55:
+            grey, rest, light = -grey, -rest, ~light
+        if not light.any() or light.all():
+            return None
+        base = float(np.median(rest[~light]))
+        full = float(np.percentile(rest[light], 80)) - base
+        paper = _smoothed(rest) - base < 0.3 * full
+        if not paper.any():
+            return None
+        rest = grey - _paper_light(grey, paper)
+    strong = rest > _midway(rest)
+    if not strong.any():
+        return None
+    full, noise = float(np.percentile(rest[strong], 80)), float(rest[paper].std())
+    if full < max(_LEAST_CONTRAST, _LEAST_SEPARATION * noise):
+        return None
+    kept = _parts(rest > max(0.1 * full, 3.5 * noise), strong)
+    return np.where(kept, np.clip(rest / full, 0, 1), 0).astype(np.float32)
+
+
+def _smoothed(values: Floats) -> Floats:
+    """Averages 3 x 3 pixels, so that the extremes are those of ink and paper and not of the noise."""
+    padded = np.pad(values, 1, mode="edge")
+    rows = padded[:-2] + padded[1:-1] + padded[2:]
+    return (rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]) / 9
+
+
+def _midway(values: Floats) -> float:
+    """Splits between the extremes and not by counts, so that few strokes on a large page are found too."""
+    smooth = _smoothed(values)
+    return (float(smooth.min()) + float(smooth.max())) / 2
+
+
+def _paper_light(grey: Floats, paper: Mask) -> Floats:
+    """Fits a polynomial of second degree to the paper's pixels: light changes slowly over a page."""
+    height, width = grey.shape
+    rows, columns = np.linspace(-1, 1, height)[:, None], np.linspace(-1, 1, width)[None, :]
+    terms = [np.ones((1, 1)), rows, columns, rows * rows, rows * columns, columns * columns]
+    # Some 20,000 pixels are enough for six factors.
+    step = max(1, math.isqrt(grey.size // 20_000))
+    sample = np.zeros_like(paper)
+    sample[::step, ::step] = paper[::step, ::step]
+    if not sample.any():
+        sample = paper
+    matrix = np.stack([np.broadcast_to(term, grey.shape)[sample] for term in terms], axis=1)
+    # A slight preference for even light keeps the fit tame where the digit covers most of the picture.
+    ridge = np.diag([0.0, 1, 1, 1, 1, 1]) * 0.002 * len(matrix)
+    factors = np.linalg.solve(matrix.T @ matrix + ridge, matrix.T @ grey[sample])
+    light = np.zeros(grey.shape, np.float32)
+    for factor, term in zip(factors, terms, strict=True):
+        light += (factor * term).astype(np.float32)
+    return light
+
+
+def _parts(weak: Mask, strong: Mask) -> Mask:
+    """Keeps the connected parts (8 neighbours) of a mask that hold enough strong pixels.
+
+    The parts are found by joining runs of pixels along the rows: far fewer than pixels, in any picture.
+
+    Args:
+        weak: bool [height, width].
+        strong: bool [height, width].
+
+    Returns:
+        The kept pixels of `weak`, bool [height, width].
+    """
+    padded = np.pad(weak, ((0, 0), (1, 1)))
+    stride = padded.shape[1]
+    flat = padded.ravel().astype(np.int8)
+    starts, ends = np.flatnonzero(np.diff(flat) == 1) + 1, np.flatnonzero(np.diff(flat) == -1) + 1
+    # The runs of the row above that a run touches lie side by side in this order.
+    first = np.searchsorted(ends, starts - stride, side="left")
+    last = np.searchsorted(starts, ends - stride, side="right")
+    parent = list(range(len(starts)))
+
+    def root(run: int) -> int:
+        while parent[run] != run:
+            parent[run] = parent[parent[run]]
+            run = parent[run]
+        return run
+
+    for run, (begin, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        for above in range(begin, end):
+            parent[root(above)] = root(run)
+    part = np.repeat(np.array([root(run) for run in range(len(parent))], dtype=np.int64), ends - starts)
+    size = np.bincount(part, weights=strong[weak], minlength=1)
+    kept = np.zeros_like(weak)
+    kept[weak] = (size >= max(1.0, _LEAST_PART * float(size.max())))[part]
+    return kept
+
+
+def _thickened(digit: Floats) -> Floats:
+    """Widens the strokes of a thin pen on a large page, which the reduction to 20 pixels would make too pale.
+
+    Args:
+        digit: The ink, float32 [height, width], cut out closely.
+
+    Returns:
+        The ink, float32, with a margin where it was thickened.
+    """
+    scale = max(digit.shape) / BOX
+    inside = np.pad(digit > 0.5, 1)
+    edges = int((inside[1:] != inside[:-1]).sum()) + int((inside[:, 1:] != inside[:, :-1]).sum())
+    # A stroke's area is its length times its width; counted in pixel edges a slanted outline is 4/pi too long.
+    width = 2 * int(inside.sum()) / max(1.0, edges * math.pi / 4)
+    growth = round((_THICKENED * scale - width) / 2) if width < _THIN * scale else 0
+    digit = np.pad(digit, growth)
+    for step in range(growth):
+        padded = np.pad(digit, 1)
+        tall = np.maximum(np.maximum(padded[:-2], padded[1:-1]), padded[2:])
+        wide = np.maximum(np.maximum(padded[:, :-2], padded[:, 1:-1]), padded[:, 2:])
+        square = np.maximum(np.maximum(tall[:, :-2], tall[:, 1:-1]), tall[:, 2:])
+        # A cross and a square in turn grow an octagon, which is nearly round.
+        digit = square if step % 2 else np.maximum(tall[:, 1:-1], wide[1:-1])
+    return digit
+
+
+def _centred(digit: Floats) -> Field:
+    """Scales the ink into the box and places it in the field, in one antialiased resampling.
+
+    The digit moves by whole pixels, its centre of mass at most half a pixel from the middle of the pixel [14, 14], as
+    in the data set: a picture of it comes back unmoved.
+
+    Args:
+        digit: The ink, float32 [height, width], cut out closely.
+
+    Returns:
+        The digit, uint8 [28, 28].
+    """
+    scale = max(digit.shape) / BOX
+    begin, after = [], []
+    for axis, length in enumerate(digit.shape):
+        mass = digit.sum(axis=1 - axis)
+        centre = float(mass @ (np.arange(length) + 0.5)) / float(mass.sum()) / scale
+        # Where the mass lies far to one end, the other end stays inside.
+        place = min(max(math.ceil(FIELD / 2 - centre), 0), math.floor(FIELD - length / scale))
+        begin.append(place * scale)
+        after.append((FIELD - place) * scale - length)
+    margins = [(math.ceil(low), math.ceil(high) + 1) for low, high in zip(begin, after, strict=True)]
+    top, left = (margin[0] - low for margin, low in zip(margins, begin, strict=True))
+    page = Image.fromarray(np.pad(digit, margins))
+    edge = FIELD * scale
+    field = np.asarray(page.resize((FIELD, FIELD), Image.Resampling.BICUBIC, box=(left, top, left + edge, top + edge)))
+    return np.rint(np.clip(field / max(0.5, float(field.max())), 0, 1) * 255).astype(np.uint8)

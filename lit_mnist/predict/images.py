@@ -1,0 +1,165 @@
+"""Pictures of handwritten digits, found on the disk and read as MNIST would show them.
+
+    >>> digits = read_digits(find_images([Path("scans")]))  # uint8 [N, 28, 28]
+
+What cannot be read is refused by name: a prediction for something else than the user's picture is worse than none.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from lit_mnist.errors import InputError
+from lit_mnist.predict.digit import FIELD, Field, Floats, fit_digit
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
+MOST_PIXELS = 50_000_000
+# A digit is looked for in at most so many pixels along the longer side.
+_WORKING_SIDE = 1024
+
+
+def find_images(paths: Sequence[Path]) -> list[Path]:
+    """Lists picture files.
+
+    Args:
+        paths: Files, taken whatever their names are, and folders, searched with their subfolders for names that end as
+            pictures do (see `SUFFIXES`). Hidden files and folders are left out, links to folders not followed.
+
+    Returns:
+        The files in the order of `paths`, those of one folder sorted.
+
+    Raises:
+        InputError: A path is missing, may not be read or is no file, or a folder holds no picture.
+    """
+    found: list[Path] = []
+    for path in paths:
+        try:
+            found.extend(_in_folder(path) if stat.S_ISDIR(path.stat().st_mode) else [path])
+        except OSError as error:
+            raise _refused(path, error) from error
+    for path in found:
+        _check_readable(path)
+    return found
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    def stop(error: OSError) -> None:
+        raise _refused(Path(error.filename), error) from error
+
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=stop):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = (Path(place, name) for name in names if not name.startswith("."))
+        found.extend(file for file in files if file.suffix.lower() in SUFFIXES)
+    if not found:
+        raise InputError(f"{folder}: no picture in this folder (looked for {', '.join(sorted(SUFFIXES))})")
+    return sorted(found)
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        # Opening a pipe or a device could wait for ever.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError(f"{path}: neither a file nor a folder")
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def _refused(path: Path, error: OSError) -> InputError:
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"{path}: no such file or folder")
+    if isinstance(error, PermissionError):
+        return InputError(f"{path}: no permission to read it")
+    return InputError(f"{path}: cannot be read ({error.strerror or error})")
+
+
+def read_digits(paths: Sequence[Path]) -> torch.Tensor:
+    """Reads pictures of one digit each, of any mode and size, dark on light or light on dark.
+
+    Transparency is taken as white paper, and a picture is turned as its EXIF data say. One picture is held at a time.
+
+    Args:
+        paths: Picture files, such as `find_images` returns.
+
+    Returns:
+        The digits in MNIST's convention, uint8 [N, 28, 28], light ink on black.
+
+    Raises:
+        InputError: A file cannot be read or decoded, has more than 50 megapixels or several pages, or shows no ink.
+    """
+    digits = np.zeros((len(paths), FIELD, FIELD), np.uint8)
+    for digit, path in zip(digits, paths, strict=True):
+        digit[:] = _read_digit(path)
+    return torch.from_numpy(digits)
+
+
+def _read_digit(path: Path) -> Field:
+    _check_readable(path)
+    digit = fit_digit(_read_grey(path))
+    if digit is None:
+        raise InputError(f"{path}: no ink found, the picture seems to be empty")
+    return digit
+
+
+def _read_grey(path: Path) -> Floats:
+    """Decodes a picture into grey values, float32 [height, width] from 0 to 255, reduced to a working size."""
+    if path.stat().st_size == 0:
+        raise InputError(f"{path}: the file is empty")
+    too_large = f"{path}: more than {MOST_PIXELS // 1_000_000} megapixels; reduce the picture first"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            opened = Image.open(path, formats=FORMATS)
+        with opened as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise InputError(too_large)
+            # A camera's JPEG may carry a second picture for its preview.
+            if image.format != "MPO" and getattr(image, "is_animated", False):
+                raise InputError(f"{path}: holds several pictures; give one digit per file")
+            return _grey(image)
+    except InputError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InputError(too_large) from error
+    except Image.UnidentifiedImageError as error:
+        raise InputError(f"{path}: not a picture in a known format ({', '.join(FORMATS)})") from error
+    except Exception as error:  # the decoders raise many kinds for a damaged file, SyntaxError among them
+        raise InputError(f"{path}: damaged, cannot be decoded ({error})") from error
+
+
+def _grey(image: Image.Image) -> Floats:
+    # A JPEG is decoded at a fraction of its size where that is enough.
+    image.draft("L", (_WORKING_SIDE, _WORKING_SIDE))
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    factor = -(-max(image.size) // _WORKING_SIDE)
+    if image.mode.startswith("I") or image.mode == "F":
+        return np.asarray(_deep(image).reduce(factor))
+    if image.has_transparency_data:
+        image = image.convert("RGBA").reduce(factor)
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    elif image.mode == "LAB":
+        image = image.getchannel("L").reduce(factor)
+    else:
+        image = (image if image.mode == "L" else image.convert("RGB")).reduce(factor)
+    return np.asarray(image.convert("L"), dtype=np.float32)
+
+
+def _deep(image: Image.Image) -> Image.Image:
+    """Stretches values of more than 8 bits to 0 to 255: their white may be that of 10, 12 or 16 bits, or of 1.0."""
+    values = np.asarray(image).astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError("a value is not finite")
+    low, high = float(values.min()), float(values.max())
+    return Image.fromarray((values - low) * (255 / max(high - low, 1e-30)))
