@@ -10,8 +10,9 @@ from lightning.pytorch import LightningDataModule
 
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.experiment import DataSettings, Experiment, Plan
+from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.job import Splits, plan_for, split_dataset
+from lit_mnist.plan import Plan
 from lit_mnist.training.precision import weight_dtype
 
 

@@ -11,7 +11,8 @@ import torch
 
 from lit_mnist.data.dataset import Dataset, Split
 from lit_mnist.data.order import Indices, validation_split
-from lit_mnist.experiment import Experiment, Plan, make_plan
+from lit_mnist.experiment import Experiment
+from lit_mnist.plan import Plan, make_plan
 from lit_mnist.ranks import Devices
 from lit_mnist.training.checkpoint import FORMAT
 from lit_mnist.training.precision import UsedPrecision

@@ -14,9 +14,10 @@ import torch
 from lit_mnist.configure import Configuration, configure
 from lit_mnist.data.dataset import Split, load_dataset
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Plan, TrainerSettings
+from lit_mnist.experiment import TrainerSettings
 from lit_mnist.flags import CommandLine
 from lit_mnist.job import Job, Splits, plan_for, split_dataset
+from lit_mnist.plan import Plan
 from lit_mnist.ranks import Devices, Rank, choose_devices, launched_from_outside, threads_per_rank
 from lit_mnist.record import GRID, PREDICTIONS
 from lit_mnist.resume import Saved

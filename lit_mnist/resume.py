@@ -10,7 +10,8 @@ from typing import Any
 from lit_mnist.configure import read_saved_experiment
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, Plan
+from lit_mnist.experiment import Experiment
+from lit_mnist.plan import Plan
 from lit_mnist.training.checkpoint import SECTION, read_checkpoint
 
 # What may differ between a checkpoint and the run that takes it up: where and how far, not what.

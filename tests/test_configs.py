@@ -9,7 +9,8 @@ import yaml
 from conftest import ROOT
 
 from lit_mnist.configure import configure
-from lit_mnist.experiment import Experiment, TrainerSettings, make_plan
+from lit_mnist.experiment import Experiment, TrainerSettings
+from lit_mnist.plan import make_plan
 from lit_mnist.trainer import LitTrainer
 
 

@@ -13,7 +13,8 @@ from lit_mnist.data.augmentation import augment
 from lit_mnist.data.dataset import Split
 from lit_mnist.data.order import Indices, evaluation_rows, rank_rows, train_indices
 from lit_mnist.data.randomness import Draw
-from lit_mnist.experiment import DataSettings, Plan
+from lit_mnist.experiment import DataSettings
+from lit_mnist.plan import Plan
 
 # Mean and standard deviation of MNIST's training pixels as shares of 255; the whole family is brought to this scale.
 PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081

@@ -14,26 +14,21 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
 
 
-class PortableSyncBatchNorm(_BatchNorm):
+class PortableSyncBatchNorm(nn.BatchNorm2d):
     """Batch norm (Ioffe and Szegedy, 2015) over all ranks' batches; parameters and buffers as `nn.BatchNorm2d`."""
-
-    def _check_input_dim(self, x: torch.Tensor) -> None:
-        if x.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions (batch, channel), got {x.dim()}")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalises each channel.
 
         Args:
-            x: [batch of this rank, channels, ...]; in training every rank must take part, with any batch size above 0.
+            x: [batch of this rank, channels, height, width]; in training every rank must take part, with a batch of
+                any size above 0.
 
         Returns:
             A tensor of the same shape and dtype.
         """
-        self._check_input_dim(x)
         if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
             return super().forward(x)
         count, mean, variance = _global_statistics(x.detach())
@@ -115,8 +110,8 @@ class _Normalise(torch.autograd.Function):
 
 
 def sync_batch_norm(net: nn.Module) -> nn.Module:
-    """Replaces every batch norm of a network by one over all ranks, sharing parameters and buffers; returns the net."""
-    return _replace(net, nn.modules.batchnorm._BatchNorm, PortableSyncBatchNorm)
+    """Replaces every 2-d batch norm of a network by one over all ranks, sharing parameters and buffers; returns it."""
+    return _replace(net, nn.BatchNorm2d, PortableSyncBatchNorm)
 
 
 def unsync_batch_norm(net: nn.Module) -> nn.Module:
@@ -124,13 +119,14 @@ def unsync_batch_norm(net: nn.Module) -> nn.Module:
     return _replace(net, PortableSyncBatchNorm, nn.BatchNorm2d)
 
 
-def _replace(net: nn.Module, old: type[_BatchNorm], new: type[_BatchNorm]) -> nn.Module:
+def _replace(net: nn.Module, old: type[nn.BatchNorm2d], new: type[nn.BatchNorm2d]) -> nn.Module:
     for name, child in net.named_children():
-        if isinstance(child, old) and not isinstance(child, new):
-            twin = new(child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats)
-            twin.train(child.training)
-            twin._parameters, twin._buffers = child._parameters, child._buffers
-            setattr(net, name, twin)
+        if type(child) is old:
+            twin = new(child.num_features, child.eps, child.momentum)
+            twin.weight, twin.bias = child.weight, child.bias
+            twin.running_mean, twin.running_var = child.running_mean, child.running_var
+            twin.num_batches_tracked = child.num_batches_tracked
+            setattr(net, name, twin.train(child.training))
         else:
             _replace(child, old, new)
     return net

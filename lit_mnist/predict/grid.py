@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from lit_mnist.errors import InputError
@@ -16,12 +15,13 @@ from lit_mnist.training.files import whole_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Lengths in units: a picture is a square of 1 x 1, its two lines of text lie below it.
 _COLUMNS = 10
-_CELL_WIDTH, _CELL_HEIGHT = 1.0, 1.46  # the digit is a square of 1; the two lines of text lie below it
-_INCHES = 0.92  # per unit
-_HEAD, _EDGE = 1.0, 0.45  # units above the digits and around the page
-_GAP = 0.14
-_INK, _SOFT, _WRONG, _PAPER = "#1c1f23", "#666c74", "#c8281e", "#fcfcfa"
+_STEP_RIGHT, _STEP_DOWN = 1.16, 1.56
+_HEAD, _EDGE = 1.06, 0.4  # above the pictures, and around them
+_LEAST_WIDTH = 4.6  # so that the title fits over a lone picture
+_INCHES, _DPI = 14 / 15, 150  # a unit is 140 pixels: 5 for each of a digit's 28
+_INK, _SOFT, _WRONG, _HAIR, _PAPER = "#1c1f23", "#666c74", "#c8281e", "#dcdcd6", "#fcfcfa"
 
 
 def draw_grid(
@@ -60,31 +60,61 @@ def draw_grid(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(shown, _COLUMNS)
-    rows = math.ceil(shown / columns)
-    # A lone digit's page is still wide enough for the title.
-    width = max(columns * (_CELL_WIDTH + _GAP) - _GAP, 4.2) + 2 * _EDGE
-    height = rows * _CELL_HEIGHT + _HEAD + _EDGE
-    figure = Figure(figsize=(width * _INCHES, height * _INCHES), dpi=150, facecolor=_PAPER)
+    names = [str(name) for name in class_names] if class_names is not None else []
+    # Long names share a line with the probability too: the pictures grow with them, the letters do not.
+    inches = _INCHES * max(1.0, 0.55 + 0.1 * max(map(len, names), default=0))
+    columns = min(shown, max(_COLUMNS, math.isqrt(shown)))
+    width = max((columns - 1) * _STEP_RIGHT + 1, _LEAST_WIDTH) + 2 * _EDGE
+    height = math.ceil(shown / columns) * _STEP_DOWN + _HEAD + _EDGE / 2
+    figure = Figure(figsize=(width * inches, height * inches), dpi=_DPI, facecolor=_PAPER)
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-_EDGE, width - _EDGE), ylim=(height - _HEAD, -_HEAD))
     axes.axis("off")
-    _write_title(axes, shown, len(images), None if labels is None else int((labels != predicted).sum()))
+    title = f"Showing {shown:,} of {len(images):,} pictures"
+    axes.text(0, -0.62, title, fontsize=17, fontweight="bold", color=_INK)
+    axes.text(0, -0.3, _subtitle(predicted, labels, shown), fontsize=10.5, color=_SOFT)
     for index in range(shown):
-        label = None if labels is None else int(labels[index])
-        corner = (index % columns * (_CELL_WIDTH + _GAP), index // columns * _CELL_HEIGHT)
-        _draw_cell(axes, corner, images[index], int(predicted[index]), float(probability[index]), label, class_names)
+        corner = (index % columns * _STEP_RIGHT, index // columns * _STEP_DOWN)
+        guess, truth = int(predicted[index]), None if labels is None else int(labels[index])
+        mistaken_for = None if truth is None or truth == guess else _name(truth, names)
+        _draw_picture(axes, corner, images[index], wrong=mistaken_for is not None)
+        _write_caption(axes, corner, _name(guess, names), float(probability[index]), mistaken_for)
+    axes.set(xlim=(-_EDGE, width - _EDGE), ylim=(height - _HEAD, -_HEAD), aspect="auto")
     try:
         with whole_file(path) as file:
-            figure.savefig(file, format="png")
+            figure.savefig(file, format="png", facecolor=_PAPER, metadata={"Title": title, "Software": None})
     except OSError as error:
         raise InputError(f"{path}: the picture cannot be written ({error.strerror or error})") from error
 
 
-def _write_title(axes: Axes, shown: int, total: int, wrong: int | None) -> None:
-    pass
+def _name(index: int, names: Sequence[str]) -> str:
+    return names[index] if names else str(index)
 
 
-def _draw_cell(axes, corner, image, predicted, probability, label, class_names) -> None:
-    pass
+def _subtitle(predicted: torch.Tensor, labels: torch.Tensor | None, shown: int) -> str:
+    if labels is None:
+        return "predicted class and its probability"
+    wrong = labels != predicted
+    return f"{int(wrong[:shown].sum()):,} of these wrong (red, with the true class), {int(wrong.sum()):,} of all"
+
+
+def _draw_picture(axes: Axes, corner: tuple[float, float], image: torch.Tensor, *, wrong: bool) -> None:
+    from matplotlib.patches import Rectangle
+
+    left, top = corner
+    # Dark on light, as on paper: a page of black squares is hard on the eye.
+    pixels = image.numpy()
+    axes.imshow(pixels, cmap="gray_r", vmin=0, vmax=255, extent=(left, left + 1, top + 1, top), aspect="auto")
+    colour, line = (_WRONG, 2.4) if wrong else (_HAIR, 0.8)
+    axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=line, zorder=3))
+
+
+def _write_caption(axes: Axes, corner: tuple[float, float], name: str, probability: float, truth: str | None) -> None:
+    left, line = corner[0], corner[1] + 1.2
+    ink, soft = (_INK, _SOFT) if truth is None else (_WRONG, _WRONG)
+    # What rounds to 100 % is not certain.
+    share = f"{probability:.1%}" if probability < 0.9995 else "> 99.9%"
+    axes.text(left, line, name, fontsize=11.5, fontweight="bold", color=ink, parse_math=False)
+    axes.text(left + 1, line, share, fontsize=9, color=soft, ha="right", parse_math=False)
+    if truth is not None:
+        axes.text(left, line + 0.19, f"is {truth}", fontsize=10, color=_WRONG, parse_math=False)

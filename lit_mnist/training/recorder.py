@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lit_mnist.experiment import Plan
+from lit_mnist.plan import Plan
 from lit_mnist.ranks import Rank
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.history import History

@@ -1,0 +1,91 @@
+"""What a number of ranks and samples makes of an experiment: batches, steps and epochs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Batches, steps and epochs of a run.
+
+    Attributes:
+        world_size: Number of ranks.
+        batch_size: Samples of one micro-batch over all ranks.
+        accumulate: Micro-batches of one optimizer step (the last step of an epoch may take fewer).
+        batches_per_epoch: Micro-batches of a whole epoch; samples beyond the last whole one are dropped.
+        steps_per_epoch: Optimizer steps of a whole epoch.
+        total_steps: Optimizer steps of the run: the smaller of the epochs' and `max_steps`.
+        epochs: Epochs begun in the run; the last may be cut short by `max_steps`.
+        dropped: Samples of each epoch that fill no whole micro-batch.
+    """
+
+    world_size: int
+    batch_size: int
+    accumulate: int
+    batches_per_epoch: int
+    steps_per_epoch: int
+    total_steps: int
+    epochs: int
+    dropped: int
+
+    @classmethod
+    def without_training(cls, world_size: int) -> Plan:
+        """Returns the plan of a run that only evaluates."""
+        return cls(world_size, 0, 1, 0, 0, 0, 0, 0)
+
+    def batches_in_epoch(self, epoch: int) -> int:
+        """Returns how many micro-batches the run takes of an epoch, fewer than all where `max_steps` ends it."""
+        steps = min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
+        return max(0, min(steps * self.accumulate, self.batches_per_epoch))
+
+    def window(self, batch: int) -> int:
+        """Returns the number of micro-batches in the optimizer step that a micro-batch of an epoch belongs to."""
+        start = batch - batch % self.accumulate
+        return min(self.accumulate, self.batches_per_epoch - start)
+
+
+def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan:
+    """Works out the batches and steps of a run, and refuses what cannot be cut evenly.
+
+    Args:
+        experiment: The experiment.
+        world_size: Number of ranks over all machines.
+        train_count: Number of training samples.
+
+    Raises:
+        InputError: A micro-batch cannot be split evenly over the ranks, or there are too few samples for one.
+    """
+    data, trainer = experiment.data, experiment.trainer
+    batch_size = data.batch_size * (world_size if data.batch_per == "rank" else 1)
+    if batch_size % world_size:
+        lower = batch_size - batch_size % world_size
+        nearest = " or ".join(str(size) for size in (lower, lower + world_size) if size)
+        raise InputError(
+            f"data.batch_size {batch_size} cannot be split evenly over {world_size} ranks: "
+            f"choose {nearest}, or another --devices."
+        )
+    if train_count < batch_size:
+        raise InputError(
+            f"There are {train_count} training samples, too few for one batch of {batch_size}: "
+            "lower data.batch_size, or data.val_size, or raise data.train_size."
+        )
+    batches = train_count // batch_size
+    steps_per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
+    total_steps = steps_per_epoch * trainer.max_epochs
+    if trainer.max_steps != -1:
+        total_steps = min(total_steps, trainer.max_steps)
+    return Plan(
+        world_size=world_size,
+        batch_size=batch_size,
+        accumulate=trainer.accumulate_grad_batches,
+        batches_per_epoch=batches,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        epochs=math.ceil(total_steps / steps_per_epoch),
+        dropped=train_count - batches * batch_size,
+    )
