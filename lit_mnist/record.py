@@ -102,8 +102,7 @@ def _summarise(
 
 
 def _program() -> str:
-    name = Path(sys.argv[0]).name
-    return "lit-mnist" if name == "lit-mnist" else f"{Path(sys.executable).name} train.py"
+    return "python train.py" if Path(sys.argv[0]).name == "train.py" else "lit-mnist"
 
 
 def write_predictions(job: Job, rank: Rank, batches: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:

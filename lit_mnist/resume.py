@@ -12,6 +12,7 @@ from lit_mnist.data.dataset import Dataset
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.plan import Plan
+from lit_mnist.ranks import launched_from_outside
 from lit_mnist.training.checkpoint import SECTION, read_checkpoint
 
 # What may differ between a checkpoint and the run that takes it up: where and how far, not what.
@@ -58,6 +59,8 @@ class Saved:
         """Returns the experiment as the values to start from when the training goes on."""
         # The machine may be another, but the precision stays the one that was used.
         trainer = {**self.experiment["trainer"], "precision": self.section["precision"]}
+        if launched_from_outside():
+            trainer["devices"] = "auto"
         return {**self.experiment, "trainer": trainer, "run": {"threads": self.experiment["run"]["threads"]}}
 
     def to_evaluate(self) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""Runs the command line in real processes, forked from the test process, which has imported everything already."""
+"""What the tests share: the command line run in real processes, forked from this one, which has imported already."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ import pytest
 import torch
 
 from lit_mnist.cli import main
+from lit_mnist.data.dataset import Dataset, load_dataset
 
 # The tests fork: no OpenMP threads may be running in this process.
 torch.set_num_threads(1)
@@ -158,3 +161,56 @@ def weights_of(folder: Path, name: str = "last.ckpt") -> dict[str, torch.Tensor]
 def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
     assert first.keys() == second.keys()
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+TIMEOUT = 120
+NOBODY = 65534
+CHILD_ENV = {**os.environ, "PYTHONPATH": str(ROOT), "no_proxy": "*"}
+
+
+def child(script: str, *args: str, **env: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", script, *args]
+    environment = {**CHILD_ENV, **env}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """The superuser may read everything, so for a while the tests are somebody else.
+
+    That one may not be able to import: what is needed must have been loaded before, as the fixture `embedded` does.
+    """
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may enter, as pytest's own are not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Dataset:
+    return load_dataset("mnist", None)
+
+
+def assert_same(first: Dataset, second: Dataset) -> None:
+    assert first.sha256 == second.sha256
+    for a, b in ((first.train, second.train), (first.test, second.test)):
+        torch.testing.assert_close(a.images, b.images, rtol=0, atol=0)
+        torch.testing.assert_close(a.labels, b.labels, rtol=0, atol=0)
+
+
+def flipped(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]

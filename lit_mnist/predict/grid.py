@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Lengths in units: a picture is a square of 1 x 1, its two lines of text lie below it.
 _COLUMNS = 10
-_STEP_RIGHT, _STEP_DOWN = 1.16, 1.56
+_STEP_RIGHT, _STEP_DOWN = 1.16, 1.54
 _HEAD, _EDGE = 1.06, 0.4  # above the pictures, and around them
 _LEAST_WIDTH = 4.6  # so that the title fits over a lone picture
 _INCHES, _DPI = 14 / 15, 150  # a unit is 140 pixels: 5 for each of a digit's 28
@@ -62,7 +62,7 @@ def draw_grid(
 
     names = [str(name) for name in class_names] if class_names is not None else []
     # Long names share a line with the probability too: the pictures grow with them, the letters do not.
-    inches = _INCHES * max(1.0, 0.55 + 0.1 * max(map(len, names), default=0))
+    inches = _INCHES * max(1.0, 0.6 + 0.1 * max(map(len, names), default=0))
     columns = min(shown, max(_COLUMNS, math.isqrt(shown)))
     width = max((columns - 1) * _STEP_RIGHT + 1, _LEAST_WIDTH) + 2 * _EDGE
     height = math.ceil(shown / columns) * _STEP_DOWN + _HEAD + _EDGE / 2
@@ -117,4 +117,4 @@ def _write_caption(axes: Axes, corner: tuple[float, float], name: str, probabili
     axes.text(left, line, name, fontsize=11.5, fontweight="bold", color=ink, parse_math=False)
     axes.text(left + 1, line, share, fontsize=9, color=soft, ha="right", parse_math=False)
     if truth is not None:
-        axes.text(left, line + 0.19, f"is {truth}", fontsize=10, color=_WRONG, parse_math=False)
+        axes.text(left, line + 0.19, f"true: {truth}", fontsize=10, color=_WRONG, parse_math=False)
