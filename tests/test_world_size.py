@@ -74,10 +74,17 @@ def trained(shared_program: Program) -> Path:
     return shared_program.train("--devices", 1, "--max-steps", 30, "--lr", 0.05, "--data.train_size", 6000)
 
 
-@pytest.mark.parametrize("size", [10, 101, 9_999, 10_000])
-def test_any_number_of_ranks_counts_the_same(trained: Path, shared_program: Program, size: int) -> None:
+ALL = (1, 2, 3, 4, 7)
+WORLDS = [(10_000, ALL), (9_999, (1, 7)), (101, (1, 4)), (10, (1, 3))]
+EVERY_WORLD = [pytest.param(size, ALL, marks=pytest.mark.slow) for size in (9_999, 101, 10)]
+
+
+@pytest.mark.parametrize(("size", "worlds"), [*WORLDS, *EVERY_WORLD])
+def test_any_number_of_ranks_counts_the_same(
+    trained: Path, shared_program: Program, size: int, worlds: tuple[int, ...]
+) -> None:
     found = []
-    for ranks in (1, 2, 3, 4, 7):
+    for ranks in worlds:
         folder = shared_program.train("test", "--ckpt", trained, "--devices", ranks, "--data.test_size", size)
         found.append(result_of(folder)["test"])
     assert found[0]["count"] == size

@@ -60,20 +60,21 @@ def _ink(grey: Floats) -> Floats | None:
     """
     rest = grey - grey.mean()
     for _ in range(3):
-        light = _smoothed(rest) > _midway(rest)
+        smooth = _smoothed(rest)
+        light = smooth > _midway(smooth)
         # The frame is paper but for strokes that touch it; where they cover half of it, the whole picture decides.
         frame = np.concatenate([light[0], light[-1], light[:, 0], light[:, -1]])
         if frame.mean() + 0.1 * light.mean() > 0.55:
-            grey, rest, light = -grey, -rest, ~light
+            grey, rest, smooth, light = -grey, -rest, -smooth, ~light
         if not light.any() or light.all():
             return None
         base = float(np.median(rest[~light]))
         full = float(np.percentile(rest[light], 80)) - base
-        paper = _smoothed(rest) - base < 0.3 * full
+        paper = smooth - base < 0.3 * full
         if not paper.any():
             return None
         rest = grey - _paper_light(grey, paper)
-    strong = rest > _midway(rest)
+    strong = rest > _midway(_smoothed(rest))
     if not strong.any():
         return None
     full, noise = float(np.percentile(rest[strong], 80)), float(rest[paper].std())
@@ -90,31 +91,27 @@ def _smoothed(values: Floats) -> Floats:
     return (rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]) / 9
 
 
-def _midway(values: Floats) -> float:
+def _midway(smooth: Floats) -> float:
     """Splits between the extremes and not by counts, so that few strokes on a large page are found too."""
-    smooth = _smoothed(values)
     return (float(smooth.min()) + float(smooth.max())) / 2
 
 
 def _paper_light(grey: Floats, paper: Mask) -> Floats:
     """Fits a polynomial of second degree to the paper's pixels: light changes slowly over a page."""
-    height, width = grey.shape
-    rows, columns = np.linspace(-1, 1, height)[:, None], np.linspace(-1, 1, width)[None, :]
-    terms = [np.ones((1, 1)), rows, columns, rows * rows, rows * columns, columns * columns]
+    down, right = (np.linspace(-1, 1, length) for length in grey.shape)
     # Some 20,000 pixels are enough for six factors.
     step = max(1, math.isqrt(grey.size // 20_000))
-    sample = np.zeros_like(paper)
-    sample[::step, ::step] = paper[::step, ::step]
-    if not sample.any():
-        sample = paper
-    matrix = np.stack([np.broadcast_to(term, grey.shape)[sample] for term in terms], axis=1)
+    if not paper[::step, ::step].any():
+        step = 1
+    row, column = np.nonzero(paper[::step, ::step])
+    y, x = down[::step][row], right[::step][column]
+    matrix = np.stack([np.ones_like(x), y, y * y, x, x * x, x * y], axis=1)
     # A slight preference for even light keeps the fit tame where the digit covers most of the picture.
     ridge = np.diag([0.0, 1, 1, 1, 1, 1]) * 0.002 * len(matrix)
-    factors = np.linalg.solve(matrix.T @ matrix + ridge, matrix.T @ grey[sample])
-    light = np.zeros(grey.shape, np.float32)
-    for factor, term in zip(factors, terms, strict=True):
-        light += (factor * term).astype(np.float32)
-    return light
+    level, y1, y2, x1, x2, xy = np.linalg.solve(matrix.T @ matrix + ridge, matrix.T @ grey[::step, ::step][row, column])
+    of_rows, of_columns = level + y1 * down + y2 * down * down, x1 * right + x2 * right * right
+    slopes = np.outer((xy * down).astype(np.float32), right.astype(np.float32))
+    return slopes + of_rows.astype(np.float32)[:, None] + of_columns.astype(np.float32)
 
 
 def _parts(weak: Mask, strong: Mask) -> Mask:

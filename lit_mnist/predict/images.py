@@ -12,6 +12,7 @@ import stat
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -118,10 +119,8 @@ def _read_grey(path: Path) -> Floats:
         raise InputError(f"{path}: the file is empty")
     too_large = f"{path}: more than {MOST_PIXELS // 1_000_000} megapixels; reduce the picture first"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            opened = Image.open(path, formats=FORMATS)
-        with opened as image:
+        # Given the path, Pillow maps an uncompressed TIFF into memory with the sides of a turned one exchanged.
+        with path.open("rb") as file, _opened(file) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise InputError(too_large)
             # A camera's JPEG may carry a second picture for its preview.
@@ -136,6 +135,12 @@ def _read_grey(path: Path) -> Floats:
         raise InputError(f"{path}: not a picture in a known format ({', '.join(FORMATS)})") from error
     except Exception as error:  # the decoders raise many kinds for a damaged file, SyntaxError among them
         raise InputError(f"{path}: damaged, cannot be decoded ({error})") from error
+
+
+def _opened(file: IO[bytes]) -> Image.Image:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        return Image.open(file, formats=FORMATS)
 
 
 def _grey(image: Image.Image) -> Floats:
