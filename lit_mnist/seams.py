@@ -2,6 +2,8 @@
 
 1. torch's elastic agent restarts its ranks after any failure: `NoRestartAgent` keeps it from restarting where the
    rank's exit code says that another try would end the same way, and notes how every rank ended (torch keeps one).
+   Noticed by `test_a_refusal_in_a_rank_is_never_restarted` and `test_a_killed_rank_is_named_...` in
+   tests/test_launch.py.
 """
 
 from __future__ import annotations

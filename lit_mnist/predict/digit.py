@@ -99,8 +99,8 @@ def _midway(smooth: Floats) -> float:
 def _paper_light(grey: Floats, paper: Mask) -> Floats:
     """Fits a polynomial of second degree to the paper's pixels: light changes slowly over a page."""
     down, right = (np.linspace(-1, 1, length) for length in grey.shape)
-    # Some 20,000 pixels are enough for six factors.
-    step = max(1, math.isqrt(grey.size // 20_000))
+    # Some 10,000 pixels are enough for six factors.
+    step = math.ceil(math.sqrt(grey.size / 10_000))
     if not paper[::step, ::step].any():
         step = 1
     row, column = np.nonzero(paper[::step, ::step])
