@@ -26,8 +26,9 @@ class VerifiedCheckpointIO(CheckpointIO):
         """
         try:
             write_checkpoint(Path(path), checkpoint)
-        except OSError as error:
-            raise InputError(f"The checkpoint {path} cannot be written: {error.strerror}.") from error
+        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
+            reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+            raise InputError(f"The checkpoint {path} cannot be written: {reason}.") from error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None

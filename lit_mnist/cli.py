@@ -8,21 +8,26 @@ python train.py predict --ckpt runs/20260101-120000-convnet --images my-digits/
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
+import time
+import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from lit_mnist.errors import InputError, LitMnistError
+from lit_mnist.errors import InputError, LitMnistError, RankLostError
 from lit_mnist.flags import read_command_line
 from lit_mnist.job import Job
 from lit_mnist.launch import launch, open_log, raise_on, report_error
 from lit_mnist.prepare import Prepared, engine_of, prepare
 from lit_mnist.ranks import Rank, launched_from_outside, stay_on_loopback
-from lit_mnist.training.checkpoint import LAST
+from lit_mnist.training.checkpoint import LAST, read_checkpoint
+from lit_mnist.training.run_folder import shown
 
 
 def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
@@ -41,9 +46,15 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         job = prepared.job
         _start(prepared)
     except LitMnistError as error:
-        if not launched_from_outside() or Rank.from_environment().is_first:
+        if launched_from_outside() and not Rank.from_environment().is_first:
+            # Rank 0 alone speaks, and an outside launcher ends it as soon as another rank has ended.
+            time.sleep(1)
+        else:
             print(f"error: {error}{_go_on(job) if error.exit_code != InputError.exit_code else ''}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("error: Stopped by SIGINT before the training began.", file=sys.stderr)
+        return 128 + signal.SIGINT
     return 0
 
 
@@ -56,6 +67,8 @@ def _start(prepared: Prepared) -> None:
         rank = Rank.from_environment()
         if rank.num_nodes == 1:
             stay_on_loopback()
+        if rank.is_first or job.experiment.run.dir:
+            open_log(job.folder / "logs", rank)
         try:
             work(rank)
         except Exception as error:
@@ -65,7 +78,12 @@ def _start(prepared: Prepared) -> None:
         stay_on_loopback()
         open_log(job.folder / "logs", Rank())
         raise_on(signal.SIGTERM, signal.SIGINT)
-        work(Rank())
+        try:
+            work(Rank())
+        except LitMnistError:
+            raise
+        except Exception as error:
+            raise RankLostError(f"Rank 0 failed:\n{traceback.format_exc().rstrip()}") from error
     else:
         launch(
             work,
@@ -83,11 +101,18 @@ def _go_on(job: Job | None) -> str:
     last = job.folder / "checkpoints" / LAST
     if not last.exists():
         return "\nNo epoch was complete, so that there is no checkpoint to go on from."
-    return f"\nThe last whole epoch is in {last}; go on with --resume {shlex.quote(str(job.folder))}"
+    folder = shlex.quote(shown(job.folder))
+    if read_checkpoint(last)["global_step"] >= job.plan.total_steps:
+        return f"\nThe training was complete: test its weights with: test --ckpt {folder}"
+    return f"\nThe last whole epoch is in {shown(last)}; go on with --resume {folder}"
 
 
 def _work(job: Job, rank: Rank) -> None:
     torch.set_num_threads(job.threads)
+    last = job.folder / "checkpoints" / LAST
+    if job.trains and last.exists() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        # Started again after a loss: the whole epochs of before are not lost.
+        job = replace(job, checkpoint=last)
     engine_of(job).run(job, rank)
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import ArgumentError, Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -27,18 +28,12 @@ from lit_mnist.module import LitClassifier
 from lit_mnist.trainer import LitTrainer
 
 _PACKAGES = ("lightning", "torch", "lit_mnist")
-_EXTRAS = (
-    "callbacks",
-    "logger",
-    "profiler",
-    "detect_anomaly",
-    "benchmark",
-    "enable_model_summary",
-    "log_every_n_steps",
-)
+_EXTRAS = ("callbacks", "detect_anomaly", "benchmark")
 _INSTEAD = {
     "default_root_dir": "use --run-dir",
     "timeout": "use --run.timeout",
+    "logger": "metrics.csv and TensorBoard files are always written",
+    "plugins": "precision and batch norm are plugins already",
     "fast_dev_run": "use --max-steps 1",
     "limit_train_batches": "use --data.train_size or --max-steps",
     "limit_test_batches": "use --data.test_size",
@@ -97,7 +92,9 @@ class ExperimentCLI(LightningCLI):
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
-            raise InputError(_plain(str(error), list(parser.get_defaults().keys()))) from error
+            raise InputError(_plain(str(error), list(parser.get_defaults().keys()), _files(args))) from error
+        except (UnicodeDecodeError, OSError) as error:
+            raise InputError(f"The configuration {_files(args)} cannot be read: {error}.") from error
         # Before LightningCLI draws a seed for `true`, or passes a number on that numpy does not take.
         seed = self.config.seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:
@@ -153,6 +150,7 @@ def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Co
     """
     cli = ExperimentCLI(arguments, dict(_flatten(base or {})))
     config = cli.config
+    _refuse_linked(_files(arguments))
     experiment = Experiment(
         seed_everything=config.seed_everything,
         model=_section(ModelSettings, "model", config),
@@ -164,6 +162,9 @@ def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Co
 
 
 def _section(kind: type[Any], name: str, config: Namespace) -> Any:
+    section = config.get(name)
+    if not isinstance(section, Namespace) or any(field.name not in section for field in fields(kind)):
+        raise InputError(f"{name} must be a section of settings, but is {section}.")
     values = {field.name: config[name][field.name] for field in fields(kind)}
     for field in fields(kind):
         value = values[field.name]
@@ -217,8 +218,25 @@ def read_saved_experiment(values: object, source: Path) -> dict[str, Any]:
         raise InputError(f"{source} holds an experiment that this version does not take: {error}") from error
 
 
-def _plain(message: str, keys: list[str]) -> str:
+def _refuse_linked(files: str) -> None:
+    """Refuses keys of a file that follow from others, which the parser would replace without a word."""
+    for path in filter(None, files.split(", ")):
+        content = yaml.safe_load(Path(path).read_text())
+        for section, key in (("model", "seed"), ("data", "seed"), ("model", "num_classes")):
+            if isinstance(content.get(section), dict) and key in content[section]:
+                source = "seed_everything" if key == "seed" else "data.name"
+                raise InputError(f"{section}.{key} in {path} follows from {source}: leave it out.")
+
+
+def _files(arguments: list[str]) -> str:
+    """Returns the configuration files that a command line names."""
+    return ", ".join(argument.partition("=")[2] for argument in arguments if argument.startswith(("--config=", "-c=")))
+
+
+def _plain(message: str, keys: list[str], files: str) -> str:
     """Returns jsonargparse's complaint as one plain sentence or two."""
+    if "Unexpected config" in message:
+        return f"The configuration {files} holds no settings: it must be sections such as model: or data:."
     if found := re.search(r"unrecognized arguments: (\S+)", message, re.IGNORECASE):
         flag = found[1].partition("=")[0]
         return f"Unknown flag {flag}{nearest(flag, [f'--{key}' for key in keys] + list(SHORT_FLAGS))}"
@@ -232,13 +250,16 @@ def _plain(message: str, keys: list[str]) -> str:
     key, rest = {"model.seed": "seed_everything"}.get(found[1], found[1]), message[found.end() :]
     if denied := re.search(r"Importing '([^']+)' is not allowed", rest):
         return f"{key} names {denied[1]}: a configuration may name classes of {', '.join(_PACKAGES)} only."
+    if problem := re.search(r"given class_path '([^']+)':\s*(.+?)(?:\n\s*-|\n\s*Given|$)", rest, re.DOTALL):
+        return f"{key}: {problem[1]} cannot be made: {' '.join(problem[2].split())}"
     if given := re.search(r"(?:Got value|Given value): (.*)", rest, re.DOTALL):
-        kinds = re.findall(
-            r"<class '(\w+)'>|Literal(\[[^\]]*\])", "".join(re.findall(r"Expected a.*|Subtypes.*", rest))
-        )
+        expected = " ".join(re.findall(r"Expected a.*|Subtypes.*", rest))
+        kinds = re.findall(r"<class '(\w+)'>|Literal(\[[^\]]*\])", expected)
         names = dict.fromkeys(kind or literal.strip("[]") for kind, literal in kinds)
-        wanted = " or ".join({"NoneType": "null", "str": "text"}.get(name, name) for name in names)
-        return f"{key} must be {wanted or 'something else'}, but is {given[1].strip()}."
+        wanted = " or ".join({"str": "text"}.get(name, name) for name in names if name != "NoneType")
+        if key == "seed_everything":
+            wanted = "an integer from 0"
+        return f"{key} must be {wanted or 'something else'}, but is {' '.join(given[1].split())[:100]}."
     return f"{key}: {' '.join(rest.split())}"
 
 

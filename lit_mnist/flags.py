@@ -74,6 +74,8 @@ def read_command_line(argv: list[str]) -> CommandLine:
         raise InputError(f"--ckpt belongs to {', '.join(EVALUATING)}; to go on with a training, use --resume.")
     if images and verb != "predict":
         raise InputError("--images belongs to predict.")
+    if verb in EVALUATING and any(SHORT_FLAGS.get(flag, flag) == "--run.resume" for flag, _ in pairs):
+        raise InputError(f"--resume goes on with a training; {verb} takes --ckpt.")
     arguments, given = [], dict[str, tuple[str, str]]()
     for flag, value in pairs:
         if flag == "--ckpt":
@@ -107,12 +109,15 @@ def _pairs(argv: list[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
         if not flag.startswith("-"):
             raise InputError(f"{flag!r} is no flag: a value follows the flag that it belongs to.")
         flag, _, value = flag.partition("=")
+        if flag.endswith("+") and not flag.startswith("--trainer.callbacks"):
+            raise InputError(f"{flag} is not taken: give the whole value to {flag[:-1]}.")
         values = [value] if _ else []
         while rest and not _ and not _is_flag(rest[0]) and (flag == "--images" or not values):
             values.append(rest.pop(0))
         if flag == "--images":
             images += values
-        if not values and (flag in SHORT_FLAGS or flag in {"--ckpt", "--images"}):
+        takes_value = flag in SHORT_FLAGS or flag in {"--ckpt", "--images"}
+        if (takes_value and not values) or "" in values:
             raise InputError(f"{flag} needs a value.")
         if flag != "--images":
             pairs.append((flag, values[0] if values else None))

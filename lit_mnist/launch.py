@@ -34,7 +34,7 @@ Work = Callable[[Rank], None]
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _FINAL_CODES = (2, 4, 130, 143)
-_SECONDS_TO_END = 3
+_SECONDS_TO_END = 1
 
 
 def launch(
@@ -60,8 +60,10 @@ def launch(
         LitMnistError: A rank ended otherwise; the message says which and why.
     """
     stay_on_loopback()
-    for name in ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.elastic.agent"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        # What torch's agent tells of a failure is told by this module, once and in the user's terms.
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     scratch = tempfile.mkdtemp(prefix="lit_mnist-")
     failures: list[_Failure] = []
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
 from lit_mnist.configure import Configuration, configure
 from lit_mnist.data.dataset import Split, load_dataset
@@ -22,8 +23,9 @@ from lit_mnist.ranks import Devices, Rank, choose_devices, launched_from_outside
 from lit_mnist.record import GRID, PREDICTIONS
 from lit_mnist.resume import Saved
 from lit_mnist.training.checkpoint import BEST, LAST, find_checkpoint
+from lit_mnist.training.history import read_history
 from lit_mnist.training.precision import resolve_precision
-from lit_mnist.training.run_folder import CONFIG, METRICS, REPORT, RESULT, RunFolder, default_path
+from lit_mnist.training.run_folder import CONFIG, METRICS, REPORT, RESULT, RunFolder, default_path, shown
 
 _WRITES = {
     "train": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
@@ -58,7 +60,12 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     configuration = configure(line.arguments, base)
     experiment = configuration.experiment
 
+    if experiment.run.resume and not line.resume:
+        raise InputError("run.resume is taken from the command line only: use --resume RUN_DIR_OR_CKPT.")
+    check_extras(configuration)
     devices, world_size = _ranks(experiment.trainer)
+    if experiment.run.max_restarts and (launched_from_outside() or world_size == 1):
+        raise InputError("run.max_restarts is for several ranks that this command starts: here it has no effect.")
     dataset = load_dataset(
         experiment.data.name, Path(experiment.data.root) if experiment.data.root else None, experiment.data.emnist_split
     )
@@ -69,13 +76,17 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         files = tuple(find_images([Path(image) for image in line.images]))
         digits = read_digits(files)
         splits = replace(splits, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64)))
+    if experiment.trainer.devices == "auto" and line.verb == "predict" and not launched_from_outside():
+        devices = Devices(devices.kind, devices.numbers[: len(splits.test)])
+        world_size = devices.count
     _check_evaluation(line, splits, world_size)
     trains = line.verb in {"train", "fit"}
     plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size)
     if saved and line.resume:
         saved.check_resume(experiment, dataset, plan)
+        print_once(f"note: going on from {shown(saved.path.absolute())} after step {saved.step}")
     elif saved:
-        saved.check_evaluation(experiment, dataset)
+        saved.check_evaluation(experiment, dataset, validates=line.verb == "validate")
 
     folder, claimed = _claim(line, configuration, saved.path if saved else None)
     job = Job(
@@ -95,11 +106,44 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         files=files,
         extras=configuration.extras,
     )
-    if trains and plan.dropped and claimed:
-        print(f"note: {plan.dropped} samples of each epoch fill no whole batch of {plan.batch_size} and are left out")
+    if trains and plan.dropped:
+        print_once(
+            f"note: {plan.dropped} samples of each epoch fill no whole batch of {plan.batch_size} and are left out"
+        )
     # Imported before the ranks are forked, so that they need not.
     engine_of(job)
     return Prepared(job, claimed)
+
+
+def print_once(text: str) -> None:
+    """Prints on rank 0, where an outside launcher has started several of this process."""
+    if not launched_from_outside() or Rank.from_environment().is_first:
+        print(text, flush=True)
+
+
+def run_folder_of(checkpoint: Path) -> Path | None:
+    """Returns the run folder that a checkpoint lies in, or None where it lies elsewhere."""
+    folder = checkpoint.resolve().parent
+    return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).exists() else None
+
+
+def check_extras(configuration: Configuration) -> None:
+    """Makes the further Trainer options once, so that a wrong one is refused before anything is written.
+
+    Raises:
+        InputError: One cannot be made, or would do what the project does itself.
+    """
+    try:
+        made = configuration.extras.make().get("callbacks", [])
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"trainer.{configuration.extras.names[0]} cannot be made: {reason}") from error
+    for callback in made if isinstance(made, list) else [made]:
+        if isinstance(callback, Checkpoint | ProgressBar):
+            raise InputError(
+                f"trainer.callbacks names {type(callback).__name__}: the project keeps its checkpoints and shows its "
+                "progress itself."
+            )
 
 
 def engine_of(job: Job) -> ModuleType:
@@ -152,22 +196,30 @@ def _check_evaluation(line: CommandLine, splits: Splits, world_size: int) -> Non
 def _claim(line: CommandLine, configuration: Configuration, checkpoint: Path | None) -> tuple[Path, RunFolder | None]:
     """Claims the run folder, on the process that writes."""
     experiment = configuration.experiment
-    origin = checkpoint.parent.parent if checkpoint and line.resume else None
+    origin = run_folder_of(checkpoint) if checkpoint and line.resume else None
     chosen = Path(experiment.run.dir) if experiment.run.dir else origin
     name = experiment.model.net if line.verb == "train" else f"{experiment.model.net}-{line.verb}"
     path = (chosen or default_path(name)).absolute()
     if launched_from_outside() and not Rank.from_environment().is_first:
         return path, None
-    again = origin is not None and path == origin.absolute()
+    again = origin is not None and path.resolve() == origin
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    folder = RunFolder.claim(path, writes=_WRITES[line.verb], resumed=again or restarted)
-    if line.verb in {"train", "fit"}:
-        folder.checkpoints.mkdir(exist_ok=True)
-        if origin and not again and (origin / "checkpoints" / BEST).exists():
-            shutil.copyfile(origin / "checkpoints" / BEST, folder.checkpoints / BEST)
+    trains = line.verb in {"train", "fit"}
+    if again:
+        read_history(path)
+    folder = RunFolder.claim(
+        path,
+        writes=_WRITES[line.verb],
+        folders=("checkpoints", "tensorboard") if trains else (),
+        resumed=again or restarted,
+    )
+    if trains and checkpoint and not again:
+        # The best epoch so far comes along; where it is not known, that is the checkpoint itself.
+        best = checkpoint.parent / BEST
+        shutil.copyfile(best if best.exists() else checkpoint, folder.checkpoints / BEST)
     if line.verb != "predict":
         folder.write_config(experiment.replace("run", dir=None, resume=None).to_dict())
         if configuration.extras.names:
             left_out = ", ".join(f"trainer.{name}" for name in configuration.extras.names)
-            print(f"note: {CONFIG} leaves out {left_out}: only plain values are stored")
+            print_once(f"note: {CONFIG} leaves out {left_out}: only plain values are stored")
     return path, folder

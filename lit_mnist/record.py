@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from lit_mnist.errors import NonFiniteError
 from lit_mnist.job import Job
 from lit_mnist.ranks import Rank
 from lit_mnist.report.page import Mistake, write_report
@@ -17,7 +19,7 @@ from lit_mnist.training.evaluation import Evaluation, Wrong
 from lit_mnist.training.history import read_history
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.result import Trained, build_result, total_memory
-from lit_mnist.training.run_folder import REPORT, RESULT, RunFolder
+from lit_mnist.training.run_folder import REPORT, RESULT, RunFolder, shown
 
 PREDICTIONS, GRID = "predictions.csv", "predictions.png"
 _MISTAKES_SHOWN = 40
@@ -85,24 +87,26 @@ def _summarise(
     print()
     if trained:
         skipped = f", {trained.skipped_steps} left out by the GradScaler" if trained.skipped_steps else ""
-        print(f"trained   {trained.steps} steps on {ranks}, {job.precision}, in {trained.seconds:.1f} s{skipped}")
+        print(f"trained   {trained.steps_now} steps on {ranks}, {job.precision}, in {trained.seconds:.1f} s{skipped}")
     for name, evaluation in (("validated", validation if not test else None), ("tested", test)):
         if evaluation:
             right = sum(evaluation.confusion[i][i] for i in range(len(evaluation.confusion)))
             print(f"{name:<9} {evaluation.accuracy:.2%} ({right} of {evaluation.count}), loss {evaluation.loss:.4f}")
-    print(f"results   {job.folder / RESULT}, {job.folder / REPORT}")
+    print(f"results   {shown(job.folder / RESULT)}, {shown(job.folder / REPORT)}")
     if trained:
-        folder, program = shlex.quote(str(job.folder)), _program()
-        if trained.steps < job.plan.total_steps:
-            print(f"go on     {program} fit --resume {folder}")
-        elif job.experiment.model.schedule == "constant" and not job.experiment.model.warmup:
-            print(f"go on     {program} fit --resume {folder} --epochs {job.experiment.trainer.max_epochs + 1}")
+        folder, program = shlex.quote(shown(job.folder)), _program()
+        model, trainer = job.experiment.model, job.experiment.trainer
+        stretchable = model.schedule == "constant" and not model.warmup
+        if stretchable and trained.steps == job.plan.total_steps and trained.steps % job.plan.steps_per_epoch == 0:
+            unlimited = "" if trainer.max_steps == -1 else " --max-steps -1"
+            print(f"go on     {program} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
         print(f"test      {program} test --ckpt {folder}")
     sys.stdout.flush()
 
 
 def _program() -> str:
-    return "python train.py" if Path(sys.argv[0]).name == "train.py" else "lit-mnist"
+    script = Path(sys.argv[0])
+    return f"python {shlex.quote(sys.argv[0])}" if script.name == "train.py" else "lit-mnist"
 
 
 def write_predictions(job: Job, rank: Rank, batches: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
@@ -122,6 +126,8 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[tuple[torch.Tensor
         gathered: list[list[tuple[int, int, float]]] = [[] for _ in range(rank.world_size)]
         dist.all_gather_object(gathered, rows)
         rows = [row for part in gathered for row in part]
+    if not all(math.isfinite(probability) for _, _, probability in rows):
+        raise NonFiniteError("The network's outputs are not finite: the training of this checkpoint has diverged.")
     if not rank.is_first:
         return
     from lit_mnist.predict.grid import draw_grid
@@ -142,5 +148,5 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[tuple[torch.Tensor
         labels=labels,
         class_names=job.dataset.class_names,
     )
-    print(f"predicted {len(rows)} pictures: {job.folder / PREDICTIONS}, {job.folder / GRID}")
+    print(f"predicted {len(rows)} pictures: {shown(job.folder / PREDICTIONS)}, {shown(job.folder / GRID)}")
     sys.stdout.flush()

@@ -68,8 +68,8 @@ class Saved:
         exact = self.experiment["trainer"]["precision"] == "64-true"
         return {**self.experiment, "trainer": {"precision": "64-true" if exact else "auto"}, "run": {}}
 
-    def check_evaluation(self, experiment: Experiment, dataset: Dataset) -> None:
-        """Refuses another network, or data with other classes.
+    def check_evaluation(self, experiment: Experiment, dataset: Dataset, *, validates: bool) -> None:
+        """Refuses another network, data with other classes, or a validation split that was trained on.
 
         Raises:
             InputError: The weights do not fit.
@@ -79,7 +79,8 @@ class Saved:
                 f"{self.path} tells {self.section.get('num_classes')} classes apart, "
                 f"but the data have {dataset.num_classes}."
             )
-        self._check_equal(experiment, ("model",))
+        split = ("seed_everything", "data.name", "data.emnist_split", "data.val_size") if validates else ()
+        self._check_equal(experiment, ("model", *split))
 
     def check_resume(self, experiment: Experiment, dataset: Dataset, plan: Plan) -> None:
         """Refuses what would make another training of it.
@@ -105,14 +106,20 @@ class Saved:
                 f"The {experiment.model.schedule} schedule of {self.path} was made for {trained.get('total_steps')} "
                 f"steps and cannot be stretched to {plan.total_steps}: only a constant one without warm-up can."
             )
+        if self.step % plan.steps_per_epoch:
+            raise InputError(
+                f"{self.path} was made in the middle of an epoch, after step {self.step} "
+                f"({plan.steps_per_epoch} steps make an epoch): a run goes on from the end of an epoch only."
+            )
         if self.step >= plan.total_steps:
-            more = "raise --epochs" if stretchable else f"its {experiment.model.schedule} schedule is at its end"
+            limit = "raise --epochs" if experiment.trainer.max_steps != plan.total_steps else "raise --max-steps"
+            more = limit if stretchable else f"its {experiment.model.schedule} schedule is at its end"
             raise InputError(f"{self.path} has made its {self.step} steps: there is nothing to go on with ({more}).")
 
     def _check_equal(self, experiment: Experiment, sections: tuple[str, ...]) -> None:
         now = dict(_flat(experiment.to_dict()))
         for key, old in _flat(self.to_resume()):
-            if key.split(".")[0] in sections and key not in _MAY_CHANGE and now[key] != old:
+            if (key in sections or key.split(".")[0] in sections) and key not in _MAY_CHANGE and now[key] != old:
                 raise InputError(f"{key} is {now[key]} here, but {old} in {self.path}: leave it out.")
 
 

@@ -61,6 +61,14 @@ COMMANDS = {
     "missing checkpoint": (["--resume", "nowhere"], ["nowhere"]),
     "test without a checkpoint": (["test"], ["--ckpt"]),
     "training with --ckpt": (["--ckpt", "x"], ["--ckpt", "--resume"]),
+    "resume without a value": (["--resume", ""], ["--resume needs a value"]),
+    "run folder without a value": (["--run-dir="], ["--run-dir needs a value"]),
+    "resume for a test": (["test", "--ckpt", "x", "--resume", "y"], ["--resume", "--ckpt"]),
+    "a list grown": (["--trainer.devices+", "3"], ["--trainer.devices+"]),
+    "restarts of one rank": (["--max-restarts", "1"], ["run.max_restarts"]),
+    "own checkpoints": (["--trainer.callbacks", "ModelCheckpoint"], ["ModelCheckpoint", "checkpoints"]),
+    "callback without its argument": (["--trainer.callbacks", "EarlyStopping"], ["EarlyStopping", "monitor"]),
+    "profiler": (["--trainer.profiler", "simple"], ["trainer.profiler"]),
     "images without predict": (["--images", "x"], ["--images", "predict"]),
 }
 
@@ -84,6 +92,10 @@ CONFIGS = {
     "python object": ("model: !!python/object/apply:os.system ['touch pwned']\n", []),
     "no YAML": ("{: {]", []),
     "a list": ("- 1\n- 2\n", []),
+    "nothing": ("", ["config.yaml", "no settings"]),
+    "a scalar for a section": ("model: 3\n", ["model must be a section"]),
+    "resume in a file": ("run:\n  resume: some\n", ["run.resume", "--resume"]),
+    "a linked key": ("model:\n  seed: 3\n", ["model.seed", "seed_everything"]),
 }
 
 
@@ -95,6 +107,11 @@ def test_configuration_file_is_refused(program: Program, case: str) -> None:
     refused(program("--config", path), *parts)
     assert not (program.folder / "runs").exists()
     assert not (program.folder / "pwned").exists()
+
+
+def test_a_configuration_that_is_no_text_is_refused(program: Program) -> None:
+    (program.folder / "config.yaml").write_bytes(b"\xff\xfe\x00model")
+    refused(program("--config", program.folder / "config.yaml"), "config.yaml")
 
 
 def test_a_foreign_class_is_refused_before_its_module_is_imported(program: Program) -> None:

@@ -72,3 +72,45 @@ def test_the_saved_configuration_repeats_the_run(program: Program) -> None:
     again = program.train("--config", first / "config.yaml")
     assert result_of(again)["weights_sha256"] == result_of(first)["weights_sha256"]
     assert result_of(again)["world_size"] == 2
+
+
+def test_a_checkpoint_made_within_an_epoch_is_refused(program: Program) -> None:
+    trained = program.train(*SMALL, "--max-steps", 4, "--model.schedule", "constant")
+    refused(program("--resume", trained, "--max-steps", -1), "middle of an epoch", "step 4", "10 steps")
+
+
+def test_a_checkpoint_elsewhere_goes_on_in_a_folder_of_its_own(program: Program) -> None:
+    """Only a run folder is taken up in place: a file that lies anywhere must not make its surroundings one."""
+    trained = program.train(*SMALL, "--epochs", 1, "--model.schedule", "constant")
+    place = program.folder / "downloads"
+    place.mkdir()
+    (trained / "checkpoints" / "last.ckpt").rename(place / "some.ckpt")
+    before = sorted(path.name for path in program.folder.iterdir())
+    done = program("--resume", place / "some.ckpt", "--epochs", 2)
+    assert done.code == 0, done.err
+    assert "after step 10" in done.out
+    assert [path.name for path in place.iterdir()] == ["some.ckpt"]
+    assert sorted(path.name for path in program.folder.iterdir() if path.name != "runs") == before
+    (folder,) = (program.folder / "runs").iterdir()
+    assert result_of(folder)["steps"] == 20
+
+
+def test_an_evaluation_tells_the_weights_that_it_evaluated(program: Program) -> None:
+    trained = program.train(*SMALL, "--epochs", 1)
+    for verb in ("test", "validate"):
+        found = result_of(program.train(verb, "--ckpt", trained))
+        assert found["weights_sha256"] == result_of(trained)["weights_sha256"]
+    validation = result_of(program.train("validate", "--ckpt", trained))["validation"]
+    assert validation == result_of(trained)["validation"]
+    refused(program("validate", "--ckpt", trained, "--seed", 7), "seed_everything")
+    refused(program("validate", "--ckpt", trained, "--data.val_size", 50), "data.val_size")
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_diverged_training_ends_with_exit_code_4(program: Program, devices: int) -> None:
+    folder = program.folder / "diverged"
+    done = program(*SMALL[:-2], "--lr", 1e30, "--devices", devices, "--run-dir", folder)
+    assert done.code == 4, done.out + done.err
+    assert "error: The loss was" in done.err
+    assert "Traceback" not in done.err
+    assert not (folder / "checkpoints" / "last.ckpt").exists()

@@ -51,8 +51,8 @@ def run(job: Job, rank: Rank) -> None:
     resumed = read_checkpoint(job.checkpoint) if job.checkpoint else None
     callbacks: list[Callback] = []
     recorder = None
+    first_step = resumed["global_step"] if resumed else 0
     if job.trains:
-        first_step = resumed["global_step"] if resumed else 0
         recorder = Recorder(rank=rank, plan=job.plan, clock=clock, folder=job.folder, step=first_step)
         callbacks = [RecordTraining(recorder), KeepCheckpoints(job, recorder)]
     trainer = _trainer(job, callbacks)
@@ -64,18 +64,19 @@ def run(job: Job, rank: Rank) -> None:
         recorder.close()
         trained = Trained(
             steps=trainer.global_step,
+            steps_now=trainer.global_step - first_step,
             skipped_steps=trainer.global_step - module.steps_made,
             epochs=trainer.current_epoch,
             loss=recorder.train_loss,
             seconds=clock.seconds,
         )
+    elif resumed:
+        module.load_state_dict(resumed["state_dict"])
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.net.state_dict().items()}
 
     # --- evaluate
     if job.verb == "train":
         _take_weights(module, job.folder / "checkpoints" / BEST, rank)
-    elif resumed and not job.trains:
-        module.load_state_dict(resumed["state_dict"])
     if job.verb in {"train", "test"}:
         trainer.test(module, datamodule=data, verbose=False)
     elif job.verb == "validate":
@@ -117,7 +118,7 @@ def _trainer(job: Job, callbacks: list[Callback]) -> LitTrainer:
         timeout=job.experiment.run.timeout,
         callbacks=[*callbacks, *(own if isinstance(own, list) else [own])],
         plugins=[VerifiedCheckpointIO()],
-        logger=extras.pop("logger", False),
+        logger=False,
         limit_val_batches=1.0 if len(job.splits.validation) else 0,
         num_sanity_val_steps=0,
         enable_checkpointing=False,

@@ -14,6 +14,7 @@ from lit_mnist.training.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Lengths in units: a picture is a square of 1 x 1, its two lines of text lie below it.
 _COLUMNS = 10
@@ -56,8 +57,7 @@ def draw_grid(
     shown = min(len(images), limit)
     if shown < 1:
         raise ValueError("no digit to show")
-    # matplotlib takes a third of a second to import, which every other command would pay for.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    # matplotlib takes half a second to import, which every other command would pay for.
     from matplotlib.figure import Figure
 
     names = [str(name) for name in class_names] if class_names is not None else []
@@ -67,12 +67,12 @@ def draw_grid(
     width = max((columns - 1) * _STEP_RIGHT + 1, _LEAST_WIDTH) + 2 * _EDGE
     height = math.ceil(shown / columns) * _STEP_DOWN + _HEAD + _EDGE / 2
     figure = Figure(figsize=(width * inches, height * inches), dpi=_DPI, facecolor=_PAPER)
-    FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
     title = f"Showing {shown:,} of {len(images):,} pictures"
     axes.text(0, -0.62, title, fontsize=17, fontweight="bold", color=_INK)
-    axes.text(0, -0.3, _subtitle(predicted, labels, shown), fontsize=10.5, color=_SOFT)
+    subtitle = _subtitle(predicted, labels, shown)
+    axes.text(0, -0.3, subtitle, fontsize=10.5, color=_SOFT)
     for index in range(shown):
         corner = (index % columns * _STEP_RIGHT, index // columns * _STEP_DOWN)
         guess, truth = int(predicted[index]), None if labels is None else int(labels[index])
@@ -80,9 +80,13 @@ def draw_grid(
         _draw_picture(axes, corner, images[index], wrong=mistaken_for is not None)
         _write_caption(axes, corner, _name(guess, names), float(probability[index]), mistaken_for)
     axes.set(xlim=(-_EDGE, width - _EDGE), ylim=(height - _HEAD, -_HEAD), aspect="auto")
+    _save(figure, path, {"Title": title, "Description": subtitle, "Software": None})
+
+
+def _save(figure: Figure, path: Path, metadata: dict[str, str | None]) -> None:
     try:
         with whole_file(path) as file:
-            figure.savefig(file, format="png", facecolor=_PAPER, metadata={"Title": title, "Software": None})
+            figure.savefig(file, format="png", facecolor=_PAPER, metadata=metadata)
     except OSError as error:
         raise InputError(f"{path}: the picture cannot be written ({error.strerror or error})") from error
 

@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lit_mnist.errors import InputError
 from lit_mnist.predict.digit import FIELD, Field, Floats, fit_digit
@@ -131,7 +131,7 @@ def _read_grey(path: Path) -> Floats:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(too_large) from error
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise InputError(f"{path}: not a picture in a known format ({', '.join(FORMATS)})") from error
     except Exception as error:  # the decoders raise many kinds for a damaged file, SyntaxError among them
         raise InputError(f"{path}: damaged, cannot be decoded ({error})") from error

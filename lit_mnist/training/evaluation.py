@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
+
+from lit_mnist.errors import NonFiniteError
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class ExactMetrics(nn.Module):
         super().__init__()
         self.confusion = MulticlassConfusionMatrix(num_classes, validate_args=False)
         # In double precision, so that the order of summation over the ranks does not show.
-        self.loss_sum = SumMetric().set_dtype(torch.float64)
+        self.loss_sum = SumMetric(nan_strategy="disable").set_dtype(torch.float64)
         self._wrong: list[Wrong] = []
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
@@ -89,14 +92,20 @@ class ExactMetrics(nn.Module):
 
         Args:
             expected: Number of samples of the split.
+
+        Raises:
+            NonFiniteError: The loss is infinite or not a number; all ranks raise it together.
         """
         confusion = self.confusion.compute().long().cpu()
         count = int(confusion.sum())
         assert count == expected, f"{count} samples were evaluated, but the split has {expected}"
+        loss = float(self.loss_sum.compute()) / count
+        if not math.isfinite(loss):
+            raise NonFiniteError("The network's outputs are not finite: the training has diverged. Try a lower --lr.")
         right, of_class = confusion.diagonal().double(), confusion.sum(dim=1)
         return Evaluation(
             accuracy=float(right.sum() / count),
-            loss=float(self.loss_sum.compute()) / count,
+            loss=loss,
             count=count,
             per_class=(right / of_class.clamp(min=1)).tolist(),
             confusion=confusion.tolist(),

@@ -6,6 +6,8 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_mnist.errors import InputError
+from lit_mnist.training.files import write_text
 from lit_mnist.training.run_folder import METRICS
 
 if TYPE_CHECKING:
@@ -26,16 +28,15 @@ class History:
     def __init__(self, folder: Path, step: int = 0) -> None:
         self._folder = folder
         self.rows = [row for row in read_history(folder) if row["step"] <= step]
-        self._file = (folder / METRICS).open("w", newline="")
-        self._writer = csv.DictWriter(self._file, COLUMNS)
-        self._writer.writeheader()
-        self._writer.writerows(self.rows)
+        # Rewritten as a whole, so that a kill at this moment does not lose the rows of before.
+        write_text(folder / METRICS, "".join(_line(row) for row in [None, *self.rows]))
+        self._file = (folder / METRICS).open("a", newline="")
         self._board: SummaryWriter | None = None
 
     def add(self, row: Row) -> None:
         """Adds the figures of a step; a second row of the same step is another row."""
         self.rows.append(row)
-        self._writer.writerow({name: f"{value:.8g}" for name, value in row.items()})
+        self._file.write(_line(row))
         self._file.flush()
         if self._board is None:
             # Imported with the first row, since it takes a good part of a second that the first step need not wait for.
@@ -53,10 +54,26 @@ class History:
             self._board.close()
 
 
+def _line(row: Row | None) -> str:
+    """Returns a row as a line of CSV, or the header for None."""
+    values = COLUMNS if row is None else [f"{row[name]:.8g}" if name in row else "" for name in COLUMNS]
+    return ",".join(values) + "\n"
+
+
 def read_history(folder: Path) -> list[Row]:
-    """Returns the rows of a run folder's `metrics.csv`, or none where there is none."""
+    """Returns the rows of a run folder's `metrics.csv`, or none where there is none.
+
+    Raises:
+        InputError: The file is damaged.
+    """
     path = folder / METRICS
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    try:
+        with path.open(newline="") as file:
+            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise InputError(f"{path} is damaged ({error}): put it aside.") from error
+    if any("step" not in row for row in rows):
+        raise InputError(f"{path} is damaged (a row has no step): put it aside.")
+    return rows

@@ -37,7 +37,7 @@ class ProgressDisplay:
 
     def update(self, step: int, loss: float, accuracy: float, images_per_s: float | None) -> None:
         """Shows the figures of the last steps."""
-        figures = f"loss {loss:.4f}  accuracy {accuracy:.2%}"
+        figures = f"loss {loss:.4f}  batch accuracy {accuracy:.2%}"
         if images_per_s:
             figures += f"  {images_per_s:,.0f} images/s"
         if self._bar:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from lit_mnist.errors import NonFiniteError
 from lit_mnist.plan import Plan
 from lit_mnist.ranks import Rank
 from lit_mnist.training.evaluation import Evaluation
@@ -50,6 +52,9 @@ class Recorder:
             logits: The last micro-batch's, [batch, classes].
             targets: Its classes, int64 [batch].
             lr: The step's learning rate.
+
+        Raises:
+            NonFiniteError: The loss is infinite or not a number on some rank; all ranks raise it together.
         """
         self.step += 1
         self.clock.step_done()
@@ -57,6 +62,8 @@ class Recorder:
         if self.step % STEPS_BETWEEN_FIGURES and self.step != 1 and not ends_epoch:
             return
         loss, accuracy = self._over_all_ranks(logits, targets)
+        if not math.isfinite(loss):
+            raise NonFiniteError(f"The loss was {loss} at step {self.step} or shortly before. Try a lower --lr.")
         self.train_loss = loss
         if self.history is None or self.display is None:
             return

@@ -23,6 +23,7 @@ class Trained:
 
     Attributes:
         steps: Optimizer steps, from the first of the run.
+        steps_now: Those of them that were made since the run was last resumed.
         skipped_steps: Those of them that the GradScaler left out because a gradient overflowed.
         epochs: Epochs, the last perhaps cut short.
         loss: Mean training loss of the last steps that were put together.
@@ -30,6 +31,7 @@ class Trained:
     """
 
     steps: int
+    steps_now: int
     skipped_steps: int
     epochs: int
     loss: float | None

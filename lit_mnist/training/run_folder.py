@@ -44,12 +44,15 @@ class RunFolder:
         return self.path / "logs"
 
     @classmethod
-    def claim(cls, path: Path, *, writes: tuple[str, ...], resumed: bool = False) -> RunFolder:
+    def claim(
+        cls, path: Path, *, writes: tuple[str, ...], folders: tuple[str, ...] = (), resumed: bool = False
+    ) -> RunFolder:
         """Makes the folder where it does not exist, and holds it.
 
         Args:
             path: The folder.
             writes: Files that the run is going to write: refused where one is there already.
+            folders: Folders to make in it, beside that of the logs.
             resumed: Whether the run goes on in a folder of its own, so that its files may be there.
 
         Raises:
@@ -71,9 +74,14 @@ class RunFolder:
         if present and not resumed:
             lock.close()
             raise InputError(
-                f"The run folder {path} holds a run already ({', '.join(present)}): "
-                f"choose another --run-dir, or go on with it by --resume {path}."
+                f"The run folder {path} holds a run already ({', '.join(present)}): choose another --run-dir."
             )
+        try:
+            for name in ("logs", *folders):
+                (path / name).mkdir(exist_ok=True)
+        except OSError as error:
+            lock.close()
+            raise InputError(f"The run folder {path} cannot be written: {error.strerror}: {error.filename}.") from error
         lock.seek(0)
         lock.truncate()
         lock.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
@@ -87,6 +95,12 @@ class RunFolder:
     def write_result(self, result: dict[str, Any]) -> None:
         """Writes `result.json`."""
         write_text(self.path / RESULT, json.dumps(result, indent=2) + "\n")
+
+
+def shown(path: Path) -> str:
+    """Returns a path as a user would type it here: relative where it lies below the working folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def default_path(name: str) -> Path:
