@@ -188,9 +188,8 @@ def _check_evaluation(line: CommandLine, splits: Splits, world_size: int) -> Non
     sizes["test"] = len(splits.test) if line.verb in {"train", "test", "predict"} else 0
     for name, size in sizes.items():
         if 0 < size < world_size:
-            raise InputError(
-                f"The {name} split has {size} samples, fewer than the {world_size} ranks: use fewer ranks."
-            )
+            what = f"There are {size} pictures" if line.images else f"The {name} split has {size} samples"
+            raise InputError(f"{what}, fewer than the {world_size} ranks: use fewer ranks.")
 
 
 def _claim(line: CommandLine, configuration: Configuration, checkpoint: Path | None) -> tuple[Path, RunFolder | None]:

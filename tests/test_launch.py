@@ -8,11 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Program, processes_of, result_of, run_forked, wait_for
+from conftest import ROOT, Done, Program, processes_of, result_of, run_forked, wait_for
 from test_bad_input import refused
+
+from lit_mnist.errors import InputError, LitMnistError
+from lit_mnist.launch import launch
+from lit_mnist.ranks import Rank
 
 SMALL = ("--data.train_size", 640, "--data.val_size", 0, "--data.test_size", 100, "--batch-size", 32)
 LONG = ("--data.val_size", 0, "--epochs", 50, "--batch-size", 32)
@@ -193,35 +198,33 @@ def test_a_host_whose_name_resolves_elsewhere_leaves_no_port_open(tmp_path: Path
         wait_for(lambda: not processes_of(process.pid), 5)
 
 
-def test_a_rank_s_own_exception_is_shown(tmp_path: Path) -> None:
-    from lit_mnist.errors import RankLostError
-    from lit_mnist.launch import launch
-    from lit_mnist.ranks import Rank
+def launched(work: Callable[[Rank], None], folder: Path, *, world_size: int, max_restarts: int = 0) -> Done:
+    """Launches ranks from a forked process, which prints how the launch ended."""
 
+    def start() -> int:
+        try:
+            launch(work, world_size=world_size, timeout=20, max_restarts=max_restarts, logs=folder / "logs")
+        except LitMnistError as error:
+            print(error)
+            return error.exit_code
+        return 0
+
+    return run_forked(start, folder, 30)
+
+
+def test_a_rank_s_own_exception_is_shown(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         if rank.rank == 1:
             raise ZeroDivisionError("planted")
         signal.pause()
 
-    def start() -> int:
-        try:
-            launch(work, world_size=3, timeout=20, max_restarts=0, logs=tmp_path / "logs")
-        except RankLostError as error:
-            print(error)
-            return error.exit_code
-        return 0
-
-    done = run_forked(start, tmp_path, 30)
+    done = launched(work, tmp_path, world_size=3)
     assert done.code == 3
     assert "Rank 1 failed" in done.out
     assert "ZeroDivisionError: planted" in done.out.splitlines()[-1]
 
 
 def test_a_refusal_in_a_rank_is_never_restarted(tmp_path: Path) -> None:
-    from lit_mnist.errors import InputError
-    from lit_mnist.launch import launch
-    from lit_mnist.ranks import Rank
-
     def work(rank: Rank) -> None:
         with (tmp_path / "attempts").open("a") as file:
             file.write("x")
@@ -229,14 +232,6 @@ def test_a_refusal_in_a_rank_is_never_restarted(tmp_path: Path) -> None:
             raise InputError("the disk is full")
         signal.pause()
 
-    def start() -> int:
-        try:
-            launch(work, world_size=2, timeout=20, max_restarts=5, logs=tmp_path / "logs")
-        except InputError as error:
-            print(error)
-            return error.exit_code
-        return 0
-
-    done = run_forked(start, tmp_path, 30)
+    done = launched(work, tmp_path, world_size=2, max_restarts=5)
     assert (done.code, done.out) == (2, "the disk is full\n")
     assert len((tmp_path / "attempts").read_text()) <= 2
