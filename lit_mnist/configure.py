@@ -148,7 +148,7 @@ def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Co
     Raises:
         InputError: Something is unknown, of the wrong type, out of range or not allowed.
     """
-    cli = ExperimentCLI(arguments, dict(_flatten(base or {})))
+    cli = ExperimentCLI(arguments, dict(flatten(base or {})))
     config = cli.config
     _refuse_linked(_files(arguments))
     experiment = Experiment(
@@ -187,10 +187,11 @@ def _check_further_options(cli: ExperimentCLI) -> tuple[str, ...]:
     return tuple(used)
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Returns nested values as pairs of a dotted key and a value."""
     flat: list[tuple[str, Any]] = []
     for name, value in values.items():
-        flat += _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+        flat += flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
     return flat
 
 
@@ -206,8 +207,8 @@ def read_saved_experiment(values: object, source: Path) -> dict[str, Any]:
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{source} holds no experiment.")
-    flat = dict(_flatten(values))
-    known = {key for key, _ in _flatten(Experiment().to_dict())}
+    flat = dict(flatten(values))
+    known = {key for key, _ in flatten(Experiment().to_dict())}
     unknown = sorted(set(flat) - known)
     if unknown or any("class_path" in str(value) for value in flat.values()):
         raise InputError(f"{source} holds an experiment that this version does not know ({', '.join(unknown)}).")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_mnist.configure import read_saved_experiment
+from lit_mnist.configure import flatten, read_saved_experiment
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
@@ -117,15 +116,7 @@ class Saved:
             raise InputError(f"{self.path} has made its {self.step} steps: there is nothing to go on with ({more}).")
 
     def _check_equal(self, experiment: Experiment, sections: tuple[str, ...]) -> None:
-        now = dict(_flat(experiment.to_dict()))
-        for key, old in _flat(self.to_resume()):
+        now = dict(flatten(experiment.to_dict()))
+        for key, old in flatten(self.to_resume()):
             if (key in sections or key.split(".")[0] in sections) and key not in _MAY_CHANGE and now[key] != old:
                 raise InputError(f"{key} is {now[key]} here, but {old} in {self.path}: leave it out.")
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
