@@ -8,27 +8,20 @@ from typing import Any, cast
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from lit_mnist.errors import InputError
 from lit_mnist.job import Job
 from lit_mnist.module import LitClassifier
-from lit_mnist.training.checkpoint import BEST, LAST, SECTION, read_checkpoint, write_checkpoint
+from lit_mnist.training.checkpoint import SECTION, read_checkpoint, write_checkpoint
+from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.recorder import Recorder
+from lit_mnist.training.state import lightning_loops
 
 
 class VerifiedCheckpointIO(CheckpointIO):
     """Reads and writes checkpoints in the project's one format: whole, hashed, and never executing anything."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Writes a checkpoint.
-
-        Raises:
-            InputError: It cannot be written.
-        """
-        try:
-            write_checkpoint(Path(path), checkpoint)
-        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
-            reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-            raise InputError(f"The checkpoint {path} cannot be written: {reason}.") from error
+        """Writes a checkpoint; see `write_checkpoint`."""
+        write_checkpoint(Path(path), checkpoint)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -67,7 +60,7 @@ class RecordTraining(Callback):
 
 
 class KeepCheckpoints(Callback):
-    """Saves the last epoch, and the best by validation accuracy (without a validation split the last is the best).
+    """Saves where the keeper says so, in the one format of all engines.
 
     Args:
         job: The job, whose experiment goes into the checkpoint.
@@ -77,29 +70,41 @@ class KeepCheckpoints(Callback):
     def __init__(self, job: Job, recorder: Recorder) -> None:
         self.job = job
         self.recorder = recorder
-        self.best = -1.0
+        self.keeper = Keeper(job.folder, self._save, job.experiment.run.save_every)
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Takes the Trainer, which writes the checkpoints."""
+        self._trainer = trainer
+
+    def _save(self, path: Path) -> None:
+        self._trainer.save_checkpoint(path)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Saves after a step where it is due."""
+        plan = self.job.plan
+        if plan.closes_window(batch_idx):
+            last = batch_idx + 1 == plan.batches_in_epoch(trainer.current_epoch)
+            self.keeper.step_done(trainer.global_step, ends_epoch=last)
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Saves the epoch that ends."""
         validation = cast(LitClassifier, module).validation
-        accuracy = validation.accuracy if validation else None
-        is_best = accuracy is None or accuracy > self.best
-        if accuracy is not None and is_best:
-            self.best = accuracy
-        folder = self.job.folder / "checkpoints"
-        trainer.save_checkpoint(folder / LAST)
-        if is_best:
-            trainer.save_checkpoint(folder / BEST)
-        self.recorder.epoch_done(trainer.current_epoch, validation, "  best so far" if validation and is_best else "")
+        is_best = self.keeper.epoch_done(validation)
+        self.recorder.epoch_done(trainer.current_epoch, validation, is_best=is_best)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best accuracy so far."""
-        return {"best": self.best}
+        return {"best": self.keeper.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the best accuracy so far."""
-        self.best = state_dict["best"]
+        self.keeper.best = state_dict["best"]
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Adds the project's section."""
+        """Adds the project's section, and writes the loops' progress as a function of the step."""
+        step = checkpoint["global_step"]
+        checkpoint["epoch"] = self.job.plan.position(step)[0]
+        checkpoint["loops"] = lightning_loops(step, self.job.plan)
         checkpoint[SECTION] = self.job.checkpoint_section()

@@ -24,7 +24,8 @@ from lit_mnist.errors import InputError, LitMnistError, RankLostError
 from lit_mnist.flags import read_command_line
 from lit_mnist.job import Job
 from lit_mnist.launch import launch, open_log, raise_on, report_error
-from lit_mnist.prepare import Prepared, engine_of, prepare
+from lit_mnist.offer import load_engine
+from lit_mnist.prepare import Prepared, prepare
 from lit_mnist.ranks import Rank, launched_from_outside, stay_on_loopback
 from lit_mnist.training.checkpoint import LAST, read_checkpoint
 from lit_mnist.training.run_folder import shown
@@ -113,7 +114,7 @@ def _work(job: Job, rank: Rank) -> None:
     if job.trains and last.exists() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         # Started again after a loss: the whole epochs of before are not lost.
         job = replace(job, checkpoint=last)
-    engine_of(job).run(job, rank)
+    load_engine(job.engine).run(job, rank)
 
 
 def _command(argv: list[str] | None) -> str:

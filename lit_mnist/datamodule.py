@@ -73,8 +73,9 @@ class MNISTDataModule(LightningDataModule):
         return weight_dtype("64-true" if precision == "64-true" else "32-true")
 
     def train_dataloader(self) -> TrainBatches:
-        """Returns the micro-batches of the current epoch."""
+        """Returns the micro-batches of the current epoch, from where the run stands."""
         assert self.trainer is not None
+        _, first = self.plan.position(self.trainer.global_step)
         return TrainBatches(
             self.splits.train,
             plan=self.plan,
@@ -82,6 +83,7 @@ class MNISTDataModule(LightningDataModule):
             seed=self.experiment.seed_everything,
             epoch=self.trainer.current_epoch,
             rank=self.trainer.global_rank,
+            first=first,
             dtype=self._dtype,
         )
 

@@ -181,18 +181,33 @@ class RunSettings:
     Args:
         dir: The run folder; by default `runs/<time>-<name>`.
         resume: A run folder or checkpoint to go on from.
+        save_every: Optimizer steps between checkpoints within an epoch; unset: at the epochs' ends only.
         timeout: Seconds that a rank waits for the others before it gives up.
         max_restarts: How often lost ranks are started again.
         threads: Threads of each rank; by default the cores divided by the ranks. The bits of a result depend on it.
+        launcher: `agent`: torch's elastic agent starts the ranks of this machine; `spawn`: torch.multiprocessing.spawn.
+        servers: Ranks that also are parameter servers, for the engine `parameter_server`.
+        trace: Whether each rank writes down what it trains on and what comes out, step by step, in `trace/`.
+        trace_step: A step after which the trace keeps whole weights, and not only their digests.
     """
 
     dir: str | None = None
     resume: str | None = None
+    save_every: int | None = None
     timeout: float = 120.0
     max_restarts: int = 0
     threads: int | None = None
+    launcher: Literal["agent", "spawn"] = "agent"
+    servers: int = 1
+    trace: bool = False
+    trace_step: int | None = None
 
     def __post_init__(self) -> None:
+        _require(
+            self.save_every is None or self.save_every >= 1,
+            f"run.save_every must be at least 1 step, or unset, but is {self.save_every}.",
+        )
+        _require(self.servers >= 1, f"run.servers must be at least 1, but is {self.servers}.")
         _require(0 < self.timeout < 1e6, f"run.timeout must be above 0 seconds, but is {self.timeout}.")
         _require(self.max_restarts >= 0, f"run.max_restarts must be at least 0, but is {self.max_restarts}.")
         _require(

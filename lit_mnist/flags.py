@@ -20,6 +20,9 @@ SHORT_FLAGS = {
     "--precision": "--trainer.precision",
     "--max-steps": "--trainer.max_steps",
     "--max-restarts": "--run.max_restarts",
+    "--save-every": "--run.save_every",
+    "--launcher": "--run.launcher",
+    "--servers": "--run.servers",
     "--run-dir": "--run.dir",
     "--resume": "--run.resume",
 }

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from lit_mnist.data.dataset import Dataset, Split
+from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.order import Indices, validation_split
 from lit_mnist.experiment import Experiment
 from lit_mnist.plan import Plan, make_plan
-from lit_mnist.ranks import Devices
+from lit_mnist.ranks import Devices, Rank
 from lit_mnist.training.checkpoint import FORMAT
-from lit_mnist.training.precision import UsedPrecision
+from lit_mnist.training.precision import UsedPrecision, weight_dtype
 
 if TYPE_CHECKING:
     from lit_mnist.configure import TrainerExtras
@@ -80,6 +81,30 @@ class Job:
         """Whether batch norm uses the statistics of all ranks: by default where there are several."""
         wanted = self.experiment.trainer.sync_batchnorm
         return self.plan.world_size > 1 and wanted is not False
+
+    def train_batches(self, rank: Rank, epoch: int, step: int) -> TrainBatches:
+        """Returns a rank's micro-batches of an epoch, from where a run stands after so many optimizer steps."""
+        begun, first = self.plan.position(step)
+        return TrainBatches(
+            self.splits.train,
+            plan=self.plan,
+            settings=self.experiment.data,
+            seed=self.experiment.seed_everything,
+            epoch=epoch,
+            rank=rank.rank,
+            first=first if epoch == begun else 0,
+            dtype=weight_dtype(self.precision),
+        )
+
+    def evaluation_batches(self, split: Split, rank: Rank) -> EvaluationBatches:
+        """Returns the batches of a split that a rank evaluates."""
+        return EvaluationBatches(
+            split,
+            rank=rank.rank,
+            world_size=rank.world_size,
+            batch_size=self.experiment.data.eval_batch_size,
+            dtype=weight_dtype(self.precision),
+        )
 
     def checkpoint_section(self) -> dict[str, Any]:
         """Returns the checkpoint's own section: format, experiment and data as plain values."""

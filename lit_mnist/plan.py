@@ -43,6 +43,14 @@ class Plan:
         steps = min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
         return max(0, min(steps * self.accumulate, self.batches_per_epoch))
 
+    def position(self, step: int) -> tuple[int, int]:
+        """Returns where a run stands after so many optimizer steps: its epoch, and the epoch's next micro-batch."""
+        return step // self.steps_per_epoch, step % self.steps_per_epoch * self.accumulate
+
+    def closes_window(self, batch: int) -> bool:
+        """Returns whether an optimizer step follows a micro-batch of an epoch."""
+        return (batch + 1) % self.accumulate == 0 or batch + 1 == self.batches_per_epoch
+
     def window(self, batch: int) -> int:
         """Returns the number of micro-batches in the optimizer step that a micro-batch of an epoch belongs to."""
         start = batch - batch % self.accumulate

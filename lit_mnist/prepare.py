@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
@@ -18,6 +16,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import TrainerSettings
 from lit_mnist.flags import CommandLine
 from lit_mnist.job import Job, Splits, plan_for, split_dataset
+from lit_mnist.offer import Offer, load_engine
 from lit_mnist.plan import Plan
 from lit_mnist.ranks import Devices, Rank, choose_devices, launched_from_outside, threads_per_rank
 from lit_mnist.record import GRID, PREDICTIONS
@@ -62,8 +61,13 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
 
     if experiment.run.resume and not line.resume:
         raise InputError("run.resume is taken from the command line only: use --resume RUN_DIR_OR_CKPT.")
+    offer: Offer = load_engine(engine).OFFER
+    offer.check(engine, line.verb, experiment, configuration.extras.names)
     check_extras(configuration)
     devices, world_size = _ranks(experiment.trainer)
+    offer.check_devices(engine, experiment, devices, world_size)
+    if experiment.run.servers > world_size:
+        raise InputError(f"run.servers is {experiment.run.servers}, but each has its rank, and there are {world_size}.")
     if experiment.run.max_restarts and (launched_from_outside() or world_size == 1):
         raise InputError("run.max_restarts is for several ranks that this command starts: here it has no effect.")
     dataset = load_dataset(
@@ -82,6 +86,8 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     _check_evaluation(line, splits, world_size)
     trains = line.verb in {"train", "fit"}
     plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size)
+    if offer.processes == "devices":
+        plan = replace(plan, world_size=1)
     if saved and line.resume:
         saved.check_resume(experiment, dataset, plan)
         print_once(f"note: going on from {shown(saved.path.absolute())} after step {saved.step}")
@@ -110,8 +116,6 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         print_once(
             f"note: {plan.dropped} samples of each epoch fill no whole batch of {plan.batch_size} and are left out"
         )
-    # Imported before the ranks are forked, so that they need not.
-    engine_of(job)
     return Prepared(job, claimed)
 
 
@@ -144,11 +148,6 @@ def check_extras(configuration: Configuration) -> None:
                 f"trainer.callbacks names {type(callback).__name__}: the project keeps its checkpoints and shows its "
                 "progress itself."
             )
-
-
-def engine_of(job: Job) -> ModuleType:
-    """Returns the module of a job's engine."""
-    return importlib.import_module(f"lit_mnist.engines.{job.engine}")
 
 
 def _saved(line: CommandLine) -> Saved | None:

@@ -23,6 +23,8 @@ from lit_mnist.training.run_folder import REPORT, RESULT, RunFolder, shown
 
 PREDICTIONS, GRID = "predictions.csv", "predictions.png"
 _MISTAKES_SHOWN = 40
+# Indices, predicted classes and their probabilities, each [batch].
+Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def finish(
@@ -109,13 +111,13 @@ def _program() -> str:
     return f"python {shlex.quote(sys.argv[0])}" if script.name == "train.py" else "lit-mnist"
 
 
-def write_predictions(job: Job, rank: Rank, batches: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
+def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> None:
     """Writes one ordered table of all ranks' predictions and a picture of the first; every rank must call it.
 
     Args:
         job: The job.
         rank: This rank.
-        batches: This rank's indices, predicted classes and probabilities, each [batch].
+        batches: This rank's predictions.
     """
     rows = [
         (index, predicted, probability)

@@ -105,11 +105,6 @@ class Saved:
                 f"The {experiment.model.schedule} schedule of {self.path} was made for {trained.get('total_steps')} "
                 f"steps and cannot be stretched to {plan.total_steps}: only a constant one without warm-up can."
             )
-        if self.step % plan.steps_per_epoch:
-            raise InputError(
-                f"{self.path} was made in the middle of an epoch, after step {self.step} "
-                f"({plan.steps_per_epoch} steps make an epoch): a run goes on from the end of an epoch only."
-            )
         if self.step >= plan.total_steps:
             limit = "raise --epochs" if experiment.trainer.max_steps != plan.total_steps else "raise --max-steps"
             more = limit if stretchable else f"its {experiment.model.schedule} schedule is at its end"

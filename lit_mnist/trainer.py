@@ -28,7 +28,7 @@ class PortableLayerSync(LayerSync):
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Replaces every batch norm by one over all ranks."""
-        return sync_batch_norm(model)
+        return sync_batch_norm(model, "cpu")
 
     def revert(self, model: nn.Module) -> nn.Module:
         """Undoes `apply`."""

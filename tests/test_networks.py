@@ -83,7 +83,7 @@ def test_batch_norm_over_uneven_ranks_is_that_of_one_batch(tmp_path: Path, offse
         return made
 
     def work(rank: Rank) -> None:
-        out, grad, synced = step(sync_batch_norm(nn.Sequential(norm())), parts[rank.rank])
+        out, grad, synced = step(sync_batch_norm(nn.Sequential(norm()), "cpu"), parts[rank.rank])
         weights = {name: parameter.grad for name, parameter in synced.named_parameters()}
         torch.save((out, grad, weights, synced.state_dict()), tmp_path / f"{rank.rank}.pt")
 
@@ -105,7 +105,7 @@ def test_synchronising_shares_parameters_and_can_be_undone() -> None:
     net = build_net(ModelSettings(), num_classes=10, seed=0)
     weight = net.layer1[1].weight
     state = {name: value.clone() for name, value in net.state_dict().items()}
-    sync_batch_norm(net)
+    sync_batch_norm(net, "cpu")
     assert isinstance(net.layer1[1], PortableSyncBatchNorm)
     assert net.layer1[1].weight is weight
     assert net.state_dict().keys() == state.keys()

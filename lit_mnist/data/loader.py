@@ -35,6 +35,14 @@ class Batch(NamedTuple):
     indices: torch.Tensor
     draw: Draw | None
 
+    def to(self, device: torch.device) -> Batch:
+        """Returns the batch on a device; the indices stay where they are."""
+        if device.type == "cpu":
+            return self
+        draw = self.draw and self.draw._replace(rows=self.draw.rows.to(device, non_blocking=True))
+        images, targets = (tensor.to(device, non_blocking=True) for tensor in (self.images, self.targets))
+        return self._replace(images=images, targets=targets, draw=draw)
+
 
 def normalise(images: torch.Tensor) -> torch.Tensor:
     """Brings float pixels of 0 to 255 to mean 0 and standard deviation 1 over MNIST, in place."""
@@ -43,6 +51,8 @@ def normalise(images: torch.Tensor) -> torch.Tensor:
 
 class TrainBatches:
     """The micro-batches of one epoch, as one rank sees them.
+
+    Its length is the whole epoch's, also where the epoch is taken up in the middle: a micro-batch keeps its number.
 
     Args:
         split: The training samples.
@@ -77,10 +87,10 @@ class TrainBatches:
         self.dtype = dtype
 
     def __len__(self) -> int:
-        return self.plan.batches_in_epoch(self.epoch) - self.first
+        return self.plan.batches_in_epoch(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in range(self.first, self.plan.batches_in_epoch(self.epoch)):
+        for batch in range(self.first, len(self)):
             yield self.cut(batch)
 
     def cut(self, batch: int) -> Batch:

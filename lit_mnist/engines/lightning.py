@@ -20,13 +20,15 @@ from lit_mnist.callbacks import KeepCheckpoints, RecordTraining, VerifiedCheckpo
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.job import Job
 from lit_mnist.module import LitClassifier
+from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish, write_predictions
 from lit_mnist.trainer import LitTrainer
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.recorder import Recorder
-from lit_mnist.training.result import Trained
+
+OFFER = Offer(verbs=("train", "fit", "validate", "test", "predict"), resume=True, half_on_cpu=True, extras=True)
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -51,9 +53,9 @@ def run(job: Job, rank: Rank) -> None:
     resumed = read_checkpoint(job.checkpoint) if job.checkpoint else None
     callbacks: list[Callback] = []
     recorder = None
-    first_step = resumed["global_step"] if resumed else 0
     if job.trains:
-        recorder = Recorder(rank=rank, plan=job.plan, clock=clock, folder=job.folder, step=first_step)
+        step = resumed["global_step"] if resumed else 0
+        recorder = Recorder(job=job, rank=rank, clock=clock, net=module.net, step=step)
         callbacks = [RecordTraining(recorder), KeepCheckpoints(job, recorder)]
     trainer = _trainer(job, callbacks)
 
@@ -61,15 +63,7 @@ def run(job: Job, rank: Rank) -> None:
     trained = None
     if recorder:
         trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
-        recorder.close()
-        trained = Trained(
-            steps=trainer.global_step,
-            steps_now=trainer.global_step - first_step,
-            skipped_steps=trainer.global_step - module.steps_made,
-            epochs=trainer.current_epoch,
-            loss=recorder.train_loss,
-            seconds=clock.seconds,
-        )
+        trained = recorder.close(steps_made=module.steps_made)
     elif resumed:
         module.load_state_dict(resumed["state_dict"])
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.net.state_dict().items()}
@@ -145,6 +139,8 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     # The figures are put together over the ranks before they are logged.
     warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
+    # The loaders take their position from the step.
+    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
     # Said of Lightning's own call into torch.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
 

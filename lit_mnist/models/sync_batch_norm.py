@@ -109,13 +109,21 @@ class _Normalise(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
-def sync_batch_norm(net: nn.Module) -> nn.Module:
-    """Replaces every 2-d batch norm of a network by one over all ranks, sharing parameters and buffers; returns it."""
+def sync_batch_norm(net: nn.Module, device_type: str) -> nn.Module:
+    """Replaces every batch norm of a network by one over all ranks, sharing parameters and buffers; returns it.
+
+    Args:
+        net: The network.
+        device_type: `cuda`, for torch's own synchronised batch norm, or `cpu`, which that one refuses.
+    """
+    if device_type == "cuda":
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+        return converted
     return _replace(net, nn.BatchNorm2d, PortableSyncBatchNorm)
 
 
 def unsync_batch_norm(net: nn.Module) -> nn.Module:
-    """Undoes `sync_batch_norm`; returns the network."""
+    """Undoes `sync_batch_norm` on a CPU; returns the network."""
     return _replace(net, PortableSyncBatchNorm, nn.BatchNorm2d)
 
 

@@ -76,7 +76,15 @@ def write_report(
         ValueError: The result or a mistake does not fit the class names.
         OSError: The file cannot be written.
     """
-    page = render(result, history, mistakes, class_names)
+    write_page(path, render(result, history, mistakes, class_names))
+
+
+def write_page(path: Path, page: str) -> None:
+    """Writes a whole page; a reader sees the old file or the new one, never a part.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -105,6 +113,11 @@ def render(
         ("The run", facts(result)),
     ]
     body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections)
+    return frame(f"{percent(test.get('accuracy'), test.get('count'))} on {text(name)}", header(result) + body)
+
+
+def frame(title: str, content: str, style: str = STYLE) -> str:
+    """Returns a whole page around its content, `title` and `content` being HTML."""
     # the policy makes the promise hold in the browser too: no script runs and nothing is loaded
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -112,8 +125,7 @@ def render(
         'img-src data:">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{percent(test.get('accuracy'), test.get('count'))} on {text(name)}</title>"
-        f"<style>{STYLE}</style></head><body><main>{header(result)}{body}</main></body></html>\n"
+        f"<title>{title}</title><style>{style}</style></head><body><main>{content}</main></body></html>\n"
     )
 
 
@@ -130,15 +142,20 @@ def header(result: Mapping[str, Any]) -> str:
         duration(train.get("seconds")),
         f"{number(train.get('images_per_s'))}{SPACE}images/s",
     ]
-    spans = [f"<span>{part}{'<i> ·</i>' if n < len(ran) else ''}</span>" for n, part in enumerate(ran, start=1)]
     accuracy, _, unit = percent(test.get("accuracy"), test.get("count")).partition(SPACE)
     wrong = f"<b>{count(errors)}</b> wrong of <b>{count(test.get('count'))}</b> test images"
     return (
         f"<header><p class=over>{text(data.get('name'))} · {text((config.get('model') or {}).get('net'))}</p>"
         f"<h1>{accuracy}{f'<small>{SPACE}{unit}</small>' if unit else ''} <span>test accuracy</span></h1>"
-        f"<p class=wrongs>{wrong}</p><p class=ran>{' '.join(spans)}</p>"
+        f"<p class=wrongs>{wrong}</p>{one_line(ran)}"
         "</header>"
     )
+
+
+def one_line(parts: Sequence[str]) -> str:
+    """Returns what was run as one line of parts (HTML), none of which is broken where it fits on a line."""
+    spans = [f"<span>{part}{'<i> ·</i>' if n < len(parts) else ''}</span>" for n, part in enumerate(parts, start=1)]
+    return f"<p class=ran>{' '.join(spans)}</p>"
 
 
 def errors_of(test: Mapping[str, Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""The page's style sheet: one calm column, figures of equal width, light, dark, narrow and printed."""
+"""The pages' style sheets: one calm column, figures of equal width, light, dark, narrow and printed."""
 
 from __future__ import annotations
 
@@ -153,3 +153,64 @@ h2,h3{break-after:avoid}
 .small .matrix{font-size:5px;border-spacing:0}
 .small .matrix tbody td{height:1em;min-width:0;padding:0}}
 """
+
+COMPARISON_STYLE = (
+    STYLE
+    + """
+:root{--c2:#1f7a4d;--c3:#8a4fb0;--c4:#b03a5b;--c5:#7a6a1d}
+@media screen and (prefers-color-scheme:dark){:root{--c2:#66c496;--c3:#c393e6;--c4:#f07f9e;--c5:#cdbb62}}
+h1.bad,.cells .bad,.notes .bad{color:var(--valid)}
+.notes{font-size:1.25rem;color:var(--soft);letter-spacing:-.01em}
+.said{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
+.scroll{position:relative}
+.cells{border-collapse:separate;border-spacing:0;font-size:.875rem;line-height:1.35;text-align:left}
+main{max-width:70rem}
+.cells th,.cells td{padding:.5rem .55rem;border-bottom:1px solid var(--hair);vertical-align:top}
+.cells thead th{position:sticky;top:0;z-index:1;vertical-align:bottom;font-weight:400;color:var(--soft)}
+.cells th{background:var(--paper)}
+.cells th:first-child{position:sticky;left:0;padding-left:0;min-width:9rem;max-width:13rem;overflow-wrap:break-word}
+.cells thead th:first-child{z-index:2}
+.cells tbody th{font-weight:600}
+.cells small{display:block;color:var(--soft);font-size:.75rem;font-weight:400}
+.cells .figure{text-align:right}
+.cells td.figure,.cells .hash{white-space:nowrap}
+.cells td.mark,.cells th.mark{text-align:center}
+.cells .bad{font-weight:600}
+.cells .soft,.cells .out>*{color:var(--soft)}
+.cells td.hash{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.8125rem}
+.cells .word{white-space:nowrap}
+.cells .bar{display:block;width:6rem;margin:.35rem 0 .2rem auto}
+.cells .bar i{background:var(--train)}
+.cells .parts small{min-width:6.5rem;white-space:normal}
+.keys,.method{margin-top:.9rem}
+.method{margin:0 0 1rem}
+.keys span{display:inline-block;margin-right:1.2rem}
+.keys b{color:var(--ink)}
+h3.first{display:block;margin:2.25rem 0 .5rem}
+.firsts{list-style:none}
+.firsts li{padding:.42rem 0;border-bottom:1px solid var(--hair);overflow-wrap:anywhere;white-space:pre-line}
+.firsts b{margin-right:.6rem}
+.firsts code{display:block}
+.key{white-space:normal;overflow-wrap:anywhere}
+.legend{margin-left:0;flex-basis:100%}
+.key.c0 i,.line.c0{color:var(--train);stroke:var(--train)}
+.key.c1 i,.line.c1{color:var(--valid);stroke:var(--valid)}
+.key.c2 i,.line.c2{color:var(--c2);stroke:var(--c2)}
+.key.c3 i,.line.c3{color:var(--c3);stroke:var(--c3)}
+.key.c4 i,.line.c4{color:var(--c4);stroke:var(--c4)}
+.key.c5 i,.line.c5{color:var(--c5);stroke:var(--c5)}
+.line.c1,.line.c3,.line.c5{stroke-dasharray:9 7}
+.line.c2,.line.c4{stroke-dasharray:2 5}
+.key.c1 i,.key.c3 i,.key.c5 i{border-top-style:dashed}
+.key.c2 i,.key.c4 i{border-top-style:dotted}
+.band.c0,.dot.c0{fill:var(--train)}
+.band.c1,.dot.c1{fill:var(--valid)}
+.band.c2,.dot.c2{fill:var(--c2)}
+.band.c3,.dot.c3{fill:var(--c3)}
+.band.c4,.dot.c4{fill:var(--c4)}
+.band.c5,.dot.c5{fill:var(--c5)}
+@media (max-width:40rem){.cells th:first-child{max-width:9.5rem}.cells th,.cells td{padding:.45rem .5rem}}
+@media print{.cells{font-size:8px}.cells small{font-size:7px}.cells th,.cells td{padding:.3em .5em}
+.cells thead th,.cells th:first-child{position:static}}
+"""
+)

@@ -18,7 +18,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.training.digest import content_sha256
 from lit_mnist.training.files import whole_file
 
-FORMAT = 1
+FORMAT = 2
 SECTION = "lit_mnist"
 LAST, BEST = "last.ckpt", "best.ckpt"
 
@@ -31,12 +31,16 @@ def write_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
         checkpoint: Nested plain values and tensors, with a `lit_mnist` section.
 
     Raises:
-        OSError: It cannot be written; what was at `path` is still there.
+        InputError: It cannot be written; what was at `path` is still there.
     """
     content = {**checkpoint, SECTION: {key: value for key, value in checkpoint[SECTION].items() if key != "sha256"}}
     section = {**content[SECTION], "sha256": content_sha256(content)}
-    with whole_file(path) as file:
-        torch.save({**content, SECTION: section}, file)
+    try:
+        with whole_file(path) as file:
+            torch.save({**content, SECTION: section}, file)
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
+        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise InputError(f"The checkpoint {path} cannot be written: {reason}.") from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

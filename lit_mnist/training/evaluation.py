@@ -43,11 +43,95 @@ class Wrong(NamedTuple):
     probability: float
 
 
-class ExactMetrics(nn.Module):
-    """Sums over a split, kept by each rank and put together over all ranks by `compute`.
+def evaluation_of(confusion: torch.Tensor, loss_sum: torch.Tensor, expected: int) -> Evaluation:
+    """Returns the figures that follow from the sums over all ranks.
 
     The confusion matrix is the root of every count: accuracy is its diagonal (what torchmetrics calls the micro
     average), so that no figure can disagree with another.
+
+    Args:
+        confusion: Counts, rows the true and columns the predicted class, integers [classes, classes].
+        loss_sum: Sum of the samples' cross-entropies in nats, a scalar.
+        expected: Number of samples of the split.
+
+    Raises:
+        NonFiniteError: The loss is infinite or not a number.
+    """
+    confusion = confusion.long().cpu()
+    count = int(confusion.sum())
+    assert count == expected, f"{count} samples were evaluated, but the split has {expected}"
+    loss = float(loss_sum) / count
+    if not math.isfinite(loss):
+        raise NonFiniteError("The network's outputs are not finite: the training has diverged. Try a lower --lr.")
+    right, of_class = confusion.diagonal().double(), confusion.sum(dim=1)
+    return Evaluation(
+        accuracy=float(right.sum() / count),
+        loss=loss,
+        count=count,
+        per_class=(right / of_class.clamp(min=1)).tolist(),
+        confusion=confusion.tolist(),
+    )
+
+
+def mistakes(logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> list[Wrong]:
+    """Returns the samples of a batch that are classified wrongly; arguments as of `Tally.add`."""
+    predicted = logits.argmax(dim=1)
+    wrong = (predicted != targets).cpu()
+    probability = logits.cpu()[wrong].softmax(dim=1).amax(dim=1)
+    found = (indices.cpu()[wrong], predicted.cpu()[wrong], probability)
+    return list(map(Wrong._make, zip(*(figures.tolist() for figures in found), strict=True)))
+
+
+def gather_mistakes(own: list[Wrong]) -> list[Wrong]:
+    """Returns the mistakes of all ranks, the surest first; every rank must call it."""
+    found = own
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        gathered: list[list[Wrong]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(gathered, own)
+        found = [wrong for part in gathered for wrong in part]
+    return sorted(found, key=lambda wrong: (-wrong.probability, wrong.sample))
+
+
+class Tally:
+    """One rank's sums over the samples that it evaluates, for engines that put them together themselves.
+
+    Args:
+        num_classes: Number of classes.
+        device: Where the sums are kept.
+
+    Attributes:
+        confusion: Counts, rows the true and columns the predicted class, int64 [classes, classes].
+        loss_sum: Sum of the cross-entropies in nats, float64 scalar, so that the order of summation does not show.
+        wrong: The samples classified wrongly, where they are noted.
+    """
+
+    def __init__(self, num_classes: int, device: torch.device) -> None:
+        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.wrong: list[Wrong] = []
+
+    def add(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
+        """Adds a batch.
+
+        Args:
+            logits: [batch, classes].
+            targets: Classes, int64 [batch].
+            indices: The samples' numbers, int64 [batch]: given where the mistakes are to be noted.
+        """
+        logits = _wide(logits)
+        cells = targets * len(self.confusion) + logits.argmax(dim=1)
+        self.confusion += cells.bincount(minlength=self.confusion.numel()).view_as(self.confusion)
+        self.loss_sum += F.cross_entropy(logits, targets, reduction="sum").double()
+        if indices is not None:
+            self.wrong += mistakes(logits, targets, indices)
+
+
+def _wide(logits: torch.Tensor) -> torch.Tensor:
+    return logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
+
+
+class ExactMetrics(nn.Module):
+    """torchmetrics objects that sum over a split, kept by each rank and put together over all ranks by `compute`.
 
     Args:
         num_classes: Number of classes.
@@ -61,31 +145,16 @@ class ExactMetrics(nn.Module):
         self._wrong: list[Wrong] = []
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
-        """Adds a batch.
-
-        Args:
-            logits: [batch, classes].
-            targets: Classes, int64 [batch].
-            indices: The samples' numbers, int64 [batch]: given where the mistakes are to be noted.
-        """
-        logits = logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
-        predicted = logits.argmax(dim=1)
-        self.confusion.update(predicted, targets)
+        """Adds a batch; arguments as of `Tally.add`."""
+        logits = _wide(logits)
+        self.confusion.update(logits.argmax(dim=1), targets)
         self.loss_sum.update(F.cross_entropy(logits, targets, reduction="sum").double())
         if indices is not None:
-            wrong = predicted != targets
-            probability = logits[wrong].softmax(dim=1).amax(dim=1)
-            found = (indices[wrong], predicted[wrong], probability)
-            self._wrong.extend(map(Wrong._make, zip(*(figures.tolist() for figures in found), strict=True)))
+            self._wrong += mistakes(logits, targets, indices)
 
     def wrong(self) -> list[Wrong]:
         """Returns the mistakes over all ranks, the surest first; every rank must call it."""
-        found = self._wrong
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            gathered: list[list[Wrong]] = [[] for _ in range(dist.get_world_size())]
-            dist.all_gather_object(gathered, found)
-            found = [wrong for part in gathered for wrong in part]
-        return sorted(found, key=lambda wrong: (-wrong.probability, wrong.sample))
+        return gather_mistakes(self._wrong)
 
     def compute(self, expected: int) -> Evaluation:
         """Puts the ranks' sums together; every rank must call it, and gets the same figures.
@@ -96,20 +165,7 @@ class ExactMetrics(nn.Module):
         Raises:
             NonFiniteError: The loss is infinite or not a number; all ranks raise it together.
         """
-        confusion = self.confusion.compute().long().cpu()
-        count = int(confusion.sum())
-        assert count == expected, f"{count} samples were evaluated, but the split has {expected}"
-        loss = float(self.loss_sum.compute()) / count
-        if not math.isfinite(loss):
-            raise NonFiniteError("The network's outputs are not finite: the training has diverged. Try a lower --lr.")
-        right, of_class = confusion.diagonal().double(), confusion.sum(dim=1)
-        return Evaluation(
-            accuracy=float(right.sum() / count),
-            loss=loss,
-            count=count,
-            per_class=(right / of_class.clamp(min=1)).tolist(),
-            confusion=confusion.tolist(),
-        )
+        return evaluation_of(self.confusion.compute(), self.loss_sum.compute(), expected)
 
     def reset(self) -> None:
         """Forgets all samples."""

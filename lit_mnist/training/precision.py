@@ -47,6 +47,15 @@ def autocast_dtype(precision: UsedPrecision) -> torch.dtype | None:
     return _AUTOCAST.get(precision)
 
 
+def autocast(precision: UsedPrecision, device: torch.device) -> torch.autocast:
+    """Returns the context in which the network and the loss are computed; without autocast it does nothing.
+
+    Casts are not cached, as Lightning does not: the cache is of no use where each weight is used once.
+    """
+    dtype = autocast_dtype(precision)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+
+
 def weight_dtype(precision: UsedPrecision) -> torch.dtype:
     """Returns the type of the weights and pictures."""
     return torch.float64 if precision == "64-true" else torch.float32

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.plan import Plan
+from lit_mnist.job import Job
 from lit_mnist.ranks import Rank
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.history import History
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.progress import ProgressDisplay
+from lit_mnist.training.result import Trained
+from lit_mnist.training.trace import Trace
 
 STEPS_BETWEEN_FIGURES = 50
 
@@ -23,19 +25,21 @@ class Recorder:
     """Notes each step, and every few steps puts the ranks' figures together: that is its only collective.
 
     Args:
+        job: The job.
         rank: This rank.
-        plan: Batches and steps of the run.
         clock: Times the steps.
-        folder: The run folder.
+        net: The bare network, for the trace.
         step: Optimizer steps made before, where a run is resumed.
     """
 
-    def __init__(self, *, rank: Rank, plan: Plan, clock: StepClock, folder: Path, step: int = 0) -> None:
-        self.rank, self.plan, self.clock = rank, plan, clock
-        self.step = step
+    def __init__(self, *, job: Job, rank: Rank, clock: StepClock, net: nn.Module, step: int = 0) -> None:
+        self.rank, self.plan, self.clock = rank, job.plan, clock
+        self.step = self.first_step = step
         self.train_loss: float | None = None
-        self.history = History(folder, step) if rank.is_first else None
-        self.display = ProgressDisplay(plan.total_steps, step) if rank.is_first else None
+        self.history = History(job.folder, step) if rank.is_first else None
+        self.display = ProgressDisplay(job.plan.total_steps, step) if rank.is_first else None
+        run = job.experiment.run
+        self.trace = Trace(net, job.folder, rank, stop=job.plan.total_steps, keep=run.trace_step) if run.trace else None
         self._loss_sum: torch.Tensor | None = None
         self._batches = 0
 
@@ -44,6 +48,8 @@ class Recorder:
         loss = loss.detach().double()
         self._loss_sum = loss if self._loss_sum is None else self._loss_sum + loss
         self._batches += 1
+        if self.trace:
+            self.trace.batch_done(loss)
 
     def step_done(self, logits: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
         """Notes the end of an optimizer step.
@@ -58,6 +64,8 @@ class Recorder:
         """
         self.step += 1
         self.clock.step_done()
+        if self.trace:
+            self.trace.step_done(self.step, lr)
         ends_epoch = self.step % self.plan.steps_per_epoch == 0 or self.step == self.plan.total_steps
         if self.step % STEPS_BETWEEN_FIGURES and self.step != 1 and not ends_epoch:
             return
@@ -78,7 +86,7 @@ class Recorder:
         self.history.add(row if speed is None else {**row, "images_per_s": speed})
         self.display.update(self.step, loss, accuracy, speed)
 
-    def epoch_done(self, epoch: int, evaluation: Evaluation | None, note: str = "") -> None:
+    def epoch_done(self, epoch: int, evaluation: Evaluation | None, *, is_best: bool) -> None:
         """Notes the end of an epoch, with its figures on the validation split where there is one."""
         self.clock.pause()
         if self.history is None or self.display is None:
@@ -88,17 +96,32 @@ class Recorder:
             text += f"  train loss {self.train_loss:.4f}"
         if evaluation:
             text += f"  validation loss {evaluation.loss:.4f}  accuracy {evaluation.accuracy:.2%}"
+            text += "  best so far" if is_best else ""
             self.history.add(
                 {"step": self.step, "epoch": epoch, "val_loss": evaluation.loss, "val_accuracy": evaluation.accuracy}
             )
-        self.display.line(text + note)
+        self.display.line(text)
 
-    def close(self) -> None:
-        """Ends the display and closes the files."""
+    def close(self, *, steps_made: int) -> Trained:
+        """Ends the display, closes the files, and returns the training's figures.
+
+        Args:
+            steps_made: Steps that the optimizer really made, from the first of the run.
+        """
+        if self.trace:
+            self.trace.close()
         if self.display:
             self.display.close()
         if self.history:
             self.history.close()
+        return Trained(
+            steps=self.step,
+            steps_now=self.step - self.first_step,
+            skipped_steps=self.step - steps_made,
+            epochs=math.ceil(self.step / self.plan.steps_per_epoch),
+            loss=self.train_loss,
+            seconds=self.clock.seconds,
+        )
 
     def _over_all_ranks(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
         """Returns the mean loss since the last figures, and the last micro-batch's accuracy, over all ranks."""

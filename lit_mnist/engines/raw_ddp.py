@@ -1,0 +1,221 @@
+"""Distributed data parallel training by hand: the file to read for how it works.
+
+    python -m lit_mnist.engines.raw_ddp --devices 2                       the project starts the ranks
+    torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.raw_ddp    torchrun does
+    python -m lit_mnist.engines.raw_ddp --devices 2 --launcher spawn      torch.multiprocessing.spawn does
+
+Every rank runs this file from top to bottom, in a process of its own. Each has the whole network and a part of each
+batch; what keeps the networks equal is that every rank makes the same step with the same gradient. Six things make the
+difference to a training on one device (compare `single.py`), each marked by its number where it happens:
+
+(1) The ranks join a process group at the start, and leave it at the end.
+(2) The network is wrapped: its batch norm sees all ranks' samples, and its backward pass averages the gradients.
+(3) Each rank takes its own part of each batch, from an order that all agree on and that changes with the epoch.
+(4) The loss is scaled, for float16 and for accumulation; gradients travel once per optimizer step.
+(5) One process alone writes.
+(6) An evaluation's sums are added up over the ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from lit_mnist.data.dataset import Split
+from lit_mnist.job import Job
+from lit_mnist.models.build import build_net
+from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.offer import Offer
+from lit_mnist.ranks import Rank
+from lit_mnist.record import Prediction, finish, write_predictions
+from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.ddp import ddp_options
+from lit_mnist.training.evaluation import Evaluation, Tally, Wrong, evaluation_of, gather_mistakes
+from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.measure import StepClock
+from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
+from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
+from lit_mnist.training.recorder import Recorder
+from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
+
+OFFER = Offer(verbs=("train", "fit", "validate", "test", "predict"), resume=True, half_on_cpu=True, spawn=True)
+
+
+def run(job: Job, rank: Rank) -> None:
+    """Does a job in one rank."""
+    # --- setup
+    experiment, plan = job.experiment, job.plan
+    device = job.devices.of(rank)
+    if device.type == "cuda":
+        # Else every rank would open a context on the first GPU, too.
+        torch.cuda.set_device(device)
+    # The launcher has written the address of the meeting point into the environment.
+    dist.init_process_group(  # (1)
+        "nccl" if device.type == "cuda" else "gloo",
+        rank=rank.rank,
+        world_size=rank.world_size,
+        timeout=timedelta(seconds=experiment.run.timeout),
+    )
+    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
+    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+
+    # --- data: cut from memory, epoch by epoch
+
+    # --- model: the same initial weights on every rank, since they follow from the seed
+    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net.to(device, weight_dtype(job.precision))
+    if job.sync_batchnorm:
+        sync_batch_norm(net, device.type)  # (2)
+    # It shares its parameters with `net`, which stays the network to save and to evaluate.
+    model = DistributedDataParallel(net, **ddp_options(buffers_are_equal=job.sync_batchnorm))  # (2)
+
+    # --- optimizer: one on each rank; equal gradients make equal steps
+    optimizer = make_optimizer(net, experiment.model)
+    schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
+    scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
+    state = TrainingState(net, optimizer, schedule, scaler)
+
+    # --- resume: every rank reads the checkpoint, onto the CPU and from there to its own device
+    def save(path: Path) -> None:
+        if rank.is_first:  # (5)
+            write_checkpoint(path, state.checkpoint(job, keeper.best))
+
+    keeper = Keeper(job.folder, save, experiment.run.save_every)
+    if job.checkpoint and job.trains:
+        keeper.best = state.restore(read_checkpoint(job.checkpoint))
+    elif job.checkpoint:
+        net.load_state_dict(net_weights(read_checkpoint(job.checkpoint)))
+
+    # --- train
+    trained = validation = None
+    if job.trains:
+        recorder = Recorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
+        for epoch in range(plan.position(state.step)[0], plan.epochs):
+            _train_epoch(job, rank, epoch, model, state, keeper, recorder)
+            if len(job.splits.validation):
+                clock.pause()
+                validation = _evaluate(job, rank, net, job.splits.validation)
+            recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+        trained = recorder.close(steps_made=state.steps_made)
+    weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
+
+    # --- evaluate
+    test, wrong = None, list[Wrong]()
+    if job.verb == "train":
+        # Rank 0 has written the file, and on another machine there is none: it reads, and sends the weights around.
+        if rank.is_first:
+            net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
+        for tensor in net.state_dict().values():
+            dist.broadcast(tensor, src=0)
+    if job.verb in {"train", "test"}:
+        test = _evaluate(job, rank, net, job.splits.test, wrong)
+    elif job.verb == "validate":
+        validation = _evaluate(job, rank, net, job.splits.validation)
+    elif job.verb == "predict":
+        write_predictions(job, rank, _predict(job, rank, net))
+
+    # --- record: every rank takes part in the sums, rank 0 writes
+    finish(
+        job,
+        rank,
+        device=device,
+        weights=weights,
+        clock=clock,
+        trained=trained,
+        validation=validation,
+        test=test,
+        wrong=wrong,
+    )
+    dist.destroy_process_group()  # (1)
+
+
+def _train_epoch(
+    job: Job,
+    rank: Rank,
+    epoch: int,
+    model: DistributedDataParallel,
+    state: TrainingState,
+    keeper: Keeper,
+    recorder: Recorder,
+) -> None:
+    plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
+    optimizer, scaler, max_norm = state.optimizer, state.scaler, job.experiment.trainer.gradient_clip_val
+    model.train()
+
+    batches = job.train_batches(rank, epoch, state.step)  # (3)
+    for number, batch in enumerate(batches, start=batches.first):
+        images, targets, _, draw = batch.to(device)
+        closes_window = plan.closes_window(number)
+        # The gradients of a window add up on each rank, and are averaged over the ranks with its last micro-batch.
+        with nullcontext() if closes_window else model.no_sync():  # (4)
+            with autocast(job.precision, device):
+                logits = model(images, draw)
+                loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+            share = accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate  # (4)
+            scaler.scale(share).backward()  # (4)
+        recorder.batch_done(loss)
+        if not closes_window:
+            continue
+
+        scaler.unscale_(optimizer)  # (4)
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        rate, scale = optimizer.param_groups[0]["lr"], scaler.get_scale()
+        # Leaves the step out where a gradient overflowed: on all ranks, since all have the same gradient.
+        scaler.step(optimizer)
+        scaler.update()  # (4)
+        optimizer.zero_grad()
+        state.step += 1
+        if scaler.get_scale() >= scale:
+            state.steps_made += 1
+            state.schedule.step()
+        recorder.step_done(logits, targets, rate)
+        keeper.step_done(state.step, ends_epoch=number + 1 == len(batches))
+
+
+@torch.no_grad()
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split, wrong: list[Wrong] | None = None) -> Evaluation:
+    """Evaluates a split; where a list for them is given, the mistakes are put into it."""
+    device = job.devices.of(rank)
+    tally = Tally(job.dataset.num_classes, device)
+    net.eval()
+    # Each sample on one rank only; the ranks' numbers of samples may differ by one, and nothing is padded.
+    for batch in job.evaluation_batches(split, rank):
+        images, targets, indices, _ = batch.to(device)
+        with autocast(job.precision, device):
+            logits = net(images)
+        tally.add(logits, targets, indices if wrong is not None else None)
+    # Sums and counts, never means: a mean of the ranks' means is wrong where they hold different numbers of samples.
+    dist.all_reduce(tally.confusion)  # (6)
+    dist.all_reduce(tally.loss_sum)  # (6)
+    if wrong is not None:
+        wrong += gather_mistakes(tally.wrong)
+    return evaluation_of(tally.confusion, tally.loss_sum, expected=len(split))
+
+
+@torch.no_grad()
+def _predict(job: Job, rank: Rank, net: nn.Module) -> Iterator[Prediction]:
+    device = job.devices.of(rank)
+    net.eval()
+    for batch in job.evaluation_batches(job.splits.test, rank):
+        with autocast(job.precision, device):
+            logits = net(batch.images.to(device))
+        probability, predicted = logits.float().softmax(dim=1).max(dim=1)
+        yield batch.indices, predicted, probability
+
+
+if __name__ == "__main__":
+    from lit_mnist.cli import main
+
+    sys.exit(main(engine="raw_ddp"))

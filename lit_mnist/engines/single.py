@@ -1,0 +1,167 @@
+"""Plain PyTorch on one device, without any distribution: what every other engine is compared with.
+
+python -m lit_mnist.engines.single
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from lit_mnist.data.dataset import Split
+from lit_mnist.job import Job
+from lit_mnist.models.build import build_net
+from lit_mnist.offer import Offer
+from lit_mnist.ranks import Rank
+from lit_mnist.record import Prediction, finish, write_predictions
+from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.evaluation import Evaluation, Tally, Wrong, evaluation_of, gather_mistakes
+from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.measure import StepClock
+from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
+from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
+from lit_mnist.training.recorder import Recorder
+from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
+
+OFFER = Offer(processes="one", verbs=("train", "fit", "validate", "test", "predict"), resume=True, half_on_cpu=True)
+
+
+def run(job: Job, rank: Rank) -> None:
+    """Does a job in this process."""
+    # --- setup
+    experiment, plan = job.experiment, job.plan
+    device = job.devices.of(rank)
+    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
+    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+
+    # --- data: cut from memory, epoch by epoch
+
+    # --- model
+    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net.to(device, weight_dtype(job.precision))
+
+    # --- optimizer
+    optimizer = make_optimizer(net, experiment.model)
+    schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
+    scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
+    state = TrainingState(net, optimizer, schedule, scaler)
+
+    # --- resume
+    def save(path: Path) -> None:
+        write_checkpoint(path, state.checkpoint(job, keeper.best))
+
+    keeper = Keeper(job.folder, save, experiment.run.save_every)
+    if job.checkpoint and job.trains:
+        keeper.best = state.restore(read_checkpoint(job.checkpoint))
+    elif job.checkpoint:
+        net.load_state_dict(net_weights(read_checkpoint(job.checkpoint)))
+
+    # --- train
+    trained = validation = None
+    if job.trains:
+        recorder = Recorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
+        for epoch in range(plan.position(state.step)[0], plan.epochs):
+            _train_epoch(job, rank, epoch, state, keeper, recorder)
+            if len(job.splits.validation):
+                clock.pause()
+                validation = _evaluate(job, rank, net, job.splits.validation)
+            recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+        trained = recorder.close(steps_made=state.steps_made)
+    weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
+
+    # --- evaluate
+    test, wrong = None, list[Wrong]()
+    if job.verb == "train":
+        net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
+    if job.verb in {"train", "test"}:
+        test = _evaluate(job, rank, net, job.splits.test, wrong)
+    elif job.verb == "validate":
+        validation = _evaluate(job, rank, net, job.splits.validation)
+    elif job.verb == "predict":
+        write_predictions(job, rank, _predict(job, rank, net))
+
+    # --- record
+    finish(
+        job,
+        rank,
+        device=device,
+        weights=weights,
+        clock=clock,
+        trained=trained,
+        validation=validation,
+        test=test,
+        wrong=wrong,
+    )
+
+
+def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, keeper: Keeper, recorder: Recorder) -> None:
+    plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
+    net, optimizer, scaler = state.net.train(), state.optimizer, state.scaler
+    parameters, max_norm = list(net.parameters()), job.experiment.trainer.gradient_clip_val
+
+    batches = job.train_batches(rank, epoch, state.step)
+    for number, batch in enumerate(batches, start=batches.first):
+        images, targets, _, draw = batch.to(device)
+        with autocast(job.precision, device):
+            logits = net(images, draw)
+            loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+        # A window of several micro-batches is a mean over their samples: each adds its part of the gradient.
+        scaler.scale(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
+        recorder.batch_done(loss)
+        if not plan.closes_window(number):
+            continue
+
+        scaler.unscale_(optimizer)
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, max_norm)
+        rate, scale = optimizer.param_groups[0]["lr"], scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        state.step += 1
+        # The scaler lowers its scale where a gradient overflowed, and leaves that step out: the schedule waits.
+        if scaler.get_scale() >= scale:
+            state.steps_made += 1
+            state.schedule.step()
+        recorder.step_done(logits, targets, rate)
+        keeper.step_done(state.step, ends_epoch=number + 1 == len(batches))
+
+
+@torch.no_grad()
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split, wrong: list[Wrong] | None = None) -> Evaluation:
+    """Evaluates a split; where a list for them is given, the mistakes are put into it."""
+    device = job.devices.of(rank)
+    tally = Tally(job.dataset.num_classes, device)
+    net.eval()
+    for batch in job.evaluation_batches(split, rank):
+        images, targets, indices, _ = batch.to(device)
+        with autocast(job.precision, device):
+            logits = net(images)
+        tally.add(logits, targets, indices if wrong is not None else None)
+    if wrong is not None:
+        wrong += gather_mistakes(tally.wrong)
+    return evaluation_of(tally.confusion, tally.loss_sum, expected=len(split))
+
+
+@torch.no_grad()
+def _predict(job: Job, rank: Rank, net: nn.Module) -> Iterator[Prediction]:
+    device = job.devices.of(rank)
+    net.eval()
+    for batch in job.evaluation_batches(job.splits.test, rank):
+        with autocast(job.precision, device):
+            logits = net(batch.images.to(device))
+        probability, predicted = logits.float().softmax(dim=1).max(dim=1)
+        yield batch.indices, predicted, probability
+
+
+if __name__ == "__main__":
+    from lit_mnist.cli import main
+
+    sys.exit(main(engine="single"))

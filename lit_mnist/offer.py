@@ -1,0 +1,110 @@
+"""What an engine offers: each says so in its own file, and what it does not offer is refused by name."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import Experiment
+from lit_mnist.flags import nearest
+from lit_mnist.job import Verb
+from lit_mnist.ranks import Devices
+
+ENGINES = (
+    "lightning",
+    "raw_ddp",
+    "single",
+    "data_parallel",
+    "parameter_server",
+    "fabric",
+    "with_accelerate",
+    "with_hf_trainer",
+)
+INSTALL = "pip install 'lit_mnist[engines]'"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What an engine offers beyond training and testing.
+
+    Attributes:
+        processes: `ranks`: one process for each device; `one`: one process on one device; `devices`: one process for
+            all devices.
+        verbs: The commands.
+        resume: Whether a run can be saved within an epoch, gone on with, and restarted by itself.
+        half_on_cpu: Whether it computes in float16 on a CPU.
+        spawn: Whether its ranks can be started by torch.multiprocessing.spawn.
+        servers: Whether it has parameter servers.
+        extras: Whether it takes further options of Lightning's Trainer.
+    """
+
+    processes: Literal["ranks", "one", "devices"] = "ranks"
+    verbs: tuple[Verb, ...] = ("train", "fit")
+    resume: bool = False
+    half_on_cpu: bool = False
+    spawn: bool = False
+    servers: bool = False
+    extras: bool = False
+
+    def check(self, engine: str, verb: Verb, experiment: Experiment, extras: tuple[str, ...]) -> None:
+        """Refuses, by name, what the engine does not offer.
+
+        Raises:
+            InputError: Something is asked for that it does not do.
+        """
+        run = experiment.run
+        asked = {
+            verb: verb not in self.verbs,
+            "run.resume": run.resume is not None and not self.resume,
+            "run.save_every": run.save_every is not None and not self.resume,
+            "run.max_restarts": run.max_restarts > 0 and not self.resume,
+            "run.launcher spawn": run.launcher == "spawn" and not self.spawn,
+            "run.servers": run.servers > 1 and not self.servers,
+            f"trainer.{(*extras, '')[0]}": bool(extras) and not self.extras,
+        }
+        for name, refused in asked.items():
+            if refused:
+                raise InputError(f"The engine {engine} does not offer {name}: use the engine {_who_offers(name)}.")
+
+    def check_devices(self, engine: str, experiment: Experiment, devices: Devices, world_size: int) -> None:
+        """Refuses devices and precisions that the engine does not compute on.
+
+        Raises:
+            InputError: There are too many or too few, or float16 on a CPU is not float16.
+        """
+        if self.processes == "one" and world_size > 1:
+            raise InputError(f"The engine {engine} computes on one device, not on {world_size}: use --devices 1.")
+        if self.processes == "devices" and (devices.kind != "cuda" or devices.count < 2):
+            found = f"{devices.count} GPU is" if devices.kind == "cuda" else "no GPU is"
+            raise InputError(f"The engine {engine} spreads a batch over at least two GPUs, but {found} used here.")
+        if experiment.trainer.precision == "16-mixed" and devices.kind == "cpu" and not self.half_on_cpu:
+            raise InputError(
+                f"The engine {engine} does not compute in float16 on a CPU: choose another --precision, or the engine "
+                "lightning, raw_ddp, fabric or single."
+            )
+
+
+def load_engine(name: str) -> ModuleType:
+    """Imports an engine.
+
+    Raises:
+        InputError: There is none of that name, or its library is not installed.
+    """
+    if name not in ENGINES:
+        raise InputError(f"Unknown engine {name!r}{nearest(name, ENGINES) or ': use ' + ', '.join(ENGINES)}.")
+    try:
+        return importlib.import_module(f"lit_mnist.engines.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in {"accelerate", "transformers"}:
+            raise
+        raise InputError(f"The engine {name} needs {error.name.split('.')[0]}: {INSTALL}") from error
+
+
+def _who_offers(name: str) -> str:
+    if name.startswith("trainer."):
+        return "lightning"
+    others = {"run.servers": "parameter_server", "run.launcher spawn": "raw_ddp"}
+    return others.get(name, "lightning, raw_ddp or single")

@@ -1,0 +1,130 @@
+"""What a training carries from step to step, and its checkpoint: what Lightning writes, written without Lightning.
+
+A checkpoint is one format for the engines that can go on with each other's runs. What Lightning keeps of its loops is
+a function of the step, and is written as such: so it does not matter who wrote it, or at which of its hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lit_mnist.job import Job
+from lit_mnist.plan import Plan
+from lit_mnist.training.checkpoint import SECTION
+
+# The names under which Lightning keeps the scaler and the best accuracy: those of its plugin and of our callback.
+_SCALER, _KEEPER = "MixedPrecision", "KeepCheckpoints"
+_PREFIX = "net."
+
+
+@dataclass
+class TrainingState:
+    """Everything that a training carries from step to step.
+
+    Attributes:
+        net: The bare network.
+        optimizer: Its optimizer.
+        schedule: The learning rate's schedule.
+        scaler: The loss's scaler, enabled for float16 only.
+        step: Optimizer steps so far, those that the scaler left out included.
+        steps_made: Steps that the optimizer really made.
+    """
+
+    net: nn.Module
+    optimizer: Optimizer
+    schedule: LRScheduler
+    scaler: GradScaler
+    step: int = 0
+    steps_made: int = 0
+
+    def checkpoint(self, job: Job, best: float) -> dict[str, Any]:
+        """Returns the state as a checkpoint of plain values and tensors.
+
+        Args:
+            job: The job.
+            best: The best accuracy on the validation split so far; below 0 for none.
+        """
+        scaler = self.scaler.state_dict()
+        return {
+            "epoch": job.plan.position(self.step)[0],
+            "global_step": self.step,
+            "pytorch-lightning_version": version("lightning"),
+            "state_dict": {_PREFIX + name: tensor for name, tensor in self.net.state_dict().items()},
+            "loops": lightning_loops(self.step, job.plan),
+            "callbacks": {_KEEPER: {"best": best}},
+            "optimizer_states": [self.optimizer.state_dict()],
+            "lr_schedulers": [self.schedule.state_dict()],
+            **({_SCALER: scaler} if scaler else {}),
+            "hparams_name": None,
+            "hyper_parameters": {
+                "num_classes": job.dataset.num_classes,
+                "seed": job.experiment.seed_everything,
+                **asdict(job.experiment.model),
+            },
+            SECTION: job.checkpoint_section(),
+            "steps_made": self.steps_made,
+        }
+
+    def restore(self, checkpoint: Mapping[str, Any]) -> float:
+        """Takes the state of a checkpoint, and returns the best accuracy until then."""
+        self.net.load_state_dict(net_weights(checkpoint))
+        self.optimizer.load_state_dict(checkpoint["optimizer_states"][0])
+        self.schedule.load_state_dict(checkpoint["lr_schedulers"][0])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(checkpoint[_SCALER])
+        self.step = checkpoint["global_step"]
+        self.steps_made = checkpoint["steps_made"]
+        return float(checkpoint["callbacks"][_KEEPER]["best"])
+
+
+def net_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns the bare network's weights of a checkpoint."""
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in checkpoint["state_dict"].items()}
+
+
+def lightning_loops(step: int, plan: Plan) -> dict[str, Any]:
+    """Returns the progress of Lightning's loops after so many optimizer steps, in or between epochs."""
+    epoch, batch = plan.position(step)
+    done, begun = epoch, epoch + (batch > 0)
+    batches, steps = epoch * plan.batches_per_epoch + batch, step % plan.steps_per_epoch
+    fit = {
+        "state_dict": {},
+        "epoch_loop.state_dict": {"_batches_that_stepped": step},
+        "epoch_loop.batch_progress": {**_progress(batches, batch), "is_last_batch": False},
+        "epoch_loop.scheduler_progress": _counts(step, steps, "ready", "completed"),
+        "epoch_loop.automatic_optimization.state_dict": {},
+        "epoch_loop.automatic_optimization.optim_progress": {
+            "optimizer": {
+                "step": _counts(step, steps, "ready", "completed"),
+                "zero_grad": _counts(step, steps, "ready", "completed", "started"),
+            }
+        },
+        "epoch_loop.manual_optimization.state_dict": {},
+        "epoch_loop.manual_optimization.optim_step_progress": _counts(0, 0, "ready", "completed"),
+        "epoch_loop.val_loop.state_dict": {},
+        "epoch_loop.val_loop.batch_progress": {**_progress(0, 0), "is_last_batch": False},
+        "epoch_progress": {
+            scope: {"ready": begun, "completed": done, "started": begun, "processed": done}
+            for scope in ("total", "current")
+        },
+    }
+    idle = {"state_dict": {}, "batch_progress": {**_progress(0, 0), "is_last_batch": False}}
+    predict = {"state_dict": {}, "batch_progress": _progress(0, 0)}
+    return {"fit_loop": fit, "validate_loop": idle, "test_loop": idle, "predict_loop": predict}
+
+
+def _progress(total: int, current: int) -> dict[str, dict[str, int]]:
+    return _counts(total, current, "ready", "completed", "started", "processed")
+
+
+def _counts(total: int, current: int, *names: str) -> dict[str, dict[str, int]]:
+    return {"total": dict.fromkeys(names, total), "current": dict.fromkeys(names, current)}

@@ -1,0 +1,405 @@
+"""The comparison's page and tables: they say who is equal and what it costs, and never more than was measured."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_report import DASH, SPACE, Page, drawn
+
+from lit_mnist.report.comparison import table, write_comparison
+
+CHECKS = ("initial_weights", "samples", "learning_rate", "loss", "weights", "test")
+
+
+def spread(median: float) -> dict[str, float]:
+    return {"median": median, "lowest": 0.5 * median, "highest": 2 * median}
+
+
+def make_engine(name: str, *, variant: str | None = None, speed: float = 1000.0, **comparison: Any) -> dict[str, Any]:
+    same = dict.fromkeys(CHECKS, True) | {"expected": "bits", "met": True, "largest_difference": 0.0}
+    return {
+        "name": name,
+        "variant": variant,
+        "world_size": 2,
+        "status": "ran",
+        "reason": None,
+        "install": None,
+        "weights_sha256": ["0123456789ab" + "f" * 52] * 2,
+        "loss": [2.0, 1.0, 1.5],
+        "test": {"accuracy": 0.99, "count": 10_000, "right": 9900, "loss": 0.03},
+        "comparison": same | {"first_difference": None} | comparison,
+        "cost": {
+            "images_per_s": spread(speed),
+            "seconds_to_first_step": spread(8.0),
+            "peak_memory_bytes": spread(512 * 1024**2),
+            "bytes_sent_per_step": 2048.0,
+            "payload_bytes_per_step": 1024.0,
+            "collectives_per_step": {"allreduce": 3.0, "broadcast": 1.0},
+            "lines_of_code": 96,
+        },
+    }
+
+
+def make_comparison(*others: dict[str, Any]) -> dict[str, Any]:
+    judge = {**dict.fromkeys(CHECKS), "expected": None, "met": None, "largest_difference": None}
+    names = ["raw_ddp", "lightning"]
+    return {
+        "experiment": {"seed_everything": 42, "model": {"net": "convnet", "lr": 0.2}, "data": {"name": "mnist"}},
+        "world_size": 2,
+        "precision": "32-true",
+        "device": "cpu",
+        "threads": 1,
+        "steps": 3,
+        "data": {"name": "mnist", "source": "embedded", "sha256": "d" * 64},
+        "versions": {"torch": "2.99.1+cpu"},
+        "commit": "c0ffee" * 6,
+        "command": "train.py compare --devices 2",
+        "repeats": 5,
+        "warm_up_steps": 20,
+        "reference": "raw_ddp",
+        "equal": all(other["comparison"]["met"] is not False for other in others if other["comparison"]),
+        "engines": [make_engine("raw_ddp", variant="own launcher", **judge), *others],
+        "features": {
+            "columns": names,
+            "rows": [
+                {"feature": "joins the process group", "who": {"raw_ddp": "engine", "lightning": "library"}},
+                {"feature": "draws the samples' order", "who": dict.fromkeys(names, "project")},
+                {"feature": "tunes the batch size", "who": {"raw_ddp": "nobody", "lightning": None}},
+            ],
+        },
+    }
+
+
+def absent(name: str, status: str, reason: str, install: str | None = None) -> dict[str, Any]:
+    nothing: dict[str, Any] = dict.fromkeys(make_engine(name))
+    return nothing | {"name": name, "status": status, "reason": reason, "install": install}
+
+
+def different(name: str = "parameter_server") -> dict[str, Any]:
+    first = {"step": 7, "what": "weights", "tensor": "fc.weight", "rank": 0, "by": 1e-5, "text": "step 7: fc.weight"}
+    checks = {"met": False, "weights": False, "loss": False, "test": None, "largest_difference": 0.0125}
+    found = make_engine(name, expected="rounding", first_difference=first, **checks)
+    return found | {"loss": [2.0, 1.0, 1.6], "weights_sha256": ["aa" * 32, "bb" * 32]}
+
+
+def close(name: str = "single") -> dict[str, Any]:
+    checks = {"weights": False, "loss": False, "largest_difference": 3.1e-7}
+    return make_engine(name, expected="1e-05 relative", **checks) | {"world_size": 1, "loss": [2.0, 1.0, 1.5 + 1e-15]}
+
+
+def write(tmp_path: Path, comparison: dict[str, Any]) -> Page:
+    write_comparison(tmp_path / "comparison.html", comparison)
+    page = Page((tmp_path / "comparison.html").read_text(encoding="utf-8"))
+    assert page.balanced
+    return page
+
+
+def cells(page: Page, name: str) -> dict[str, dict[str, str]]:
+    """A table's cells by its row's and its column's name."""
+    tables: dict[str, list[list[str]]] = {}
+    for element in page.elements:
+        if element["attrs"].get("role") == "region":
+            rows = tables.setdefault(element["attrs"]["aria-label"], [])
+        elif element["tag"] == "tr":
+            rows.append([])
+        elif element["tag"] in ("th", "td"):
+            rows[-1].append(element["text"])
+    (_, *heads), *found = tables[name]
+    return {first: dict(zip(heads, rest, strict=True)) for first, *rest in found}
+
+
+def headline(page: Page) -> str:
+    return page.find("h1")[0]["text"]
+
+
+def lines(comparison: dict[str, Any], width: int = 120) -> list[str]:
+    return table(comparison, width=width, colour=False).splitlines()
+
+
+def test_needs_nothing_outside_itself(tmp_path: Path) -> None:
+    page = write(tmp_path, make_comparison(make_engine("lightning"), different()))
+    assert not re.search(r"https?:|url\(|@import|<script", page.content)
+    addresses = [e["attrs"][name] for e in page.elements for name in ("src", "href") if name in e["attrs"]]
+    assert addresses == ["data:,"]
+    policy = next(e["attrs"]["content"] for e in page.find("meta") if "http-equiv" in e["attrs"])
+    assert policy.startswith("default-src 'none'")
+    assert "script-src" not in policy
+    assert [path.name for path in tmp_path.iterdir()] == ["comparison.html"]
+
+
+def test_the_headline_says_that_all_are_equal(tmp_path: Path) -> None:
+    comparison = make_comparison(make_engine("lightning"), make_engine("fabric"), absent("hf", "skipped", "no module"))
+    page = write(tmp_path, comparison)
+    assert headline(page) == "3 of 3 engines trained the same bits"
+    assert page.find("title")[0]["text"] == headline(page)
+    assert [e["text"] for e in page.find("p", "notes")] == ["1 skipped"]
+    assert [line for line in lines(comparison) if line][:2] == [headline(page), "1 skipped"]
+    ran = page.find("p", "ran")[0]["text"]
+    for part in (f"2{SPACE}ranks", "cpu", "32-true", f"3{SPACE}steps", "compared with raw_ddp"):
+        assert part in ran
+
+
+@pytest.mark.parametrize(
+    ("others", "expected", "apart"),
+    [
+        ([different()], "1 of 2 engines differs", []),
+        ([different("a"), different("b"), close()], "2 of 4 engines differ", ["1 in every bit, 1 as closely"]),
+        ([close(), make_engine("fabric")], "3 of 3 engines agree as closely as expected", ["2 in every bit, 1 as"]),
+        ([], "1 of 1 engines ran, and nothing was compared", []),
+        ([make_engine("a", met=None), make_engine("b")], "2 of 2 engines trained the same bits", ["1 not judged"]),
+        (
+            [make_engine("a"), make_engine("b", met=False) | {"status": "failed"}],
+            "2 of 2 engines agree, but the comparison as a whole did not pass",
+            ["1 failed"],
+        ),
+        ([make_engine("a"), absent("b", "failed", "lost")], "2 of 2 engines trained the same bits", ["1 failed"]),
+    ],
+)
+def test_the_headline_counts(tmp_path: Path, others: list[dict[str, Any]], expected: str, apart: list[str]) -> None:
+    page = write(tmp_path, make_comparison(*others))
+    assert headline(page) == expected
+    notes = [e["text"] for e in page.find("p", "notes")]
+    assert [note.startswith(part) for note, part in zip(notes, apart, strict=True)] == [True] * len(apart)
+
+
+def test_never_claims_success_for_what_did_not_pass(tmp_path: Path) -> None:
+    comparison = make_comparison(make_engine("lightning"), absent("fabric", "failed", "rank 1 was lost"))
+    page = write(tmp_path, comparison | {"equal": False})
+    assert "did not pass" in headline(page)
+    assert page.find("h1", "bad")
+    comparison["engines"][0]["status"] = "failed"
+    comparison["engines"][1]["comparison"]["met"] = None
+    assert headline(write(tmp_path, comparison)) == "1 of 3 engines ran, and nothing was compared"
+
+
+def test_every_check_has_a_mark_and_words(tmp_path: Path) -> None:
+    wrong = different() | {"comparison": different()["comparison"] | {"samples": False, "learning_rate": False}}
+    rows = cells(write(tmp_path, make_comparison(make_engine("lightning"), close(), wrong)), "Equal or not")
+    assert list(rows) == ["raw_ddp (own launcher)", "lightning", "single", "parameter_server"]
+    assert [(row["Expected"], row["Samples"]) for row in rows.values()] == [
+        ("reference", f"{DASH} not compared"),
+        ("✓ bits met", "✓ identical"),
+        ("✓ 1e-05 relative met", "✓ identical"),
+        ("✗ rounding not met", "≠ differs"),
+    ]
+    nearly = "≈ not identical, as close as expected"
+    assert [rows["single"][name] for name in ("Loss", "Weights", "Test")] == [nearly, nearly, "✓ identical"]
+    assert rows["parameter_server"]["Test"] == f"{DASH} not compared"
+    assert [rows[name]["Largest difference"] for name in rows] == [DASH, "0", "3.1e-7", "0.013"]
+    assert [rows[name]["Weights SHA-256"] for name in rows] == ["01234567"] * 3 + ["ranks differ"]
+    assert [rows[name]["Ranks"] for name in rows] == ["2", "2", "1", "2"]
+
+
+def test_other_samples_are_never_close_enough(tmp_path: Path) -> None:
+    rows = cells(write(tmp_path, make_comparison(make_engine("fabric", samples=False))), "Equal or not")
+    assert rows["fabric"]["Samples"] == "≠ differs"
+
+
+def test_the_first_difference_is_said_in_words(tmp_path: Path) -> None:
+    wordless = different("fabric")
+    wordless["comparison"]["first_difference"]["text"] = None
+    comparison = make_comparison(different(), wordless)
+    items = [e["text"] for e in write(tmp_path, comparison).find("li")]
+    assert items == ["parameter_serverstep 7: fc.weight", "fabricstep 7: weights differ first in fc.weight"]
+    assert any(re.fullmatch(r"parameter_server +step 7: fc.weight", line) for line in lines(comparison))
+    assert not write(tmp_path, make_comparison(make_engine("lightning"))).find("li")
+
+
+def test_engines_with_the_same_losses_share_a_line(tmp_path: Path) -> None:
+    page = write(tmp_path, make_comparison(make_engine("lightning"), close(), different(), make_engine("fabric")))
+    legend = [e["text"] for e in page.find("span", "key")]
+    assert [key.rsplit(" ", 1)[0] for key in legend] == [
+        "raw_ddp (own launcher), lightning, fabric",
+        "single",  # parts by one bit in the last step
+        "parameter_server",
+    ]
+    assert [len(line) for line in drawn(page).values()] == [3, 3, 3]
+    nothing = make_comparison()
+    nothing["engines"][0]["loss"] = [None, float("nan")]
+    assert "No losses were logged." in write(tmp_path, nothing).text
+
+
+def test_the_cost_is_given_with_its_spread_and_as_a_ratio(tmp_path: Path) -> None:
+    page = write(tmp_path, make_comparison(make_engine("lightning", speed=800.0), make_engine("fabric", speed=1600.0)))
+    rows = cells(page, "Cost")
+    assert list(rows["lightning"].values()) == [
+        "800.0400.0 to 1,600",
+        "0.80",
+        f"8.0{SPACE}s4.0{SPACE}s to 16.0{SPACE}s",
+        f"512.0{SPACE}MiB256.0{SPACE}MiB to 1.0{SPACE}GiB",
+        f"2.0{SPACE}KiB",
+        f"1.0{SPACE}KiB",
+        f"4allreduce{SPACE}3, broadcast{SPACE}1",
+        "96",
+    ]
+    assert [row["Ratio to raw_ddp"] for row in rows.values()] == ["1.00", "0.80", "1.60"]
+    bars = [e["attrs"]["style"] for e in page.find("i") if "width" in e["attrs"].get("style", "")]
+    assert bars == ["width:62.5%", "width:50.0%", "width:100.0%"]
+    assert "Medians of 5 repeats" in page.text
+    assert "first 20 steps are left out" in page.text
+
+
+def test_without_timing_the_figures_are_dashes(tmp_path: Path) -> None:
+    comparison = make_comparison(make_engine("lightning"), make_engine("fabric"))
+    comparison["engines"][0]["cost"] = dict.fromkeys(comparison["engines"][0]["cost"])
+    comparison["engines"][1]["cost"] = None
+    comparison["engines"][2]["cost"]["images_per_s"] = dict.fromkeys(("median", "lowest", "highest"))
+    page = write(tmp_path, comparison)
+    rows = cells(page, "Cost")
+    for name in ("raw_ddp (own launcher)", "lightning"):
+        assert set(rows[name].values()) == {DASH}
+    assert (rows["fabric"]["Images per second"], rows["fabric"]["Ratio to raw_ddp"]) == (DASH, DASH)
+    assert not page.find("span", "bar")
+
+
+def test_tells_who_does_what(tmp_path: Path) -> None:
+    comparison = make_comparison(make_engine("lightning"))
+    assert cells(write(tmp_path, comparison), "What each does for you") == {
+        "joins the process group": {"raw_ddp": "● engine file", "lightning": "◆ library"},
+        "draws the samples' order": {"raw_ddp": "◇ project", "lightning": "◇ project"},
+        "tunes the batch size": {"raw_ddp": "○ nobody", "lightning": DASH},
+    }
+    assert "No features were recorded." in write(tmp_path, comparison | {"features": None}).text
+
+
+def test_skipped_and_failed_engines_say_why(tmp_path: Path) -> None:
+    install = "pip install 'lit_mnist[engines]'"
+    skipped = absent("with_accelerate", "skipped", "accelerate is missing", install)
+    comparison = make_comparison(skipped, absent("fabric", "failed", "rank 1 was lost"))
+    page = write(tmp_path, comparison)
+    expected = [f"with_accelerateskipped: accelerate is missing{install}", "fabricfailed: rank 1 was lost"]
+    assert [e["text"] for e in page.find("li")] == expected
+    assert install in [e["text"] for e in page.find("code")]
+    rows = cells(page, "Equal or not")
+    assert (rows["with_accelerate"]["Expected"], rows["fabric"]["Expected"]) == ("skipped", "✗ failed")
+    assert list(cells(page, "Cost")) == ["raw_ddp (own launcher)"]
+    text = table(comparison, width=100, colour=False)
+    for part in ("skipped: accelerate is missing", install, "failed: rank 1 was lost"):
+        assert part in text
+
+
+def test_everything_skipped_is_no_success(tmp_path: Path) -> None:
+    comparison = make_comparison() | {"engines": [absent(name, "skipped", "no ranks") for name in ("raw_ddp", "b")]}
+    page = write(tmp_path, comparison)
+    assert headline(page) == "0 of 2 engines ran"
+    assert "No engine ran." in page.text
+    assert lines(comparison)[:2] == ["0 of 2 engines ran", "2 skipped"]
+
+
+def test_holds_the_facts_and_the_configuration(tmp_path: Path) -> None:
+    comparison = make_comparison(make_engine("lightning"))
+    page = write(tmp_path, comparison)
+    assert page.facts() == {
+        **{"Reference": "raw_ddp", "Device": "cpu", "Precision": "32-true", "Ranks": "2", "Threads per rank": "1"},
+        **{"Steps compared": "3", "Timing repeats": "5", "Warm-up steps": "20", "torch": "2.99.1+cpu"},
+        **{"Command": "train.py compare --devices 2", "Commit": "c0ffee" * 6},
+        **{"Data": "mnist", "Data source": "embedded", "Data SHA-256": "d" * 64},
+    }
+    assert yaml.safe_load("".join(e["text"] for e in page.find("pre"))) == comparison["experiment"]
+
+
+BAD = '</style></table><script>alert(1)</script><img src=x onerror="a">[bold]\'&\x1b[2J\udcff{}'
+
+
+def poison(value: Any) -> Any:
+    """The same structure with hostile text in each of its texts but `status`, which the project writes."""
+    if isinstance(value, dict):
+        return {key: item if key == "status" else poison(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [poison(item) for item in value]
+    return value + BAD if isinstance(value, str) else value
+
+
+def test_escapes_hostile_strings(tmp_path: Path) -> None:
+    comparison = make_comparison(different(), absent("fabric", "failed", "lost", "pip install"))
+    hostile = poison(comparison)
+    hostile["versions"] = {BAD: BAD}
+    hostile["experiment"][BAD] = [BAD]
+    hostile["features"]["rows"][0]["who"] = {hostile["features"]["columns"][0]: BAD}
+    page, clean = write(tmp_path, hostile), write(tmp_path, comparison)
+    assert {e["tag"] for e in page.elements} == {e["tag"] for e in clean.elements}
+    assert not any(name.startswith("on") for e in page.elements for name in e["attrs"])
+    assert "\x1b" not in page.content
+    assert list(cells(page, "Equal or not"))[1].count("<script>") == 1
+    text = table(hostile, width=100, colour=False)
+    assert "\x1b" not in text
+    assert text.encode("utf-8")
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def nothing_of(value: Any) -> Any:
+    """The same structure with None for each leaf."""
+    if isinstance(value, dict):
+        return {key: nothing_of(item) for key, item in value.items()}
+    return [nothing_of(item) for item in value] if isinstance(value, list) else None
+
+
+def test_survives_nothing_but_none(tmp_path: Path) -> None:
+    full = make_comparison(different(), make_engine("lightning"))
+    empty: dict[str, Any] = {}
+    hollow = [nothing_of(full), dict.fromkeys(full), empty, dict.fromkeys(full) | {"engines": [dict.fromkeys(full)]}]
+    for comparison in hollow:
+        page = write(tmp_path, comparison)
+        for text in (page.text, table(comparison, width=100, colour=False)):
+            assert "None" not in text
+            assert "nan" not in text
+        assert "engines ran" in headline(page)
+        assert page.facts()["Device"] == DASH
+
+
+def test_survives_the_loss_of_any_one_part(tmp_path: Path) -> None:
+    full = make_comparison(different())
+    for name in full:
+        write(tmp_path, {key: value for key, value in full.items() if key != name})
+    for name in full["engines"][1]:
+        part = copy.deepcopy(full)
+        del part["engines"][1][name]
+        write(tmp_path, part)
+        assert table(part, width=100, colour=False)
+
+
+@pytest.mark.parametrize("width", [100, 110, 120])
+def test_the_tables_fit_the_terminal_with_nothing_cut_off(width: int) -> None:
+    variants = ("torchrun", "spawn", "accelerate launch")
+    names = ("lightning", "single", "data_parallel", "fabric", "with_accelerate", "with_hf_trainer", "a_b")
+    engines = [make_engine("raw_ddp", variant=variant) for variant in variants] + [make_engine(n) for n in names]
+    text = lines(make_comparison(*engines, different(), close("twelfth")), width)
+    assert max(map(len, text)) <= width
+    assert not any("…" in line for line in text)
+    for name in (*names, "parameter_server", "twelfth"):
+        assert sum(line.startswith(f"{name} ") and "96" in line for line in text) == 1  # its row of the cost
+        assert sum(bool(re.match(rf"{name} +[12] +[✓✗] ", line)) for line in text) == 1  # and of the checks
+    assert sum(line.startswith("raw_ddp ") for line in text) == 8
+    row = next(" ".join(line.split()) for line in text if line.startswith("fabric ") and "KiB" in line)
+    assert row == "fabric 1,000 500.0 to 2,000 1.00 8.0 s 512.0 MiB 2.0 KiB 1.0 KiB 4 96"
+
+
+def test_colour_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = make_comparison(different())
+    assert "\x1b" not in table(comparison)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = table(comparison, width=100, colour=True)
+    assert "\x1b[1;31m1 of 2 engines differs" in coloured
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert [line.rstrip() for line in plain.splitlines()] == lines(comparison, 100)
+
+
+def test_takes_what_the_file_gives_back(tmp_path: Path) -> None:
+    comparison = make_comparison(different(), close())
+    first = write(tmp_path, comparison).content
+    assert write(tmp_path, json.loads(json.dumps(comparison))).content == first
+
+
+def test_imports_neither_lightning_nor_torch() -> None:
+    code = "import sys, lit_mnist.report.comparison; print({'torch', 'lightning', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"
