@@ -111,7 +111,8 @@ def run(job: Job, rank: Rank) -> None:
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
-    test, wrong = None, list[Wrong]()
+    test: Evaluation | None = None
+    wrong: list[Wrong] = []
     if job.verb == "train":
         # Rank 0 has written the file, and on another machine there is none: it reads, and sends the weights around.
         if rank.is_first:

@@ -77,7 +77,8 @@ def run(job: Job, rank: Rank) -> None:
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
-    test, wrong = None, list[Wrong]()
+    test: Evaluation | None = None
+    wrong: list[Wrong] = []
     if job.verb == "train":
         net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
     if job.verb in {"train", "test"}:

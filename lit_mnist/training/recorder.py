@@ -14,6 +14,7 @@ from lit_mnist.ranks import Rank
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.history import History
 from lit_mnist.training.measure import StepClock
+from lit_mnist.training.precision import autocast_dtype, weight_dtype
 from lit_mnist.training.progress import ProgressDisplay
 from lit_mnist.training.result import Trained
 from lit_mnist.training.trace import Trace
@@ -39,7 +40,10 @@ class Recorder:
         self.history = History(job.folder, step) if rank.is_first else None
         self.display = ProgressDisplay(job.plan.total_steps, step) if rank.is_first else None
         run = job.experiment.run
-        self.trace = Trace(net, job.folder, rank, stop=job.plan.total_steps, keep=run.trace_step) if run.trace else None
+        self.trace: Trace | None = None
+        if run.trace:
+            dtype = autocast_dtype(job.precision) or weight_dtype(job.precision)
+            self.trace = Trace(net, job.folder, rank, dtype=dtype, stop=job.plan.total_steps, keep=run.trace_step)
         self._loss_sum: torch.Tensor | None = None
         self._batches = 0
 

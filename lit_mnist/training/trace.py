@@ -32,12 +32,16 @@ class Trace:
         net: The bare network.
         folder: The run folder.
         rank: This rank.
+        dtype: The type that the network computes in: some engines convert the pictures before it does.
         stop: The run's last step; collectives are counted from step 4 to the one before it, at most over 8 steps.
         keep: A step after which whole weights are kept, in `trace/rank-N-step-S.npz`.
     """
 
-    def __init__(self, net: nn.Module, folder: Path, rank: Rank, *, stop: int, keep: int | None) -> None:
+    def __init__(
+        self, net: nn.Module, folder: Path, rank: Rank, *, dtype: torch.dtype, stop: int, keep: int | None
+    ) -> None:
         self.net, self.folder, self.rank, self.keep = net, folder / FOLDER, rank, keep
+        self._dtype = dtype
         self._watched = range(_FIRST_WATCHED, min(stop - 1, _FIRST_WATCHED + 8))
         self._traffic = Traffic()
         self._initial: dict[str, str] = {}
@@ -51,7 +55,9 @@ class Trace:
         if net.training:
             # Only now: engines convert and restore a network after they have made it.
             self._initial = self._initial or tensor_digests(net)
-            self._samples = (self._samples + int(picture_digests(arguments[0]).sum(dtype=np.uint64))) % 2**64
+            self._samples = (
+                self._samples + int(picture_digests(arguments[0].to(self._dtype)).sum(dtype=np.uint64))
+            ) % 2**64
 
     def batch_done(self, loss: torch.Tensor) -> None:
         """Notes a micro-batch's mean loss."""

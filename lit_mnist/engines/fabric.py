@@ -1,0 +1,189 @@
+"""Lightning Fabric: the loop is one's own, the devices, processes and precision are Fabric's.
+
+python -m lit_mnist.engines.fabric --devices 2
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.fabric import Fabric
+from lightning.fabric.plugins import DoublePrecision, MixedPrecision, Precision
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.strategies import DDPStrategy
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from lit_mnist.data.dataset import Split
+from lit_mnist.job import Job
+from lit_mnist.models.build import build_net
+from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.offer import Offer
+from lit_mnist.ranks import Rank
+from lit_mnist.record import finish
+from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.ddp import ddp_options
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.measure import StepClock
+from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
+from lit_mnist.training.precision import weight_dtype
+from lit_mnist.training.recorder import Recorder
+from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
+
+OFFER = Offer(half_on_cpu=True)
+
+
+def run(job: Job, rank: Rank) -> None:
+    """Does a job in one rank."""
+    # --- setup
+    experiment, plan = job.experiment, job.plan
+    fabric = _fabric(job)
+    fabric.launch()
+    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
+    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+
+    # --- data: cut from memory, epoch by epoch; Fabric need not wrap it
+
+    # --- model
+    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net.to(fabric.device, weight_dtype(job.precision))
+    if job.sync_batchnorm:
+        sync_batch_norm(net, fabric.device.type)
+    model = fabric.setup_module(net)
+
+    # --- optimizer
+    optimizer = make_optimizer(net, experiment.model)
+    schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
+    scaler = getattr(fabric.strategy.precision, "scaler", None) or GradScaler(fabric.device.type, enabled=False)
+    state = TrainingState(net, optimizer, schedule, scaler)
+    # Fabric does not tell whether its scaler has left a step out; the optimizer does.
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
+    fabric_optimizer = fabric.setup_optimizers(optimizer)
+
+    # --- resume: not offered here
+    def save(path: Path) -> None:
+        if fabric.is_global_zero:
+            write_checkpoint(path, state.checkpoint(job, keeper.best))
+
+    keeper = Keeper(job.folder, save, None)
+
+    # --- train
+    validation = None
+    recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
+    for epoch in range(plan.epochs):
+        _train_epoch(job, rank, epoch, fabric, model, fabric_optimizer, state, recorder)
+        if len(job.splits.validation):
+            clock.pause()
+            validation, _ = _evaluate(job, rank, fabric, net, job.splits.validation)
+        recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+    trained = recorder.close(steps_made=state.steps_made)
+    weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
+
+    # --- evaluate
+    test: Evaluation | None = None
+    wrong: list[Wrong] = []
+    if job.verb == "train":
+        if fabric.is_global_zero:
+            net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
+        net.load_state_dict(fabric.broadcast(net.state_dict()))
+        test, wrong = _evaluate(job, rank, fabric, net, job.splits.test)
+
+    # --- record
+    finish(
+        job,
+        rank,
+        device=fabric.device,
+        weights=weights,
+        clock=clock,
+        trained=trained,
+        validation=validation,
+        test=test,
+        wrong=wrong,
+    )
+    fabric.strategy.teardown()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _fabric(job: Job) -> Fabric:
+    kind, run, trainer = job.devices.kind, job.experiment.run, job.experiment.trainer
+    several = job.plan.world_size > 1
+    if job.precision == "64-true":
+        precision: Precision = DoublePrecision()
+    elif job.precision == "32-true":
+        precision = Precision()
+    else:
+        # By itself Fabric, as the Trainer, would refuse float16 on a CPU.
+        precision = MixedPrecision(job.precision, device=kind)
+    strategy = DDPStrategy(
+        process_group_backend="nccl" if kind == "cuda" else "gloo",
+        timeout=timedelta(seconds=run.timeout),
+        **ddp_options(buffers_are_equal=job.sync_batchnorm),
+    )
+    return Fabric(
+        accelerator=kind,
+        devices=list(job.devices.numbers) if kind == "cuda" else job.devices.count,
+        num_nodes=trainer.num_nodes,
+        strategy=strategy if several else "auto",
+        plugins=[precision, TorchElasticEnvironment()] if several else [precision],
+    )
+
+
+def _train_epoch(
+    job: Job,
+    rank: Rank,
+    epoch: int,
+    fabric: Fabric,
+    model: Any,
+    optimizer: Any,
+    state: TrainingState,
+    recorder: Recorder,
+) -> None:
+    plan, settings, max_norm = job.plan, job.experiment.model, job.experiment.trainer.gradient_clip_val
+    model.train()
+    for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
+        images, targets, _, draw = batch.to(fabric.device)
+        closes_window = plan.closes_window(number)
+        with fabric.no_backward_sync(model, enabled=plan.world_size > 1 and not closes_window):
+            logits = model(images, draw)
+            loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+            # Fabric scales the loss for float16, and leaves the division by the window to its user.
+            fabric.backward(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate, model=model)
+        recorder.batch_done(loss)
+        if not closes_window:
+            continue
+
+        if max_norm is not None:
+            fabric.clip_gradients(model, optimizer, max_norm=max_norm)
+        rate, made = state.optimizer.param_groups[0]["lr"], state.steps_made
+        optimizer.step()
+        optimizer.zero_grad()
+        state.step += 1
+        if state.steps_made > made:
+            state.schedule.step()
+        recorder.step_done(logits, targets, rate)
+
+
+@torch.no_grad()
+def _evaluate(job: Job, rank: Rank, fabric: Fabric, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
+    metrics = ExactMetrics(job.dataset.num_classes).to(fabric.device)
+    net.eval()
+    for batch in job.evaluation_batches(split, rank):
+        images, targets, indices, _ = batch.to(fabric.device)
+        with fabric.autocast():
+            logits = net(images)
+        metrics.update(logits, targets, indices)
+    return metrics.compute(len(split)), metrics.wrong()
+
+
+if __name__ == "__main__":
+    from lit_mnist.cli import main
+
+    sys.exit(main(engine="fabric"))

@@ -1,0 +1,177 @@
+"""Hugging Face Accelerate: one's own loop, prepared for whatever it was launched on.
+
+    python -m lit_mnist.engines.with_accelerate --devices 2
+    torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.with_accelerate
+    accelerate launch --multi_gpu --num_processes 2 -m lit_mnist.engines.with_accelerate
+
+On CPUs `accelerate launch --num_processes 2` starts one process and says nothing: that is refused here.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from lit_mnist.data.dataset import Split
+from lit_mnist.job import Job
+from lit_mnist.models.build import build_net
+from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.offer import Offer
+from lit_mnist.ranks import Rank
+from lit_mnist.record import finish
+from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.measure import StepClock
+from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
+from lit_mnist.training.precision import autocast, weight_dtype
+from lit_mnist.training.recorder import Recorder
+from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
+
+OFFER = Offer()
+
+
+def run(job: Job, rank: Rank) -> None:
+    """Does a job in one rank."""
+    # --- setup
+    experiment, plan = job.experiment, job.plan
+    mixed = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
+    accelerator = Accelerator(
+        cpu=job.devices.kind == "cpu",
+        mixed_precision=mixed.get(job.precision, "no"),
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=timedelta(seconds=experiment.run.timeout)),
+            DistributedDataParallelKwargs(find_unused_parameters=False, broadcast_buffers=not job.sync_batchnorm),
+        ],
+    )
+    # Accelerate has chosen a number of threads by itself.
+    torch.set_num_threads(job.threads)
+    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
+    device = accelerator.device
+    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+
+    # --- data: cut from memory, epoch by epoch; a prepared loader would be split over the ranks once more
+
+    # --- model
+    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net.to(device, weight_dtype(job.precision))
+    if job.sync_batchnorm:
+        sync_batch_norm(net, device.type)
+    model = accelerator.prepare_model(net)
+
+    # --- optimizer: the schedule is not prepared, since Accelerate would step it once for each rank
+    optimizer = make_optimizer(net, experiment.model)
+    schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
+    scaler = accelerator.scaler or GradScaler(device.type, enabled=False)
+    state = TrainingState(net, optimizer, schedule, scaler)
+    prepared_optimizer = accelerator.prepare_optimizer(optimizer)
+
+    # --- resume: not offered here
+    def save(path: Path) -> None:
+        if accelerator.is_main_process:
+            write_checkpoint(path, state.checkpoint(job, keeper.best))
+
+    keeper = Keeper(job.folder, save, None)
+
+    # --- train
+    validation = None
+    recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
+    for epoch in range(plan.epochs):
+        _train_epoch(job, rank, epoch, accelerator, model, prepared_optimizer, state, recorder)
+        if len(job.splits.validation):
+            clock.pause()
+            validation, _ = _evaluate(job, rank, net, job.splits.validation)
+        recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+    trained = recorder.close(steps_made=state.steps_made)
+    weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
+
+    # --- evaluate
+    test: Evaluation | None = None
+    wrong: list[Wrong] = []
+    if job.verb == "train":
+        if accelerator.is_main_process:
+            net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
+        if plan.world_size > 1:
+            for tensor in net.state_dict().values():
+                torch.distributed.broadcast(tensor, src=0)
+        test, wrong = _evaluate(job, rank, net, job.splits.test)
+
+    # --- record
+    finish(
+        job,
+        rank,
+        device=device,
+        weights=weights,
+        clock=clock,
+        trained=trained,
+        validation=validation,
+        test=test,
+        wrong=wrong,
+    )
+    accelerator.end_training()
+
+
+def _train_epoch(
+    job: Job,
+    rank: Rank,
+    epoch: int,
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: Any,
+    state: TrainingState,
+    recorder: Recorder,
+) -> None:
+    plan, settings, max_norm = job.plan, job.experiment.model, job.experiment.trainer.gradient_clip_val
+    model.train()
+    for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
+        images, targets, _, draw = batch.to(accelerator.device)
+        closes_window = plan.closes_window(number)
+        # `accelerator.accumulate` counts micro-batches, and knows the epoch's end from prepared loaders only.
+        with nullcontext() if closes_window else accelerator.no_sync(model):
+            logits = model(images, draw)
+            loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+            accelerator.backward(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate)
+        recorder.batch_done(loss)
+        if not closes_window:
+            continue
+
+        if max_norm is not None:
+            accelerator.clip_grad_norm_(model.parameters(), max_norm)
+        rate = state.optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        optimizer.zero_grad()
+        state.step += 1
+        if not accelerator.optimizer_step_was_skipped:
+            state.steps_made += 1
+            state.schedule.step()
+        recorder.step_done(logits, targets, rate)
+
+
+@torch.no_grad()
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
+    device = job.devices.of(rank)
+    metrics = ExactMetrics(job.dataset.num_classes).to(device)
+    net.eval()
+    for batch in job.evaluation_batches(split, rank):
+        images, targets, indices, _ = batch.to(device)
+        with autocast(job.precision, device):
+            logits = net(images)
+        metrics.update(logits, targets, indices)
+    return metrics.compute(len(split)), metrics.wrong()
+
+
+if __name__ == "__main__":
+    from lit_mnist.cli import main
+
+    sys.exit(main(engine="with_accelerate"))

@@ -1,0 +1,242 @@
+"""The Hugging Face Trainer: the loop is the Trainer's, and every default of it that is not neutral is written down.
+
+python -m lit_mnist.engines.with_hf_trainer --devices 2
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from transformers import TrainerCallback, TrainingArguments
+
+from lit_mnist.data.dataset import Split
+from lit_mnist.data.loader import Batch
+from lit_mnist.job import Job
+from lit_mnist.models.build import build_net
+from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.offer import Offer
+from lit_mnist.plan import Plan
+from lit_mnist.ranks import Rank
+from lit_mnist.record import finish
+from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.measure import StepClock
+from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
+from lit_mnist.training.precision import autocast, weight_dtype
+from lit_mnist.training.recorder import Recorder
+from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
+
+OFFER = Offer()
+
+
+def run(job: Job, rank: Rank) -> None:
+    """Does a job in one rank."""
+    # --- setup: the arguments join the process group
+    experiment, plan = job.experiment, job.plan
+    arguments = _arguments(job)
+    device = arguments.device
+    # Accelerate, on which the Trainer is built, has chosen a number of threads by itself.
+    torch.set_num_threads(job.threads)
+    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
+    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+
+    # --- data: see _Epochs
+
+    # --- model
+    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net.to(device, weight_dtype(job.precision))
+    if job.sync_batchnorm:
+        sync_batch_norm(net, device.type)
+
+    # --- optimizer
+    optimizer = make_optimizer(net, experiment.model)
+    schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
+    state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
+
+    # --- resume: not offered here
+    def save(path: Path) -> None:
+        if rank.is_first:
+            write_checkpoint(path, state.checkpoint(job, keeper.best))
+
+    keeper = Keeper(job.folder, save, None)
+
+    # --- train
+    recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
+    report = _Report(job, rank, state, keeper, recorder)
+    trainer = _Trainer(
+        job,
+        rank,
+        report,
+        model=net,
+        args=arguments,
+        optimizers=(optimizer, schedule),
+        callbacks=[report],
+        # Tells the Trainer that the loss, which `compute_loss` gives, is not to be divided by the window once more.
+        compute_loss_func=F.cross_entropy,
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    trained = recorder.close(steps_made=state.steps_made)
+    weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
+
+    # --- evaluate
+    test: Evaluation | None = None
+    wrong: list[Wrong] = []
+    if job.verb == "train":
+        if rank.is_first:
+            net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
+        if plan.world_size > 1:
+            for tensor in net.state_dict().values():
+                torch.distributed.broadcast(tensor, src=0)
+        test, wrong = _evaluate(job, rank, net, job.splits.test)
+
+    # --- record
+    finish(
+        job,
+        rank,
+        device=device,
+        weights=weights,
+        clock=clock,
+        trained=trained,
+        validation=report.validation,
+        test=test,
+        wrong=wrong,
+    )
+    trainer.accelerator.end_training()
+
+
+def _arguments(job: Job) -> TrainingArguments:
+    trainer, plan, several = job.experiment.trainer, job.plan, job.plan.world_size > 1
+    return TrainingArguments(
+        output_dir=str(job.folder),
+        use_cpu=job.devices.kind == "cpu",
+        bf16=job.precision == "bf16-mixed",
+        fp16=job.precision == "16-mixed",
+        per_device_train_batch_size=plan.batch_size // plan.world_size,
+        gradient_accumulation_steps=plan.accumulate,
+        max_steps=plan.total_steps,
+        # By default gradients are clipped at norm 1.
+        max_grad_norm=trainer.gradient_clip_val or 0.0,
+        # By default unused parameters are looked for, and from three ranks on the sums then have another order.
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=not job.sync_batchnorm,
+        ddp_backend=("nccl" if job.devices.kind == "cuda" else "gloo") if several else None,
+        ddp_timeout=int(job.experiment.run.timeout),
+        seed=job.experiment.seed_everything,
+        # By default a loss that is not finite is replaced in the logs, at the price of waiting for each one.
+        logging_nan_inf_filter=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+
+
+@dataclass(frozen=True)
+class _MicroBatch:
+    """A numbered micro-batch, in no container that the Trainer would take apart."""
+
+    number: int
+    batch: Batch
+
+
+class _Epochs:
+    """The micro-batches of one epoch after the other, as the Trainer asks for them."""
+
+    def __init__(self, job: Job, rank: Rank) -> None:
+        self.job, self.rank, self.epoch = job, rank, 0
+
+    def __len__(self) -> int:
+        return self.job.plan.batches_per_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Takes the epoch that comes."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, _MicroBatch]]:
+        step = self.epoch * self.job.plan.steps_per_epoch
+        for number, batch in enumerate(self.job.train_batches(self.rank, self.epoch, step)):
+            yield {"micro_batch": _MicroBatch(number, batch)}
+
+
+class _Report(TrainerCallback):
+    """Passes steps and epochs on to the project's own recorder, and evaluates each epoch exactly."""
+
+    def __init__(self, job: Job, rank: Rank, state: TrainingState, keeper: Keeper, recorder: Recorder) -> None:
+        self.job, self.rank, self.training, self.keeper, self.recorder = job, rank, state, keeper, recorder
+        self.validation: Evaluation | None = None
+        self.logits = self.targets = torch.empty(0)
+        self.rate, self.epoch = 0.0, 0
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Notes the learning rate of the step that comes."""
+        self.rate = self.training.optimizer.param_groups[0]["lr"]
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Records an optimizer step."""
+        self.training.step += 1
+        self.training.steps_made += 1
+        self.recorder.step_done(self.logits, self.targets, self.rate)
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        """Evaluates and keeps the epoch that ends."""
+        validation = self.job.splits.validation
+        if len(validation):
+            self.recorder.clock.pause()
+            self.validation, _ = _evaluate(self.job, self.rank, self.training.net, validation)
+        self.recorder.epoch_done(self.epoch, self.validation, is_best=self.keeper.epoch_done(self.validation))
+        self.epoch += 1
+
+
+class _Trainer(transformers.Trainer):
+    """The Trainer with the experiment's own batches and loss."""
+
+    def __init__(self, job: Job, rank: Rank, report: _Report, **options: Any) -> None:
+        self.job, self.rank, self.report = job, rank, report
+        super().__init__(**options)
+
+    def get_train_dataloader(self) -> Any:
+        """Returns the experiment's own batches; a prepared loader would be split over the ranks once more."""
+        return _Epochs(self.job, self.rank)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
+        """Returns a micro-batch's share of the loss of its window."""
+        plan: Plan = self.job.plan
+        micro_batch: _MicroBatch = inputs["micro_batch"]
+        images, targets, _indices, draw = micro_batch.batch.to(self.args.device)
+        logits = model(images, draw)
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.job.experiment.model.label_smoothing)
+        self.report.recorder.batch_done(loss)
+        self.report.logits, self.report.targets = logits.detach(), targets
+        return accumulated_loss(loss, plan.window(micro_batch.number), plan.accumulate) / plan.accumulate
+
+
+@torch.no_grad()
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
+    device = job.devices.of(rank)
+    metrics = ExactMetrics(job.dataset.num_classes).to(device)
+    net.eval()
+    for batch in job.evaluation_batches(split, rank):
+        images, targets, indices, _ = batch.to(device)
+        with autocast(job.precision, device):
+            logits = net(images)
+        metrics.update(logits, targets, indices)
+    return metrics.compute(len(split)), metrics.wrong()
+
+
+if __name__ == "__main__":
+    from lit_mnist.cli import main
+
+    sys.exit(main(engine="with_hf_trainer"))
