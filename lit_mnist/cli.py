@@ -14,21 +14,22 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch.distributed import DistNetworkError
 
 from lit_mnist.errors import InputError, LitMnistError, RankLostError
 from lit_mnist.flags import read_command_line
 from lit_mnist.job import Job
 from lit_mnist.launch import launch, open_log, raise_on, report_error
-from lit_mnist.offer import load_engine
 from lit_mnist.prepare import Prepared, prepare
 from lit_mnist.ranks import Rank, launched_from_outside, stay_on_loopback
+from lit_mnist.spawn import spawn
 from lit_mnist.training.checkpoint import LAST, read_checkpoint
 from lit_mnist.training.run_folder import shown
+from lit_mnist.work import do_job
 
 
 def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
 def _start(prepared: Prepared) -> None:
     """Starts the ranks: in this process where there is one or an outside launcher has started it, else as children."""
     job = prepared.job
-    work = partial(_work, job)
+    work = partial(do_job, job)
 
     if launched_from_outside():
         rank = Rank.from_environment()
@@ -72,10 +73,16 @@ def _start(prepared: Prepared) -> None:
             open_log(job.folder / "logs", rank)
         try:
             work(rank)
+        except DistNetworkError as error:
+            if "EADDRINUSE" not in str(error):
+                raise
+            report_error(error)
+            port = os.environ["MASTER_PORT"]
+            raise InputError(f"The port {port} is taken by another program: set another MASTER_PORT.") from error
         except Exception as error:
             report_error(error)
             raise
-    elif job.devices.count == 1:
+    elif job.plan.world_size == 1:
         stay_on_loopback()
         open_log(job.folder / "logs", Rank())
         raise_on(signal.SIGTERM, signal.SIGINT)
@@ -85,10 +92,12 @@ def _start(prepared: Prepared) -> None:
             raise
         except Exception as error:
             raise RankLostError(f"Rank 0 failed:\n{traceback.format_exc().rstrip()}") from error
+    elif job.experiment.run.launcher == "spawn":
+        spawn(work, world_size=job.plan.world_size, timeout=job.experiment.run.timeout, logs=job.folder / "logs")
     else:
         launch(
             work,
-            world_size=job.devices.count,
+            world_size=job.plan.world_size,
             timeout=job.experiment.run.timeout,
             max_restarts=job.experiment.run.max_restarts,
             logs=job.folder / "logs",
@@ -106,15 +115,6 @@ def _go_on(job: Job | None) -> str:
     if read_checkpoint(last)["global_step"] >= job.plan.total_steps:
         return f"\nThe training was complete: test its weights with: test --ckpt {folder}"
     return f"\nThe last whole epoch is in {shown(last)}; go on with --resume {folder}"
-
-
-def _work(job: Job, rank: Rank) -> None:
-    torch.set_num_threads(job.threads)
-    last = job.folder / "checkpoints" / LAST
-    if job.trains and last.exists() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-        # Started again after a loss: the whole epochs of before are not lost.
-        job = replace(job, checkpoint=last)
-    load_engine(job.engine).run(job, rank)
 
 
 def _command(argv: list[str] | None) -> str:

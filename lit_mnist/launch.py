@@ -32,7 +32,7 @@ from lit_mnist.seams import NoRestartAgent
 
 Work = Callable[[Rank], None]
 
-_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+ERROR_FILE = "TORCHELASTICERROR_FILE"
 _FINAL_CODES = (2, 4, 130, 143)
 _SECONDS_TO_END = 1
 
@@ -65,10 +65,10 @@ def launch(
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     scratch = tempfile.mkdtemp(prefix="lit_mnist-")
-    failures: list[_Failure] = []
+    failures: list[Failure] = []
 
     def note_failure(codes: dict[int, int | None], result: RunResult, restarting: bool) -> None:
-        failure = _first_failure(codes, result)
+        failure = first_failure(codes, _reports(codes, result))
         failures.append(failure)
         if restarting:
             print(f"{failure.message}\nThe ranks are started again.", file=sys.stderr, flush=True)
@@ -76,7 +76,7 @@ def launch(
     spec = WorkerSpec(
         role="rank",
         local_world_size=world_size,
-        entrypoint=_rank_main,
+        entrypoint=rank_main,
         args=(work, logs),
         rdzv_handler=LoopbackRendezvous(f"lit_mnist-{os.getpid()}", timeout),
         max_restarts=max_restarts,
@@ -101,8 +101,8 @@ def launch(
         raise failures[-1].as_error()
 
 
-def _rank_main(work: Work, logs: Path) -> None:
-    """Runs in each rank's process; what it raises is written down for the parent before the process ends."""
+def rank_main(work: Work, logs: Path) -> None:
+    """Runs in each rank's process; what it raises is written down for the launcher before the process ends."""
     die_with_parent()
     # The launcher decides what a signal means: a terminal sends Ctrl-C to every process of the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -148,7 +148,7 @@ def report_error(error: BaseException) -> None:
     logging.getLogger(__name__).error(text)
     message = str(error) if foreseen else "".join(traceback.format_exception_only(error)).strip()
     report = {"message": message, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
-    path = os.environ.get(_ERROR_FILE)
+    path = os.environ.get(ERROR_FILE)
     if path:
         Path(path).write_text(json.dumps({"message": report, "foreseen": foreseen, "time": time.time()}))
 
@@ -170,40 +170,66 @@ def open_log(logs: Path, rank: Rank) -> None:
 
 
 @dataclass(frozen=True)
-class _Failure:
+class Failure:
+    """How a group of ranks ended.
+
+    Attributes:
+        message: What is said to the user.
+        code: The exit code.
+    """
+
     message: str
     code: int
 
     def as_error(self) -> LitMnistError:
+        """Returns the failure as the error to raise."""
         error = InputError(self.message) if self.code == InputError.exit_code else RankLostError(self.message)
         error.exit_code = self.code
         return error
 
 
-def _first_failure(codes: dict[int, int | None], result: RunResult) -> _Failure:
-    """Returns the failure that came first: the others often are its consequence, such as a closed connection."""
-    reports = {rank: _read_report(failure.error_file) for rank, failure in result.failures.items()}
-    for rank, code in codes.items():
-        if rank not in reports and code is not None and code > 0:
-            folder = Path(next(iter(result.failures.values())).error_file).parent.parent
-            reports[rank] = _read_report(str(folder / str(rank) / "error.json"))
-    killed = {rank: -code for rank, code in codes.items() if code is not None and code < 0 and -code != signal.SIGTERM}
+_Report = dict[str, Any]
+
+
+def first_failure(
+    codes: dict[int, int | None], reports: dict[int, _Report | None], first: int | None = None
+) -> Failure:
+    """Returns the failure that came first: the others often are its consequence, such as a closed connection.
+
+    Args:
+        codes: Each rank's exit code; a negative one is a signal's number.
+        reports: What the ranks wrote down before they ended.
+        first: The rank that ended first, where that is known.
+    """
+    ended = codes if first is None else {first: codes[first]}
+    killed = {rank: -code for rank, code in ended.items() if code is not None and code < 0 and -code != signal.SIGTERM}
     if killed:
         rank, signum = next(iter(killed.items()))
-        return _Failure(f"Rank {rank} was killed by {signal.Signals(signum).name}.", RankLostError.exit_code)
+        return Failure(f"Rank {rank} was killed by {signal.Signals(signum).name}.", RankLostError.exit_code)
     told = {rank: report for rank, report in reports.items() if report}
     if told:
         rank, report = min(told.items(), key=lambda item: item[1]["time"])
         if report["foreseen"]:
-            return _Failure(report["message"]["message"], codes[rank] or RankLostError.exit_code)
+            return Failure(report["message"]["message"], codes[rank] or RankLostError.exit_code)
         stack = report["message"]["extraInfo"]["py_callstack"]
-        return _Failure(f"Rank {rank} failed:\n{stack.rstrip()}", RankLostError.exit_code)
+        return Failure(f"Rank {rank} failed:\n{stack.rstrip()}", RankLostError.exit_code)
     rank, code = next((item for item in codes.items() if item[1]), (min(codes), None))
-    return _Failure(f"Rank {rank} ended with exit code {code}.", RankLostError.exit_code)
+    return Failure(f"Rank {rank} ended with exit code {code}.", RankLostError.exit_code)
 
 
-def _read_report(path: str) -> dict[str, Any] | None:
+def _reports(codes: dict[int, int | None], result: RunResult) -> dict[int, _Report | None]:
+    """Returns what the ranks of torch's agent wrote down: it tells of the file of one, and the others lie beside."""
+    reports = {rank: read_report(Path(failure.error_file)) for rank, failure in result.failures.items()}
+    folder = Path(next(iter(result.failures.values())).error_file).parent.parent
+    for rank, code in codes.items():
+        if rank not in reports and code is not None and code > 0:
+            reports[rank] = read_report(folder / str(rank) / "error.json")
+    return reports
+
+
+def read_report(path: Path) -> _Report | None:
+    """Returns what a rank wrote down before it ended, or None where it could not."""
     try:
-        return dict(json.loads(Path(path).read_text()))
+        return dict(json.loads(path.read_text()))
     except (OSError, ValueError):
         return None

@@ -11,7 +11,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.flags import nearest
 from lit_mnist.job import Verb
-from lit_mnist.ranks import Devices
+from lit_mnist.ranks import Devices, launched_from_outside
 
 ENGINES = (
     "lightning",
@@ -77,6 +77,8 @@ class Offer:
         """
         if self.processes == "one" and world_size > 1:
             raise InputError(f"The engine {engine} computes on one device, not on {world_size}: use --devices 1.")
+        if self.processes == "devices" and launched_from_outside():
+            raise InputError(f"The engine {engine} is one process on all devices: start it without a launcher.")
         if self.processes == "devices" and (devices.kind != "cuda" or devices.count < 2):
             found = f"{devices.count} GPU is" if devices.kind == "cuda" else "no GPU is"
             raise InputError(f"The engine {engine} spreads a batch over at least two GPUs, but {found} used here.")

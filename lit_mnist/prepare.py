@@ -66,6 +66,8 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     check_extras(configuration)
     devices, world_size = _ranks(experiment.trainer)
     offer.check_devices(engine, experiment, devices, world_size)
+    if launched_from_outside() and experiment.run.launcher != "agent":
+        raise InputError("run.launcher is for ranks that this command starts: here an outside launcher has.")
     if experiment.run.servers > world_size:
         raise InputError(f"run.servers is {experiment.run.servers}, but each has its rank, and there are {world_size}.")
     if experiment.run.max_restarts and (launched_from_outside() or world_size == 1):
@@ -87,6 +89,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     trains = line.verb in {"train", "fit"}
     plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size)
     if offer.processes == "devices":
+        # One process takes the whole batch; the devices count where `batch_per` multiplies by the ranks.
         plan = replace(plan, world_size=1)
     if saved and line.resume:
         saved.check_resume(experiment, dataset, plan)
@@ -110,7 +113,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
         checkpoint=saved.path if saved else None,
         files=files,
-        extras=configuration.extras,
+        extras=configuration.extras if configuration.extras.names else None,
     )
     if trains and plan.dropped:
         print_once(

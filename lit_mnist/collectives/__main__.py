@@ -54,13 +54,8 @@ def main(argv: list[str] | None = None) -> int:
             scratch = Path(name)
             for part in _parts(options, scratch):
                 work = partial(_in_rank, part)
-                launch(
-                    work,
-                    world_size=options.ranks,
-                    timeout=SECONDS_TO_START,
-                    max_restarts=0,
-                    logs=scratch / "logs",
-                )
+                logs = scratch / "logs"
+                launch(work, world_size=options.ranks, timeout=SECONDS_TO_START, max_restarts=0, logs=logs)
     except LitMnistError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,7 +1,7 @@
 """The collective operations, each shown as what every rank holds before and after it.
 
-All of them exist for gloo from torch 2.11 on in the forms used here. gloo's list form `dist.all_to_all` does not:
-`dist.all_to_all_single` takes its place.
+gloo has all of them from torch 2.11 on in the forms used here. The list form of the all-to-all, `dist.all_to_all`, came
+to gloo later: `dist.all_to_all_single` does the same with one tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two all-reduces written with point-to-point calls, which count what they send: the ring and the parameter server.
 
 Both add the tensors of all ranks in place. The ring spreads the work: each rank talks to its two neighbours only and
-sends 2 (N - 1) / N times the data, which no algorithm can do with less on its busiest rank. The server's rank 0 sends
+sends 2 (N - 1) / N times the data: no all-reduce gets by with less on its busiest rank. The server's rank 0 sends
 N - 1 times the data, and receives as much.
 
 Source of the ring: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
@@ -50,7 +50,7 @@ def ring_all_reduce(tensor: torch.Tensor, line: Line) -> None:
 
     The data are cut into one chunk per rank. In the first half (reduce-scatter) every chunk travels around the ring
     and each rank adds its own part, so that the sum of chunk r + 1 is complete on rank r; in the second half
-    (all-gather) the sums travel once more. Every element is added up on one rank, so that all ranks get the same bits.
+    (all-gather) the sums travel once more. Each sum is finished on one rank and copied, so that all get the same bits.
 
     Args:
         tensor: Any shape and dtype that gloo sends, contiguous, the same on all ranks; may have fewer elements than

@@ -5,6 +5,7 @@ python -m lit_mnist.engines.fabric --devices 2
 
 from __future__ import annotations
 
+import logging
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -44,6 +45,7 @@ def run(job: Job, rank: Rank) -> None:
     """Does a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     fabric = _fabric(job)
     fabric.launch()
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)

@@ -195,7 +195,7 @@ class _Report(TrainerCallback):
         validation = self.job.splits.validation
         if len(validation):
             self.recorder.clock.pause()
-            self.validation, _ = _evaluate(self.job, self.rank, self.training.net, validation)
+            self.validation, _wrong = _evaluate(self.job, self.rank, self.training.net, validation)
         self.recorder.epoch_done(self.epoch, self.validation, is_best=self.keeper.epoch_done(self.validation))
         self.epoch += 1
 

@@ -1,0 +1,144 @@
+"""nn.DataParallel: one process, a thread for each GPU, the network copied to all of them at every step.
+
+    python -m lit_mnist.engines.data_parallel --devices 2
+
+It needs at least two GPUs. Batch norm sees each GPU's samples alone, and only the first GPU's running statistics
+survive: so this engine does not train the weights that the others train, except with networks without batch norm.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from lit_mnist.data.dataset import Split
+from lit_mnist.job import Job
+from lit_mnist.models.build import build_net
+from lit_mnist.offer import Offer
+from lit_mnist.ranks import Rank
+from lit_mnist.record import finish
+from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.measure import StepClock
+from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
+from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
+from lit_mnist.training.recorder import Recorder
+from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
+
+OFFER = Offer(processes="devices")
+
+
+def run(job: Job, rank: Rank) -> None:
+    """Does a job in this process, on all its GPUs."""
+    # --- setup
+    experiment, plan = job.experiment, job.plan
+    device = job.devices.of(rank)
+    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
+    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+
+    # --- data: whole batches, which the wrapper cuts
+
+    # --- model
+    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net.to(device, weight_dtype(job.precision))
+    model = nn.DataParallel(net, device_ids=list(job.devices.numbers))
+
+    # --- optimizer
+    optimizer = make_optimizer(net, experiment.model)
+    schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
+    scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
+    state = TrainingState(net, optimizer, schedule, scaler)
+
+    # --- resume: not offered here
+    def save(path: Path) -> None:
+        write_checkpoint(path, state.checkpoint(job, keeper.best))
+
+    keeper = Keeper(job.folder, save, None)
+
+    # --- train
+    validation = None
+    recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
+    for epoch in range(plan.epochs):
+        _train_epoch(job, rank, epoch, model, state, recorder)
+        if len(job.splits.validation):
+            clock.pause()
+            validation, _ = _evaluate(job, rank, net, job.splits.validation)
+        recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+    trained = recorder.close(steps_made=state.steps_made)
+    weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
+
+    # --- evaluate
+    test: Evaluation | None = None
+    wrong: list[Wrong] = []
+    if job.verb == "train":
+        net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
+        test, wrong = _evaluate(job, rank, net, job.splits.test)
+
+    # --- record
+    finish(
+        job,
+        rank,
+        device=device,
+        weights=weights,
+        clock=clock,
+        trained=trained,
+        validation=validation,
+        test=test,
+        wrong=wrong,
+    )
+
+
+def _train_epoch(
+    job: Job, rank: Rank, epoch: int, model: nn.DataParallel[nn.Module], state: TrainingState, recorder: Recorder
+) -> None:
+    plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
+    optimizer, scaler, max_norm = state.optimizer, state.scaler, job.experiment.trainer.gradient_clip_val
+    model.train()
+    for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
+        images, targets, _, draw = batch.to(device)
+        with autocast(job.precision, device):
+            logits = model(images, draw)
+            loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+        scaler.scale(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
+        recorder.batch_done(loss)
+        if not plan.closes_window(number):
+            continue
+
+        scaler.unscale_(optimizer)
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        rate, scale = optimizer.param_groups[0]["lr"], scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        state.step += 1
+        if scaler.get_scale() >= scale:
+            state.steps_made += 1
+            state.schedule.step()
+        recorder.step_done(logits, targets, rate)
+
+
+@torch.no_grad()
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
+    device = job.devices.of(rank)
+    metrics = ExactMetrics(job.dataset.num_classes).to(device)
+    net.eval()
+    for batch in job.evaluation_batches(split, rank):
+        images, targets, indices, _ = batch.to(device)
+        with autocast(job.precision, device):
+            logits = net(images)
+        metrics.update(logits, targets, indices)
+    return metrics.compute(len(split)), metrics.wrong()
+
+
+if __name__ == "__main__":
+    from lit_mnist.cli import main
+
+    sys.exit(main(engine="data_parallel"))

@@ -1,0 +1,189 @@
+"""Synchronous parameter servers: what distributed training was before all-reduce.
+
+    python -m lit_mnist.engines.parameter_server --devices 4 --servers 2
+
+Every rank is a worker; the first K ranks are servers, too, each of which owns a slice of the gradient. At each step
+the workers send every server its slice of their gradients, a server waits for all of them, averages, and sends the
+mean back (the scheme of DistBelief: Dean et al., Large Scale Distributed Deep Networks, 2012, in its synchronous form).
+A server's traffic grows with the number of workers: that is why all-reduce took over.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from lit_mnist.data.dataset import Split
+from lit_mnist.job import Job
+from lit_mnist.models.build import build_net
+from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.offer import Offer
+from lit_mnist.ranks import Rank, join_group
+from lit_mnist.record import finish
+from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.measure import StepClock
+from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
+from lit_mnist.training.precision import autocast, weight_dtype
+from lit_mnist.training.recorder import Recorder
+from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
+
+OFFER = Offer(servers=True)
+
+
+def run(job: Job, rank: Rank) -> None:
+    """Does a job in one rank."""
+    # --- setup
+    experiment, plan = job.experiment, job.plan
+    device = job.devices.of(rank)
+    join_group(rank, device, experiment.run.timeout)
+    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
+    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+
+    # --- data: cut from memory, epoch by epoch
+
+    # --- model
+    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net.to(device, weight_dtype(job.precision))
+    if job.sync_batchnorm:
+        sync_batch_norm(net, device.type)
+
+    # --- optimizer
+    optimizer = make_optimizer(net, experiment.model)
+    schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
+    state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
+
+    # --- resume: not offered here
+    def save(path: Path) -> None:
+        if rank.is_first:
+            write_checkpoint(path, state.checkpoint(job, keeper.best))
+
+    keeper = Keeper(job.folder, save, None)
+
+    # --- train
+    validation = None
+    recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
+    for epoch in range(plan.epochs):
+        _train_epoch(job, rank, epoch, state, recorder)
+        if len(job.splits.validation):
+            clock.pause()
+            validation, _ = _evaluate(job, rank, net, job.splits.validation)
+        recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+    trained = recorder.close(steps_made=state.steps_made)
+    weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
+
+    # --- evaluate
+    test: Evaluation | None = None
+    wrong: list[Wrong] = []
+    if job.verb == "train":
+        if rank.is_first:
+            net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
+        for tensor in net.state_dict().values():
+            dist.broadcast(tensor, src=0)
+        test, wrong = _evaluate(job, rank, net, job.splits.test)
+
+    # --- record
+    finish(
+        job,
+        rank,
+        device=device,
+        weights=weights,
+        clock=clock,
+        trained=trained,
+        validation=validation,
+        test=test,
+        wrong=wrong,
+    )
+    dist.destroy_process_group()
+
+
+def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorder: Recorder) -> None:
+    plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
+    net, optimizer, max_norm = state.net, state.optimizer, job.experiment.trainer.gradient_clip_val
+    parameters = list(net.parameters())
+    net.train()
+    for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
+        images, targets, _, draw = batch.to(device)
+        with autocast(job.precision, device):
+            logits = net(images, draw)
+            loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+        (accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
+        recorder.batch_done(loss)
+        if not plan.closes_window(number):
+            continue
+
+        gradient = torch.cat([parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None])
+        average_by_servers(gradient, rank, servers=job.experiment.run.servers)
+        parts = gradient.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, max_norm)
+        rate = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        optimizer.zero_grad()
+        state.step += 1
+        state.steps_made += 1
+        state.schedule.step()
+        recorder.step_done(logits, targets, rate)
+
+
+def average_by_servers(vector: torch.Tensor, rank: Rank, servers: int) -> None:
+    """Replaces a vector, on every rank, by its mean over the ranks; every rank must call it.
+
+    Args:
+        vector: This rank's part, floating point [n], equally long on all ranks.
+        rank: This rank.
+        servers: Number of servers: rank k below it averages the k-th slice.
+    """
+    slices = vector.tensor_split(servers)
+    others = [other for other in range(rank.world_size) if other != rank.rank]
+    owned = slices[rank.rank] if rank.rank < servers else None
+    received = {other: torch.empty_like(owned) for other in others} if owned is not None else {}
+
+    # Every worker sends each server its slice.
+    pending = [dist.isend(part, dst=server) for server, part in enumerate(slices) if server != rank.rank]
+    pending += [dist.irecv(part, src=other) for other, part in received.items()]
+    _wait(pending)
+
+    # Every server adds up in the ranks' order, whoever came first, and sends the mean to all.
+    pending = []
+    if owned is not None:
+        parts = [received[other] if other != rank.rank else owned for other in range(rank.world_size)]
+        owned.copy_(torch.stack(parts).sum(dim=0) / rank.world_size)
+        pending += [dist.isend(owned, dst=other) for other in others]
+    pending += [dist.irecv(part, src=server) for server, part in enumerate(slices) if server != rank.rank]
+    _wait(pending)
+
+
+def _wait(pending: list[dist.Work | None]) -> None:
+    for work in pending:
+        assert work is not None
+        work.wait()
+
+
+@torch.no_grad()
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
+    device = job.devices.of(rank)
+    metrics = ExactMetrics(job.dataset.num_classes).to(device)
+    net.eval()
+    for batch in job.evaluation_batches(split, rank):
+        images, targets, indices, _ = batch.to(device)
+        with autocast(job.precision, device):
+            logits = net(images)
+        metrics.update(logits, targets, indices)
+    return metrics.compute(len(split)), metrics.wrong()
+
+
+if __name__ == "__main__":
+    from lit_mnist.cli import main
+
+    sys.exit(main(engine="parameter_server"))

@@ -1,0 +1,23 @@
+"""What a rank does with its job: here, so that a spawned process imports no more than its engine needs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+
+from lit_mnist.job import Job
+from lit_mnist.offer import load_engine
+from lit_mnist.ranks import Rank
+from lit_mnist.training.checkpoint import LAST
+
+
+def do_job(job: Job, rank: Rank) -> None:
+    """Does a job in one rank, with the job's number of threads."""
+    torch.set_num_threads(job.threads)
+    last = job.folder / "checkpoints" / LAST
+    if job.trains and last.exists() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        # Started again after a loss: what was saved before is not lost.
+        job = replace(job, checkpoint=last)
+    load_engine(job.engine).run(job, rank)
