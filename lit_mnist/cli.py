@@ -43,7 +43,12 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     torch.set_num_threads(1)
     job = None
     try:
-        line = read_command_line(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        if words[:1] == ["compare"] and engine == "lightning":
+            from lit_mnist.compare.command import compare
+
+            return compare(words[1:], command=_command(argv))
+        line = read_command_line(words)
         prepared = prepare(line, engine=engine, command=_command(argv))
         job = prepared.job
         _start(prepared)

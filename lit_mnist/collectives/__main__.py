@@ -20,7 +20,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -38,6 +38,7 @@ from lit_mnist.ranks import Rank, threads_per_rank
 MOST_RANKS = 32
 MOST_BYTES = 1024**3
 SECONDS_TO_START = 60.0
+MEASURED = "measured.json"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
                 work = partial(_in_rank, part)
                 logs = scratch / "logs"
                 launch(work, world_size=options.ranks, timeout=SECONDS_TO_START, max_restarts=0, logs=logs)
+            if options.bench:
+                _write(options, json.loads((scratch / MEASURED).read_text()))
     except LitMnistError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -70,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parts(options: argparse.Namespace, scratch: Path) -> list[Work]:
     """Returns what is done in turn, each in processes of its own: what one part leaves behind reaches no other."""
     if options.bench:
-        return [partial(_bench, options)]
+        return [partial(_bench, options.largest, scratch)]
     return [show_operations, partial(show_ways, scratch), show_timeout, show_traffic]
 
 
@@ -79,10 +82,13 @@ def _in_rank(part: Work, rank: Rank) -> None:
     part(rank)
 
 
-def _bench(options: argparse.Namespace, rank: Rank) -> None:
-    measured = bench(rank, options.largest)
-    if not rank.is_first:
-        return
+def _bench(largest: int, scratch: Path, rank: Rank) -> None:
+    measured = bench(rank, largest)
+    if rank.is_first:
+        (scratch / MEASURED).write_text(json.dumps(measured))
+
+
+def _write(options: argparse.Namespace, measured: dict[str, Any]) -> None:
     try:
         if options.json:
             options.json.write_text(json.dumps(measured, indent=2) + "\n")

@@ -77,7 +77,7 @@ class Traffic:
             backend, _, name = event.name.partition(":")
             if backend in {"gloo", "nccl"}:
                 self._collectives[name] += 1
-                self._payload += _payload(event)
+                self._payload += _payload(event) if name != "recv" else 0
         self._profile = None
 
     def per_step(self) -> dict[str, Any]:

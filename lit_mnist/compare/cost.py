@@ -1,0 +1,61 @@
+"""What an engine costs: speed, start, memory, traffic, and lines to read."""
+
+from __future__ import annotations
+
+import ast
+import io
+import statistics
+import tokenize
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+def spread(values: Sequence[float | None]) -> dict[str, float] | None:
+    """Returns median, lowest and highest of some measurements; None where there is none."""
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return None
+    return {"median": statistics.median(measured), "lowest": min(measured), "highest": max(measured)}
+
+
+def lines_of_code(path: Path) -> int:
+    """Returns the lines of a Python file that hold code: no blank ones, comments or docstrings."""
+    source = path.read_text()
+    documentation: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            documentation.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    code = {line for token in tokens if token.type not in _NO_CODE for line in range(token.start[0], token.end[0] + 1)}
+    return len(code - documentation)
+
+
+def cost_of(engine_file: Path, traces: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns an engine's costs.
+
+    Args:
+        engine_file: The engine's source.
+        traces: The ranks' traces, with what each has sent; the busiest rank counts.
+        timed: The results of the timed runs.
+    """
+    traffic = [found["traffic"] for found in traces]
+    return {
+        "images_per_s": spread([result["train"]["images_per_s"] for result in timed]),
+        "seconds_to_first_step": spread([result["seconds_to_first_step"] for result in timed]),
+        "peak_memory_bytes": spread([result["peak_memory_bytes"] for result in timed]),
+        "bytes_sent_per_step": max((found["bytes_sent"] or 0 for found in traffic), default=None),
+        "payload_bytes_per_step": max((found["payload_bytes"] or 0 for found in traffic), default=None),
+        "collectives_per_step": max((found["collectives"] for found in traffic), key=lambda c: sum(c.values())),
+        "lines_of_code": lines_of_code(engine_file),
+    }

@@ -1,0 +1,198 @@
+"""Whether two trainings are the same: their traces step by step, and where they part."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_mnist.training import trace
+from lit_mnist.training.checkpoint import LAST, read_checkpoint
+from lit_mnist.training.state import net_weights
+
+# The rounding that another order of summation brings, relative to the first step's loss.
+_ROUNDING = {"64-true": 1e-12, "32-true": 1e-5, "bf16-mixed": 2e-2, "16-mixed": 5e-3}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training with what its ranks wrote down.
+
+    Attributes:
+        folder: The run folder.
+        result: The content of `result.json`.
+        traces: The ranks' traces.
+    """
+
+    folder: Path
+    result: dict[str, Any]
+    traces: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """Reads a run folder."""
+        result = json.loads((folder / "result.json").read_text())
+        count = len(list((folder / trace.FOLDER).glob("rank-*.json")))
+        traces = [json.loads((folder / trace.FOLDER / f"rank-{rank}.json").read_text()) for rank in range(count)]
+        return cls(folder, result, traces)
+
+    @property
+    def losses(self) -> list[float]:
+        """The mean loss of each step over the ranks."""
+        per_rank = [[step["loss"] for step in found["steps"]] for found in self.traces]
+        return [sum(values) / len(values) for values in zip(*per_rank, strict=True)]
+
+    @property
+    def samples(self) -> list[str]:
+        """A digest of each step's samples over all ranks."""
+        per_rank = [[int(step["samples"], 16) for step in found["steps"]] for found in self.traces]
+        return [f"{sum(values) % 2**64:016x}" for values in zip(*per_rank, strict=True)]
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each step."""
+        return [step["lr"] for step in self.traces[0]["steps"]]
+
+    @property
+    def ranks_agree(self) -> bool:
+        """Whether all ranks ended with the same weights."""
+        return all(found["steps"][-1]["weights"] == self.traces[0]["steps"][-1]["weights"] for found in self.traces)
+
+    def final_weights(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Returns the network's tensors after the last step."""
+        checkpoint = read_checkpoint(self.folder / "checkpoints" / LAST)
+        return {name: tensor.numpy() for name, tensor in net_weights(checkpoint).items()}
+
+    def kept_weights(self, rank: int, step: int) -> dict[str, np.ndarray[Any, Any]]:
+        """Returns a rank's tensors after the step that its trace has kept."""
+        with np.load(self.folder / trace.FOLDER / f"rank-{rank}-step-{step}.npz", allow_pickle=False) as file:
+            return dict(file)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two trainings part.
+
+    Attributes:
+        step: The optimizer step, from 1; 0 for the initial weights.
+        what: `initial weights`, `samples`, `learning rate`, `loss`, `weights` or `number of steps`.
+        rank: The rank that differs; None where it is the same for all.
+        tensor: The first tensor that differs, in the network's order.
+        by: By how much, absolute; None where that is no number.
+    """
+
+    step: int
+    what: str
+    rank: int | None = None
+    tensor: str | None = None
+    by: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the difference as plain values, with a sentence."""
+        place = "before the first step" if self.step == 0 else f"step {self.step}"
+        text = f"{place}: {self.what} {'differ' if self.what.endswith('s') else 'differs'}"
+        text += f", first in {self.tensor}" if self.tensor else ""
+        text += f", by {self.by:.3g}" if self.by is not None else ""
+        text += f" (rank {self.rank})" if self.rank is not None else ""
+        return {**vars(self), "text": text}
+
+
+def first_difference(one: Run, other: Run) -> Difference | None:
+    """Returns where two trainings part, or None where all ranks' traces are equal to the bit."""
+    if len(one.traces) != len(other.traces):
+        return _first_difference_of_sums(one, other)
+    pairs = list(enumerate(zip(one.traces, other.traces, strict=True)))
+    for rank, (a, b) in pairs:
+        if tensor := _first_tensor(a["initial"], b["initial"]):
+            return Difference(0, "initial weights", rank, tensor)
+    steps = min(len(run.traces[0]["steps"]) for run in (one, other))
+    for step in range(steps):
+        for key, what in (("samples", "samples"), ("lr", "learning rate"), ("loss", "loss"), ("weights", "weights")):
+            for rank, (a, b) in pairs:
+                mine, yours = a["steps"][step][key], b["steps"][step][key]
+                if mine != yours:
+                    tensor = _first_tensor(mine, yours) if key == "weights" else None
+                    by = abs(mine - yours) if isinstance(mine, float) else None
+                    return Difference(step + 1, what, rank if key != "lr" else None, tensor, by)
+    if len(one.traces[0]["steps"]) != len(other.traces[0]["steps"]):
+        return Difference(steps + 1, "number of steps")
+    return None
+
+
+def _first_difference_of_sums(one: Run, other: Run) -> Difference | None:
+    """Returns where trainings on different numbers of ranks part, but for rounding: samples and learning rates."""
+    if tensor := _first_tensor(one.traces[0]["initial"], other.traces[0]["initial"]):
+        return Difference(0, "initial weights", None, tensor)
+    for step, (a, b) in enumerate(zip(one.samples, other.samples, strict=False), start=1):
+        if a != b:
+            return Difference(step, "samples")
+    for step, (x, y) in enumerate(zip(one.rates, other.rates, strict=False), start=1):
+        if x != y:
+            return Difference(step, "learning rate", by=abs(x - y))
+    if len(one.rates) != len(other.rates):
+        return Difference(min(len(one.rates), len(other.rates)) + 1, "number of steps")
+    return None
+
+
+def _first_tensor(mine: dict[str, str], yours: dict[str, str]) -> str | None:
+    return next((name for name in [*mine, *yours] if mine.get(name) != yours.get(name)), None)
+
+
+def largest_difference(
+    mine: dict[str, np.ndarray[Any, Any]], yours: dict[str, np.ndarray[Any, Any]], *, relative: bool = False
+) -> float:
+    """Returns the largest difference between two networks' tensors, absolute or relative to the tensor's largest."""
+    found = 0.0
+    for name, value in mine.items():
+        a, b = value.astype(np.float64), yours[name].astype(np.float64)
+        scale = max(float(np.abs(a).max()), 1e-30) if relative else 1.0
+        found = max(found, float(np.abs(a - b).max()) / scale)
+    return found
+
+
+def compare_runs(reference: Run, other: Run, *, expected: str) -> dict[str, Any]:
+    """Returns what is equal between a run and the reference, and whether that is what is expected.
+
+    Args:
+        reference: The run to compare with.
+        other: The run.
+        expected: `bits`; `1e-05 relative` of the final weights; or `rounding`, for another number of ranks: the same
+            initial weights, samples and learning rates, and the same first loss but for rounding.
+    """
+    difference = first_difference(reference, other)
+    same_ranks = len(reference.traces) == len(other.traces)
+    weights = reference.final_weights(), other.final_weights()
+    tests = [run.result["test"] for run in (reference, other)]
+    per_rank = [
+        [{key: step[key] for key in ("samples", "loss")} for trace_ in run.traces for step in trace_["steps"]]
+        for run in (reference, other)
+    ]
+    checks = {
+        "initial_weights": reference.traces[0]["initial"] == other.traces[0]["initial"],
+        "samples": reference.samples == other.samples,
+        "learning_rate": reference.rates == other.rates,
+        "loss": per_rank[0] == per_rank[1] if same_ranks else reference.losses == other.losses,
+        "weights": reference.traces[0]["steps"][-1]["weights"] == other.traces[0]["steps"][-1]["weights"],
+        "test": (
+            all(tests) and [test["confusion"] for test in tests] == [tests[0]["confusion"]] * 2 if any(tests) else None
+        ),
+    }
+    if expected == "bits":
+        met = difference is None and other.ranks_agree and checks["test"] is not False
+    elif expected == "rounding":
+        first, own = reference.losses[0], other.losses[0]
+        rounding = _ROUNDING[other.result["precision"]]
+        met = difference is None and abs(first - own) <= rounding * abs(first)
+    else:
+        met = all(checks[key] for key in ("initial_weights", "samples", "learning_rate")) and other.ranks_agree
+        met = met and largest_difference(*weights, relative=True) <= 1e-5
+    return {
+        "expected": expected,
+        "met": met,
+        **checks,
+        "largest_difference": largest_difference(*weights),
+        "first_difference": difference.to_dict() if difference else None,
+    }
