@@ -125,3 +125,7 @@ def _go_on(job: Job | None) -> str:
 def _command(argv: list[str] | None) -> str:
     words = sys.orig_argv if argv is None else [sys.argv[0], *argv]
     return shlex.join([Path(words[0]).name, *words[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

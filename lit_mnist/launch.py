@@ -32,9 +32,8 @@ from lit_mnist.seams import NoRestartAgent
 
 Work = Callable[[Rank], None]
 
-ERROR_FILE = "TORCHELASTICERROR_FILE"
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _FINAL_CODES = (2, 4, 130, 143)
-_SECONDS_TO_END = 1
 
 
 def launch(
@@ -76,8 +75,8 @@ def launch(
     spec = WorkerSpec(
         role="rank",
         local_world_size=world_size,
-        entrypoint=rank_main,
-        args=(work, logs),
+        entrypoint=_forked_rank,
+        args=(work, logs, Path(scratch)),
         rdzv_handler=LoopbackRendezvous(f"lit_mnist-{os.getpid()}", timeout),
         max_restarts=max_restarts,
         monitor_interval=0.05,
@@ -86,7 +85,6 @@ def launch(
         spec,
         logs_specs=DefaultLogsSpecs(log_dir=scratch),
         start_method=start_method,
-        shutdown_timeout=_SECONDS_TO_END,
         final_codes=_FINAL_CODES,
         on_failure=note_failure,
     )
@@ -99,6 +97,19 @@ def launch(
         shutil.rmtree(scratch, ignore_errors=True)
     if result.is_failed():
         raise failures[-1].as_error()
+
+
+def _forked_rank(work: Work, logs: Path, scratch: Path) -> None:
+    """Runs in a process of torch's agent.
+
+    It waits until all ranks are there: the first that connects to the store makes the parent's own thread look up its
+    name, and a process that is forked while a lock of that look-up is held waits for the lock for ever.
+    """
+    attempt = f"started-{os.environ['TORCHELASTIC_RESTART_COUNT']}-"
+    (scratch / f"{attempt}{os.environ['LOCAL_RANK']}").touch()
+    while len(list(scratch.glob(f"{attempt}*"))) < int(os.environ["LOCAL_WORLD_SIZE"]):
+        time.sleep(0.002)
+    rank_main(work, logs)
 
 
 def rank_main(work: Work, logs: Path) -> None:

@@ -54,6 +54,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     Raises:
         InputError: Something is wrong; nothing was written.
     """
+    _check_accelerate()
     saved = _saved(line)
     base = None if saved is None else saved.to_resume() if line.resume else saved.to_evaluate()
     configuration = configure(line.arguments, base)
@@ -120,6 +121,16 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
             f"note: {plan.dropped} samples of each epoch fill no whole batch of {plan.batch_size} and are left out"
         )
     return Prepared(job, claimed)
+
+
+def _check_accelerate() -> None:
+    """Refuses a start by `accelerate launch` that has, on CPUs, made one process where several were asked for."""
+    asked_for_several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
+    if asked_for_several and "RANK" not in os.environ:
+        raise InputError(
+            "accelerate launch was asked for several processes and has started one, as it does on CPUs: start them by "
+            "torchrun, or by --devices without a launcher."
+        )
 
 
 def print_once(text: str) -> None:

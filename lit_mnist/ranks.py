@@ -7,10 +7,8 @@ import os
 import platform
 import signal
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import TrainerSettings
@@ -123,21 +121,3 @@ def stay_on_loopback() -> None:
     """
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, _LOOPBACK)
-
-
-def join_group(rank: Rank, device: torch.device, timeout: float) -> None:
-    """Connects this rank with the others.
-
-    Args:
-        rank: This rank.
-        device: Its device: NCCL connects GPUs, gloo processes on CPUs.
-        timeout: Seconds after which a collective that waits for another rank gives up.
-    """
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        rank=rank.rank,
-        world_size=rank.world_size,
-        timeout=timedelta(seconds=timeout),
-    )

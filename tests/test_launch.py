@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -133,9 +134,11 @@ def listening(pids: list[int]) -> list[str]:
     sockets = set()
     for pid in pids:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            target = str(entry.readlink())
-            if target.startswith("socket:["):
-                sockets.add(target[8:-1])
+            # A descriptor may be closed while they are listed.
+            with suppress(FileNotFoundError):
+                target = str(entry.readlink())
+                if target.startswith("socket:["):
+                    sockets.add(target[8:-1])
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from lit_mnist.collectives.group import on_first
 from lit_mnist.ranks import Rank
+from lit_mnist.seams import timeout_in_force
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,6 @@ WAYS = (
         _by_tcp_store,
     ),
 )
-
-
-def timeout_in_force() -> float:
-    """Returns the seconds after which the default group's gloo gives a collective up, as gloo itself tells them."""
-    group = dist.group.WORLD
-    assert group is not None
-    # torch has no public name for it before `Work.timeout`, which torch 2.11 does not know.
-    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
 
 def show_ways(folder: Path, rank: Rank) -> None:

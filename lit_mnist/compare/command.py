@@ -22,7 +22,7 @@ from lit_mnist.compare.equality import Difference, Run, compare_runs, largest_di
 from lit_mnist.compare.variants import Variant, choose_variants
 from lit_mnist.configure import configure
 from lit_mnist.data.dataset import load_dataset
-from lit_mnist.errors import InputError
+from lit_mnist.errors import InputError, RankLostError
 from lit_mnist.experiment import Experiment
 from lit_mnist.flags import read_command_line
 from lit_mnist.job import plan_for, split_dataset
@@ -50,6 +50,7 @@ class Options:
         ranks: Number of ranks of the distributed engines.
         repeats: Timed runs of each; 0 for none.
         timed_steps: Optimizer steps of a timed run.
+        features: Whether to find out who does what.
     """
 
     variants: list[Variant]
@@ -57,6 +58,7 @@ class Options:
     ranks: int
     repeats: int
     timed_steps: int
+    features: bool
 
 
 def compare(argv: list[str], command: str) -> int:
@@ -86,6 +88,7 @@ def compare(argv: list[str], command: str) -> int:
         ranks=devices.count,
         repeats=int(own["--repeats"]),
         timed_steps=min(int(own["--timed-steps"]), plan.total_steps),
+        features=own["--features"] == "true",
     )
     path = (Path(experiment.run.dir) if experiment.run.dir else default_path("compare")).absolute()
     folder = RunFolder.claim(path, writes=(JSON, PAGE, *(variant.folder for variant in options.variants)))
@@ -96,7 +99,7 @@ def compare(argv: list[str], command: str) -> int:
 
     verified = _verify(options, runnable, folder.path, threads)
     timed = _time(options, [variant for variant in runnable if isinstance(verified[variant], Run)], folder.path)
-    who = _who_does_what(options, runnable, folder.path, devices)
+    who = _who_does_what(options, runnable, folder.path, devices) if options.features else None
     comparison = {
         "experiment": experiment.to_dict(),
         "world_size": options.ranks,
@@ -123,7 +126,7 @@ def compare(argv: list[str], command: str) -> int:
 
 def _own_flags(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     """Returns the command's own flags with their values, and what is left."""
-    own = {"--engines": "all", "--repeats": "3", "--timed-steps": str(_TIMED_STEPS)}
+    own = {"--engines": "all", "--repeats": "3", "--timed-steps": str(_TIMED_STEPS), "--features": "true"}
     rest: list[str] = []
     words = list(argv)
     while words:
@@ -138,6 +141,8 @@ def _own_flags(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     for name, least in (("--repeats", 0), ("--timed-steps", WARM_UP_STEPS + 1)):
         if not own[name].isdecimal() or int(own[name]) < least:
             raise InputError(f"{name} must be a whole number of at least {least}, but is {own[name]}.")
+    if own["--features"] not in {"true", "false"}:
+        raise InputError(f"--features must be true or false, but is {own['--features']}.")
     return own, rest
 
 
@@ -218,7 +223,8 @@ def _who_does_what(options: Options, variants: Sequence[Variant], folder: Path, 
     for engine in columns:
         offer: Offer = load_engine(engine).OFFER
         half = offer.half_on_cpu or devices.kind == "cuda"
-        notes = folder / f"who-{engine}.jsonl"
+        notes = [folder / f"who-{engine}-{part}.jsonl" for part in ("trains", "goes-on")]
+        log = folder / f"who-{engine}.log"
         with tempfile.TemporaryDirectory() as scratch:
             words = [
                 *(f"--data.{name}={size}" for name, size in (("train_size", 4 * batch), ("val_size", batch))),
@@ -226,13 +232,15 @@ def _who_does_what(options: Options, variants: Sequence[Variant], folder: Path, 
                 *("--model.schedule=constant", "--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=1"),
                 f"--trainer.precision={'16-mixed' if half else 'bf16-mixed'}",
             ]
-            watched = _Watched(engine, notes=str(notes))
-            watched.run(words, _ranks(options, watched), Path(scratch) / "log", fresh=False)
-            if offer.resume:
-                again = [f"--run.resume={scratch}/run", "--trainer.max_epochs=2"]
-                watched.run(again, _ranks(options, watched), Path(scratch) / "log", fresh=False)
-            found[engine] = features.read_notes(notes)
-        notes.unlink(missing_ok=True)
+            runs = [words, [f"--run.resume={scratch}/run", "--trainer.max_epochs=2"]]
+            for part, flags in zip(notes, runs[: 1 + offer.resume], strict=False):
+                watched = _Watched(engine, notes=str(part))
+                code = watched.run(flags, _ranks(options, watched), log, fresh=False)
+                if code:
+                    raise RankLostError(f"The short training of {engine} ended with exit code {code}: see {log}.")
+        found[engine] = features.read_notes(*notes)
+        for path in (*notes, log):
+            path.unlink(missing_ok=True)
     rows = [{"feature": name, "who": {engine: found[engine][name] for engine in columns}} for name in features.FEATURES]
     return {"columns": columns, "rows": rows}
 

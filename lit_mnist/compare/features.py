@@ -26,6 +26,7 @@ PACKAGE = Path(__file__).parents[1]
 _LIGHTNING_SIDE = ("module.py", "datamodule.py", "trainer.py", "callbacks.py")
 _LIBRARIES = ("/lightning/", "/accelerate/", "/transformers/", "/torchmetrics/")
 
+RESTORES = "restores optimizer and schedule"
 # Feature, where the call is, and its name.
 PROBES: tuple[tuple[str, Any, str], ...] = (
     ("joins the process group", dist, "init_process_group"),
@@ -48,7 +49,7 @@ PROBES: tuple[tuple[str, Any, str], ...] = (
     ("adds the evaluation up over the ranks", torchmetrics.Metric, "sync"),
     ("adds the evaluation up over the ranks", dist, "all_reduce"),
     ("lets rank 0 alone write", checkpoints, "write_checkpoint"),
-    ("restores optimizer and schedule", torch.optim.Optimizer, "load_state_dict"),
+    (RESTORES, torch.optim.Optimizer, "load_state_dict"),
 )
 FEATURES = tuple(dict.fromkeys(feature for feature, _, _ in PROBES))
 
@@ -106,12 +107,19 @@ def _who(engine: str) -> str | None:
     return None
 
 
-def read_notes(notes: Path) -> dict[str, str]:
-    """Returns who does each feature; where several do, the engine's own file comes first, and then the library."""
+def read_notes(training: Path, going_on: Path) -> dict[str, str]:
+    """Returns who does each feature; where several do, the engine's own file comes first, and then the library.
+
+    Args:
+        training: What was noted while an engine trained from the beginning.
+        going_on: What was noted while it went on with a run; no file where it does not offer that.
+    """
     found: dict[str, set[str]] = {}
-    if notes.exists():
-        for line in notes.read_text().splitlines():
+    for path, is_resumed in ((training, False), (going_on, True)):
+        for line in path.read_text().splitlines() if path.exists() else []:
             feature, who = json.loads(line)
-            found.setdefault(feature, set()).add(who)
+            # Libraries also load a state into itself, to move it to a device.
+            if (feature == RESTORES) == is_resumed:
+                found.setdefault(feature, set()).add(who)
     order = ("engine", "library", "project")
     return {feature: next((who for who in order if who in found.get(feature, ())), "nobody") for feature in FEATURES}

@@ -45,7 +45,8 @@ def run(job: Job, rank: Rank) -> None:
     """Does a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     fabric = _fabric(job)
     fabric.launch()
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
@@ -163,7 +164,8 @@ def _train_epoch(
             continue
 
         if max_norm is not None:
-            fabric.clip_gradients(model, optimizer, max_norm=max_norm)
+            # By default Fabric raises where a gradient has overflowed, which is the scaler's affair.
+            fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
         rate, made = state.optimizer.param_groups[0]["lr"], state.steps_made
         optimizer.step()
         optimizer.zero_grad()

@@ -11,6 +11,7 @@ A server's traffic grows with the number of workers: that is why all-reduce took
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.offer import Offer
-from lit_mnist.ranks import Rank, join_group
+from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
@@ -44,7 +45,14 @@ def run(job: Job, rank: Rank) -> None:
     # --- setup
     experiment, plan = job.experiment, job.plan
     device = job.devices.of(rank)
-    join_group(rank, device, experiment.run.timeout)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        rank=rank.rank,
+        world_size=rank.world_size,
+        timeout=timedelta(seconds=experiment.run.timeout),
+    )
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
 

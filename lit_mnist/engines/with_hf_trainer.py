@@ -32,7 +32,7 @@ from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
 from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
-from lit_mnist.training.precision import autocast, weight_dtype
+from lit_mnist.training.precision import weight_dtype
 from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState, net_weights
@@ -230,9 +230,8 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evalu
     net.eval()
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
-        with autocast(job.precision, device):
-            logits = net(images)
-        metrics.update(logits, targets, indices)
+        # Prepared, the network enters autocast by itself.
+        metrics.update(net(images), targets, indices)
     return metrics.compute(len(split)), metrics.wrong()
 
 
