@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from lit_mnist.compare.command import JSON
 from lit_mnist.configure import flatten
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.offer import ENGINES
-from lit_mnist.training.run_folder import RESULT
+from lit_mnist.training.run_folder import RESULT, default_path
 
 
 def train(
@@ -77,7 +76,7 @@ def _text(value: Any) -> str:
 
 def _run(module_and_words: list[str], run_dir: str | Path | None, name: str, written: str) -> dict[str, Any]:
     """Runs a module to its end, and returns what it has written into its run folder."""
-    folder = Path(run_dir) if run_dir else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-notebook-{name}"
+    folder = Path(run_dir) if run_dir else default_path(f"notebook-{name}")
     command = [sys.executable, "-m", *module_and_words, *([] if run_dir else [f"--run-dir={folder}"])]
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:

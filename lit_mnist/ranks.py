@@ -9,6 +9,7 @@ import signal
 from dataclasses import dataclass
 
 import torch
+from torch.distributed import HashStore, Store
 
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import TrainerSettings
@@ -121,3 +122,8 @@ def stay_on_loopback() -> None:
     """
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, _LOOPBACK)
+
+
+def meeting_point() -> Store | None:
+    """Returns None where a launcher has written into the environment where the ranks meet, else a lone rank's store."""
+    return None if "MASTER_ADDR" in os.environ else HashStore()

@@ -15,6 +15,8 @@ from lit_mnist.training.checkpoint import LAST
 
 def do_job(job: Job, rank: Rank) -> None:
     """Does a job in one rank, with the job's number of threads."""
+    # Lightning, Fabric and Accelerate set a number of their own where the variable is absent.
+    os.environ["OMP_NUM_THREADS"] = str(job.threads)
     torch.set_num_threads(job.threads)
     last = job.folder / "checkpoints" / LAST
     if job.trains and last.exists() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):

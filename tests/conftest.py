@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,25 +115,26 @@ class Program:
         self.folder = folder
         self.runs = 0
 
-    def __call__(self, *arguments: object, timeout: float = 120) -> Done:
+    def __call__(self, *arguments: object, engine: str = "lightning", timeout: float = 120) -> Done:
         """Runs a command line and returns how it ended."""
-        words = [str(argument) for argument in arguments]
+        return run_forked(self._work(arguments, engine), self.folder, timeout)
 
-        return run_forked(partial(self._work, words), self.folder, timeout)
-
-    def started(self, *arguments: object) -> AbstractContextManager[int]:
+    def started(self, *arguments: object, engine: str = "lightning") -> AbstractContextManager[int]:
         """Starts a command line, and gives its process group."""
-        return forked(partial(self._work, [str(argument) for argument in arguments]), self.folder)
+        return forked(self._work(arguments, engine), self.folder)
 
-    def _work(self, words: list[str]) -> int:
-        os.chdir(self.folder)
-        return main(words)
+    def _work(self, arguments: tuple[object, ...], engine: str) -> Callable[[], int]:
+        def work() -> int:
+            os.chdir(self.folder)
+            return main([str(argument) for argument in arguments], engine=engine)
 
-    def train(self, *arguments: object, timeout: float = 240) -> Path:
+        return work
+
+    def train(self, *arguments: object, engine: str = "lightning", timeout: float = 240) -> Path:
         """Trains into a new run folder, which must end well, and returns the folder."""
         self.runs += 1
         folder = self.folder / f"run-{self.runs}"
-        done = self(*arguments, "--run-dir", folder, timeout=timeout)
+        done = self(*arguments, "--run-dir", folder, engine=engine, timeout=timeout)
         assert done.code == 0, done.out + done.err
         return folder
 

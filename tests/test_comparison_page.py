@@ -14,7 +14,8 @@ import pytest
 import yaml
 from test_report import DASH, SPACE, Page, drawn
 
-from lit_mnist.report.comparison import table, write_comparison
+from lit_mnist.report.comparison import write_comparison
+from lit_mnist.report.comparison_text import table
 
 CHECKS = ("initial_weights", "samples", "learning_rate", "loss", "weights", "test")
 
@@ -190,10 +191,11 @@ def test_every_check_has_a_mark_and_words(tmp_path: Path) -> None:
         ("✓ 1e-05 relative met", "✓ identical"),
         ("✗ rounding not met", "≠ differs"),
     ]
-    nearly = "≈ not identical, as close as expected"
+    nearly = "≈ not identical, and need not be"
     assert [rows["single"][name] for name in ("Loss", "Weights", "Test")] == [nearly, nearly, "✓ identical"]
     assert rows["parameter_server"]["Test"] == f"{DASH} not compared"
-    assert [rows[name]["Largest difference"] for name in rows] == [DASH, "0", "3.1e-7", "0.013"]
+    far = [row["Largest difference in weights"] for row in rows.values()]
+    assert far == [DASH, "0", "3.1e-7", "(0.013) not judged"]
     assert [rows[name]["Weights SHA-256"] for name in rows] == ["01234567"] * 3 + ["ranks differ"]
     assert [rows[name]["Ranks"] for name in rows] == ["2", "2", "1", "2"]
 
@@ -243,25 +245,103 @@ def test_the_cost_is_given_with_its_spread_and_as_a_ratio(tmp_path: Path) -> Non
     assert [row["Ratio to raw_ddp"] for row in rows.values()] == ["1.00", "0.80", "1.60"]
     bars = [e["attrs"]["style"] for e in page.find("i") if "width" in e["attrs"].get("style", "")]
     assert bars == ["width:62.5%", "width:50.0%", "width:100.0%"]
-    assert "Medians of 5 repeats" in page.text
-    assert "first 20 steps are left out" in page.text
+    assert "Medians of 5 runs, with the lowest and the highest; the speed leaves the first 20 steps out." in page.text
 
 
-def test_without_timing_the_figures_are_dashes(tmp_path: Path) -> None:
-    comparison = make_comparison(make_engine("lightning"), make_engine("fabric"))
+def test_a_ratio_says_where_the_ranks_are_not_as_many(tmp_path: Path) -> None:
+    rows = cells(write(tmp_path, make_comparison(make_engine("lightning"), close("single"))), "Cost")
+    assert [row["Ratio to raw_ddp"] for row in rows.values()] == ["1.00", "1.00", f"1.00on 1{SPACE}rank"]
+
+
+def test_what_was_not_timed_is_a_dash(tmp_path: Path) -> None:
+    comparison = make_comparison(make_engine("lightning"), make_engine("fabric"), make_engine("single"))
     comparison["engines"][0]["cost"] = dict.fromkeys(comparison["engines"][0]["cost"])
     comparison["engines"][1]["cost"] = None
     comparison["engines"][2]["cost"]["images_per_s"] = dict.fromkeys(("median", "lowest", "highest"))
+    rows = cells(write(tmp_path, comparison), "Cost")
+    assert {shown for name in list(rows)[:2] for shown in rows[name].values()} == {DASH}
+    assert (rows["fabric"]["Images per second"], rows["fabric"]["Lines of code"]) == (DASH, "96")
+    assert "Ratio to raw_ddp" not in rows["single"]  # there is nothing to divide by
+
+
+TIMED = ("images_per_s", "seconds_to_first_step", "peak_memory_bytes")
+
+
+def test_columns_without_any_figure_are_left_out(tmp_path: Path) -> None:
+    comparison = make_comparison(make_engine("lightning")) | {"repeats": 0}
+    for engine in comparison["engines"]:
+        engine["cost"] |= dict.fromkeys(TIMED)
     page = write(tmp_path, comparison)
-    rows = cells(page, "Cost")
-    for name in ("raw_ddp (own launcher)", "lightning"):
-        assert set(rows[name].values()) == {DASH}
-    assert (rows["fabric"]["Images per second"], rows["fabric"]["Ratio to raw_ddp"]) == (DASH, DASH)
+    heads = ["Sent per step", "Payload per step", "Calls per step", "Lines of code"]
+    assert list(cells(page, "Cost")["lightning"]) == heads
+    assert "Nothing was timed." in page.text
+    assert "Medians" not in page.text
     assert not page.find("span", "bar")
+    text = lines(comparison)
+    start = text.index("Cost: nothing was timed")
+    assert text[start + 1].split() == ["engine", "sent/step", "payload", "calls", "lines"]
+    assert not any(line.startswith("Cost: medians") for line in text)
+    for engine in comparison["engines"]:
+        engine["cost"] = None
+    page = write(tmp_path, comparison)
+    assert "Nothing was timed." in page.text
+    assert '"Cost"' not in page.content
+    assert lines(comparison)[-1] == "Cost: nothing was timed"
+
+
+def test_one_timed_run_is_no_median(tmp_path: Path) -> None:
+    comparison = make_comparison(make_engine("lightning")) | {"repeats": 1}
+    for engine in comparison["engines"]:
+        engine["cost"] |= {name: dict.fromkeys(("median", "lowest", "highest"), 7.0) for name in TIMED}
+    page = write(tmp_path, comparison)
+    assert "One timed run of each engine; the speed leaves the first 20 steps out." in page.text
+    assert not any(" from to " in line for line in lines(comparison))
+
+
+def test_the_captions_say_what_is_counted(tmp_path: Path) -> None:
+    comparison = make_comparison(make_engine("lightning"))
+    page, text = write(tmp_path, comparison).text, " ".join(" ".join(lines(comparison)).split())
+    for name, words in (
+        ("Sent", "bytes that the kernel's TCP counters show for the busiest rank"),
+        ("Payload", "bytes handed to collectives and sends, as torch's profiler sees them"),
+        ("Calls", "collectives, sends and receives per step"),
+    ):
+        assert f"{name} {words}" in page
+        assert f"{name.lower()} {words}" in text
+
+
+def test_no_collective_is_a_count_too(tmp_path: Path) -> None:
+    comparison = make_comparison(make_engine("single"))
+    comparison["engines"][1]["cost"] |= {"collectives_per_step": {}, "bytes_sent_per_step": 0}
+    row = cells(write(tmp_path, comparison), "Cost")["single"]
+    assert (row["Calls per step"], row["Sent per step"]) == ("0", "0 B".replace(" ", SPACE))
+
+
+def test_reads_what_the_command_writes(tmp_path: Path) -> None:
+    """The reference has no comparison; on another number of ranks the weights may be anywhere."""
+    checks = {"loss": False, "weights": False, "test": False, "largest_difference": 31.7373046875}
+    comparison = make_comparison(make_engine("lightning"), make_engine("single", expected="rounding", **checks))
+    comparison["reference"] = "raw_ddp (own launcher)"
+    comparison["engines"][0]["comparison"] = None
+    page = write(tmp_path, comparison)
+    rows = cells(page, "Equal or not")
+    assert headline(page) == "3 of 3 engines agree as closely as expected"
+    assert rows["raw_ddp (own launcher)"]["Expected"] == "reference"
+    assert rows["single"]["Largest difference in weights"] == "(32) not judged"
+    assert not page.find("td", "bad")
+    assert list(cells(page, "Cost")["lightning"])[1] == "Ratio to raw_ddp (own launcher)"
+    assert "rounding on another number of ranks" in page.text
+    assert "1e-05 relative" not in page.text  # nobody is held to it
+    text = lines(comparison)
+    assert next(line.split()[-2] for line in text if line.startswith("single ")) == "(32)"
+    assert any(re.match("rounding +on another number of ranks", line) for line in text)
 
 
 def test_tells_who_does_what(tmp_path: Path) -> None:
     comparison = make_comparison(make_engine("lightning"))
+    assert (
+        "Found by watching who makes each call in a short training, not by opinion." in write(tmp_path, comparison).text
+    )
     assert cells(write(tmp_path, comparison), "What each does for you") == {
         "joins the process group": {"raw_ddp": "● engine file", "lightning": "◆ library"},
         "draws the samples' order": {"raw_ddp": "◇ project", "lightning": "◇ project"},
@@ -272,7 +352,7 @@ def test_tells_who_does_what(tmp_path: Path) -> None:
 
 def test_skipped_and_failed_engines_say_why(tmp_path: Path) -> None:
     install = "pip install 'lit_mnist[engines]'"
-    skipped = absent("with_accelerate", "skipped", "accelerate is missing", install)
+    skipped = absent("with_accelerate", "skipped", f"accelerate is missing: {install}", install)
     comparison = make_comparison(skipped, absent("fabric", "failed", "rank 1 was lost"))
     page = write(tmp_path, comparison)
     expected = [f"with_accelerateskipped: accelerate is missing{install}", "fabricfailed: rank 1 was lost"]
@@ -400,6 +480,7 @@ def test_takes_what_the_file_gives_back(tmp_path: Path) -> None:
 
 
 def test_imports_neither_lightning_nor_torch() -> None:
-    code = "import sys, lit_mnist.report.comparison; print({'torch', 'lightning', 'matplotlib'} & set(sys.modules))"
+    modules = "lit_mnist.report.comparison, lit_mnist.report.comparison_text"
+    code = f"import sys, {modules}; print({{'torch', 'lightning', 'matplotlib'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"

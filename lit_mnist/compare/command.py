@@ -29,7 +29,8 @@ from lit_mnist.job import plan_for, split_dataset
 from lit_mnist.launch import raise_on
 from lit_mnist.offer import INSTALL, Offer, load_engine
 from lit_mnist.ranks import Devices, choose_devices, launched_from_outside, threads_per_rank
-from lit_mnist.report.comparison import table, write_comparison
+from lit_mnist.report.comparison import write_comparison
+from lit_mnist.report.comparison_text import table
 from lit_mnist.training.digest import content_sha256
 from lit_mnist.training.files import write_text
 from lit_mnist.training.measure import WARM_UP_STEPS, commit, versions
@@ -303,7 +304,10 @@ def _compared(
     """Returns how a run compares with the reference; where weights differ, both are run again to see by how much."""
     expected = "bits" if len(runs[reference].traces) == len(runs[variant].traces) else "rounding"
     if "parameter_server" in {variant.engine, reference.engine}:
-        expected = "1e-05 relative"
+        # Its servers add up in another order than a ring. Adam divides each gradient by its own size, so that the
+        # rounding of one near zero, as of a bias before batch norm, becomes a whole step.
+        optimizer = runs[variant].result["config"]["model"]["optimizer"]
+        expected = "1e-05 relative" if optimizer == "sgd" or options.ranks <= 2 else "rounding"
     found = compare_runs(runs[reference], runs[variant], expected=expected)
     difference = found["first_difference"]
     if difference and difference["what"] == "weights":

@@ -6,7 +6,7 @@ import ast
 import io
 import statistics
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ def spread(values: Sequence[float | None]) -> dict[str, float] | None:
     return {"median": statistics.median(measured), "lowest": min(measured), "highest": max(measured)}
 
 
+def _most(values: Iterable[float | None]) -> float | None:
+    """Returns the largest of the figures that were counted; None where none was."""
+    return max((value for value in values if value is not None), default=None)
+
+
 def lines_of_code(path: Path) -> int:
     """Returns the lines of a Python file that hold code: no blank ones, comments or docstrings."""
     source = path.read_text()
@@ -49,13 +54,15 @@ def cost_of(engine_file: Path, traces: Sequence[dict[str, Any]], timed: Sequence
         traces: The ranks' traces, with what each has sent; the busiest rank counts.
         timed: The results of the timed runs.
     """
-    traffic = [found["traffic"] for found in traces]
+    traffic = [found["traffic"] for found in traces if found["traffic"]["steps"]]
     return {
         "images_per_s": spread([result["train"]["images_per_s"] for result in timed]),
         "seconds_to_first_step": spread([result["seconds_to_first_step"] for result in timed]),
         "peak_memory_bytes": spread([result["peak_memory_bytes"] for result in timed]),
-        "bytes_sent_per_step": max((found["bytes_sent"] or 0 for found in traffic), default=None),
-        "payload_bytes_per_step": max((found["payload_bytes"] or 0 for found in traffic), default=None),
-        "collectives_per_step": max((found["collectives"] for found in traffic), key=lambda c: sum(c.values())),
+        "bytes_sent_per_step": _most(found["bytes_sent"] for found in traffic),
+        "payload_bytes_per_step": _most(found["payload_bytes"] for found in traffic),
+        "collectives_per_step": max(
+            (found["collectives"] for found in traffic), key=lambda calls: sum(calls.values()), default=None
+        ),
         "lines_of_code": lines_of_code(engine_file),
     }

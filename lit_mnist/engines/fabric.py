@@ -59,6 +59,8 @@ def run(job: Job, rank: Rank) -> None:
     net.to(fabric.device, weight_dtype(job.precision))
     if job.sync_batchnorm:
         sync_batch_norm(net, fabric.device.type)
+    # Fabric gives a network's output back in torch's default type: without this, 64-bit logits in 32 bits.
+    torch.set_default_dtype(weight_dtype(job.precision))
     model = fabric.setup_module(net)
 
     # --- optimizer

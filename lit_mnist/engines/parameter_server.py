@@ -25,7 +25,7 @@ from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.offer import Offer
-from lit_mnist.ranks import Rank
+from lit_mnist.ranks import Rank, meeting_point
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
@@ -49,6 +49,7 @@ def run(job: Job, rank: Rank) -> None:
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
+        store=meeting_point(),
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),

@@ -36,7 +36,7 @@ from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.offer import Offer
-from lit_mnist.ranks import Rank
+from lit_mnist.ranks import Rank, meeting_point
 from lit_mnist.record import Prediction, finish, write_predictions
 from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
 from lit_mnist.training.ddp import ddp_options
@@ -60,9 +60,10 @@ def run(job: Job, rank: Rank) -> None:
     if device.type == "cuda":
         # Else every rank would open a context on the first GPU, too.
         torch.cuda.set_device(device)
-    # The launcher has written the address of the meeting point into the environment.
+    # The launcher has written into the environment where the ranks meet.
     dist.init_process_group(  # (1)
         "nccl" if device.type == "cuda" else "gloo",
+        store=meeting_point(),
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),

@@ -55,8 +55,6 @@ def run(job: Job, rank: Rank) -> None:
             DistributedDataParallelKwargs(find_unused_parameters=False, broadcast_buffers=not job.sync_batchnorm),
         ],
     )
-    # Accelerate has chosen a number of threads by itself.
-    torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     device = accelerator.device
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)

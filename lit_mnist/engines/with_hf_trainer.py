@@ -46,8 +46,6 @@ def run(job: Job, rank: Rank) -> None:
     experiment, plan = job.experiment, job.plan
     arguments = _arguments(job)
     device = arguments.device
-    # Accelerate, on which the Trainer is built, has chosen a number of threads by itself.
-    torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
 

@@ -169,7 +169,9 @@ main{max-width:70rem}
 .cells thead th{position:sticky;top:0;z-index:1;vertical-align:bottom;font-weight:400;color:var(--soft)}
 .cells th{background:var(--paper)}
 .cells th:first-child{position:sticky;left:0;padding-left:0;min-width:9rem;max-width:13rem;overflow-wrap:break-word}
+.cells.who th:first-child{max-width:20rem}
 .cells thead th:first-child{z-index:2}
+.cells .whole{display:inline-block}
 .cells tbody th{font-weight:600}
 .cells small{display:block;color:var(--soft);font-size:.75rem;font-weight:400}
 .cells .figure{text-align:right}
@@ -186,6 +188,7 @@ main{max-width:70rem}
 .method{margin:0 0 1rem}
 .keys span{display:inline-block;margin-right:1.2rem}
 .keys b{color:var(--ink)}
+.keys.apart span{display:block;margin:0;max-width:52rem}
 h3.first{display:block;margin:2.25rem 0 .5rem}
 .firsts{list-style:none}
 .firsts li{padding:.42rem 0;border-bottom:1px solid var(--hair);overflow-wrap:anywhere;white-space:pre-line}
@@ -209,7 +212,8 @@ h3.first{display:block;margin:2.25rem 0 .5rem}
 .band.c3,.dot.c3{fill:var(--c3)}
 .band.c4,.dot.c4{fill:var(--c4)}
 .band.c5,.dot.c5{fill:var(--c5)}
-@media (max-width:40rem){.cells th:first-child{max-width:9.5rem}.cells th,.cells td{padding:.45rem .5rem}}
+@media (max-width:40rem){.cells th:first-child,.cells.who th:first-child{max-width:9.5rem}
+.cells th,.cells td{padding:.45rem .5rem}}
 @media print{.cells{font-size:8px}.cells small{font-size:7px}.cells th,.cells td{padding:.3em .5em}
 .cells thead th,.cells th:first-child{position:static}}
 """

@@ -79,7 +79,7 @@ def build_result(
         "steps": trained.steps if trained else 0,
         "skipped_steps": trained.skipped_steps if trained else 0,
         "epochs": trained.epochs if trained else 0,
-        "threads": job.threads,
+        "threads": torch.get_num_threads(),
         "train": {
             "images_per_s": clock.images_per_s(),
             "seconds": trained.seconds if trained else None,
