@@ -187,7 +187,8 @@ class RunSettings:
         threads: Threads of each rank; by default the cores divided by the ranks. The bits of a result depend on it.
         launcher: `agent`: torch's elastic agent starts the ranks of this machine; `spawn`: torch.multiprocessing.spawn.
         servers: Ranks that also are parameter servers, for the engine `parameter_server`.
-        trace: Whether each rank writes down what it trains on and what comes out, step by step, in `trace/`.
+        trace: What each rank writes down in `trace/`: `none`; `steps`: what it trains on and what comes out, step by
+            step; `traffic`: also what it sends, over a few steps.
         trace_step: A step after which the trace keeps whole weights, and not only their digests.
     """
 
@@ -199,7 +200,7 @@ class RunSettings:
     threads: int | None = None
     launcher: Literal["agent", "spawn"] = "agent"
     servers: int = 1
-    trace: bool = False
+    trace: Literal["none", "steps", "traffic"] = "none"
     trace_step: int | None = None
 
     def __post_init__(self) -> None:

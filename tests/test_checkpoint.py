@@ -14,14 +14,14 @@ from conftest import Program
 
 from lit_mnist.errors import InputError
 from lit_mnist.module import LitClassifier
-from lit_mnist.training.checkpoint import read_checkpoint, write_checkpoint
+from lit_mnist.training.checkpoint import FORMAT, read_checkpoint, write_checkpoint
 from lit_mnist.training.digest import content_sha256, weights_sha256
 
 CONTENT: dict[str, Any] = {
     "state_dict": {"net.weight": torch.arange(2000.0).reshape(40, 50), "net.count": torch.tensor(3)},
     "epoch": 1,
     "loops": {"deep": [1, 2.5, None, True, "text", (1, 2)]},
-    "lit_mnist": {"format": 1},
+    "lit_mnist": {"format": FORMAT},
 }
 
 
@@ -106,3 +106,18 @@ def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
     assert weights_sha256(module.net.state_dict()) == weights_sha256(bare)
     assert "_instantiator" not in saved["hyper_parameters"]
     assert saved["hyper_parameters"]["lr"] == 0.2
+
+
+def test_a_checkpoint_from_another_gpu_loads_on_a_machine_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tensor is stored with the name of its device: here those of a second GPU."""
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:1")
+    path = tmp_path / "gpu.ckpt"
+    write_checkpoint(path, CONTENT)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="CUDA"):
+        torch.load(path, weights_only=True)
+    loaded = read_checkpoint(path)
+    assert all(tensor.device.type == "cpu" for tensor in loaded["state_dict"].values())
+    assert not torch.cuda.is_initialized()

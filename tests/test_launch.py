@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,37 +31,39 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**os.environ, **environment}, check=False, **IN_FOLDER)  # type: ignore[call-overload, no-any-return]
 
 
-@pytest.mark.parametrize("threads", ["1", "4"])
-def test_forked_ranks_do_not_hang_whatever_openmp_is_told(tmp_path: Path, threads: str) -> None:
+def test_forked_ranks_do_not_hang_whatever_openmp_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("train.py", "--devices", 2, "--max-steps", 5, "--run-dir", folder, "--run.threads", 4, *SMALL)
-    done = run(*words, OMP_NUM_THREADS=threads)
+    done = run(*words, OMP_NUM_THREADS="4")
     assert done.returncode == 0, done.stderr
     result = result_of(folder)
     assert (result["world_size"], result["threads"], result["steps"]) == (2, 4, 5)
 
 
-def test_every_launcher_trains_the_same_bits(tmp_path: Path) -> None:
+def test_every_launcher_trains_the_same_bits(program: Program) -> None:
     words = ("--max-steps", 5, "--run.threads", 1, *SMALL)
-    done = run("train.py", "--devices", 2, *words, "--run-dir", tmp_path / "own")
-    assert done.returncode == 0, done.stderr
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
-    done = run(*torchrun, "train.py", *words, "--run-dir", tmp_path / "torchrun")
-    assert done.returncode == 0, done.stderr
-    done = run(*torchrun, "-m", "lit_mnist.engines.lightning", *words, "--run-dir", tmp_path / "module")
-    assert done.returncode == 0, done.stderr
-    own, outside, module = (result_of(tmp_path / name) for name in ("own", "torchrun", "module"))
-    assert own["world_size"] == outside["world_size"] == module["world_size"] == 2
-    assert own["weights_sha256"] == outside["weights_sha256"] == module["weights_sha256"]
-    assert own["test"] == outside["test"] == module["test"]
+    own = result_of(program.train("--devices", 2, *words))
+    for name, start in (("script", ["train.py"]), ("module", ["-m", "lit_mnist.engines.lightning"])):
+        folder = program.folder / name
+        done = run(*torchrun, *start, *words, "--run-dir", folder)
+        assert done.returncode == 0, done.stderr
+        outside = result_of(folder)
+        assert own["world_size"] == outside["world_size"] == 2
+        assert own["weights_sha256"] == outside["weights_sha256"]
+        assert own["test"] == outside["test"]
 
 
-def test_torchrun_with_other_devices_is_refused_once(tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
-    done = run(*torchrun, "train.py", "--devices", 3, "--run-dir", tmp_path / "run", *SMALL)
-    assert done.returncode != 0
-    assert len(re.findall(r"^error: trainer.devices is 3", done.stderr, re.MULTILINE)) == 1
-    assert not (tmp_path / "run").exists()
+AS_RANK_0 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+
+def test_other_devices_than_an_outside_launcher_has_started_are_refused(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in AS_RANK_0.items():
+        monkeypatch.setenv(name, value)
+    refused(program("--devices", 3, "--run-dir", program.folder / "run", *SMALL), "trainer.devices is 3", "2 ranks")
+    assert not (program.folder / "run").exists()
 
 
 def trains(folder: Path) -> bool:
@@ -213,6 +216,79 @@ def launched(work: Callable[[Rank], None], folder: Path, *, world_size: int, max
         return 0
 
     return run_forked(start, folder, 30)
+
+
+def test_torchrun_with_ranks_that_do_not_fit_the_batch_is_refused_once(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    words = ("--batch-size", 33, "--run-dir", tmp_path / "run")
+    done = run(*torchrun, "-m", "lit_mnist.engines.raw_ddp", *words)
+    assert done.returncode != 0
+    refusals = re.findall(r"^error: .*", done.stderr, re.MULTILINE)
+    assert len(refusals) == 1
+    assert "data.batch_size 33 cannot be split evenly over 2 ranks" in refusals[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_taken_port_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for name, value in {**AS_RANK_0, "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, value)
+        refused(program(*SMALL, engine="raw_ddp"), f"port {port} is taken", "MASTER_PORT")
+
+
+def test_accelerate_launch_that_starts_one_process_for_two_is_refused(tmp_path: Path) -> None:
+    launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", 2, "--module")
+    words = ("--run-dir", tmp_path / "run", "--max-steps", 2, *SMALL)
+    done = run(*launcher, "lit_mnist.engines.with_accelerate", *words)
+    assert done.returncode != 0
+    assert "error: accelerate launch was asked for several processes and has started one" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_spawned_rank_is_named_and_takes_the_others_with_it(program: Program, victim: int) -> None:
+    folder = program.folder / "run"
+    words = ("--devices", 2, "--launcher", "spawn", "--run-dir", folder, *LONG)
+    with program.started(*words, engine="raw_ddp") as group:
+        wait_for(lambda: trains(folder), 100, program.folder)
+        ranks = [pid for pid in ranks_of(group) if f"rank-{victim}.log" in log_of(pid)]
+        os.kill(ranks[0], signal.SIGKILL)
+        _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, 10)
+        # Spawning has a helper process of Python's own, which ends a moment after its parent.
+        wait_for(lambda: not processes_of(group), 5)
+    assert os.waitstatus_to_exitcode(status) == 3
+    assert f"Rank {victim} was killed by SIGKILL" in (program.folder / "stderr.txt").read_text()
+
+
+def log_of(pid: int) -> str:
+    """Returns the names of the logs that a process has open."""
+    names = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            names.append(entry.readlink().name)
+    return " ".join(names)
+
+
+@pytest.mark.parametrize("launcher", ["agent", "spawn"])
+def test_a_signal_stops_raw_ddp_however_it_was_started(program: Program, launcher: str) -> None:
+    folder = program.folder / "run"
+    words = ("--devices", 2, "--launcher", launcher, "--run-dir", folder, *LONG)
+    with program.started(*words, engine="raw_ddp") as group:
+        wait_for(lambda: trains(folder), 100, program.folder)
+        os.kill(group, signal.SIGTERM)
+        _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, 10)
+        assert not processes_of(group)
+    assert os.waitstatus_to_exitcode(status) == 143
+
+
+def test_exceptions_of_all_ranks_at_once_are_shown(tmp_path: Path) -> None:
+    def work(rank: Rank) -> None:
+        raise ZeroDivisionError("planted")
+
+    done = launched(work, tmp_path, world_size=2)
+    assert done.code == 3
+    assert "ZeroDivisionError: planted" in done.out.splitlines()[-1]
 
 
 def test_a_rank_s_own_exception_is_shown(tmp_path: Path) -> None:

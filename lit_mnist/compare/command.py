@@ -184,7 +184,7 @@ def _verify(options: Options, variants: Sequence[Variant], folder: Path, threads
 
 def _traced(options: Options, variant: Variant, run_dir: Path, threads: int, *more: str) -> Run | str:
     # As many threads for all, since the bits depend on them.
-    flags = [*options.flags, f"--run.threads={threads}", "--run.trace=true", f"--run.dir={run_dir}", *more]
+    flags = [*options.flags, f"--run.threads={threads}", "--run.trace=traffic", f"--run.dir={run_dir}", *more]
     log = run_dir.with_suffix(".log")
     code = variant.run(flags, _ranks(options, variant), log, fresh=False)
     return Run.read(run_dir) if code == 0 else f"exit code {code}: {_last_words(log)}"
@@ -192,9 +192,11 @@ def _traced(options: Options, variant: Variant, run_dir: Path, threads: int, *mo
 
 def _last_words(log: Path) -> str:
     """Returns the message of a run that failed."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["nothing was said"])[-1].removeprefix("error: ")
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    start = max((n for n, line in enumerate(lines) if line.startswith("error: ")), default=len(lines) - 1)
+    # A traceback's last line says what was wrong; below it stands how to go on.
+    told = [line for line in lines[start:] if not line.startswith(("No epoch was", "The last ", "The training was"))]
+    return " ".join(dict.fromkeys((told or ["nothing was said"])[:: max(1, len(told) - 1)])).removeprefix("error: ")
 
 
 def _time(options: Options, variants: Sequence[Variant], folder: Path) -> dict[Variant, list[dict[str, Any]]]:

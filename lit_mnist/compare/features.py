@@ -108,18 +108,17 @@ def _who(engine: str) -> str | None:
 
 
 def read_notes(training: Path, going_on: Path) -> dict[str, str]:
-    """Returns who does each feature; where several do, the engine's own file comes first, and then the library.
+    """Returns who does each feature; where several do, the one that is the first to.
 
     Args:
         training: What was noted while an engine trained from the beginning.
         going_on: What was noted while it went on with a run; no file where it does not offer that.
     """
-    found: dict[str, set[str]] = {}
+    found: dict[str, str] = {}
     for path, is_resumed in ((training, False), (going_on, True)):
         for line in path.read_text().splitlines() if path.exists() else []:
             feature, who = json.loads(line)
             # Libraries also load a state into itself, to move it to a device.
             if (feature == RESTORES) == is_resumed:
-                found.setdefault(feature, set()).add(who)
-    order = ("engine", "library", "project")
-    return {feature: next((who for who in order if who in found.get(feature, ())), "nobody") for feature in FEATURES}
+                found.setdefault(feature, who)
+    return {feature: found.get(feature, "nobody") for feature in FEATURES}

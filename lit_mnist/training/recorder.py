@@ -41,9 +41,12 @@ class Recorder:
         self.display = ProgressDisplay(job.plan.total_steps, step) if rank.is_first else None
         run = job.experiment.run
         self.trace: Trace | None = None
-        if run.trace:
+        if run.trace != "none":
             dtype = autocast_dtype(job.precision) or weight_dtype(job.precision)
-            self.trace = Trace(net, job.folder, rank, dtype=dtype, stop=job.plan.total_steps, keep=run.trace_step)
+            # An evaluation's collectives, at an epoch's end, belong to no step.
+            whole_steps = min(job.plan.total_steps, job.plan.steps_per_epoch) - 1
+            last_watched = whole_steps if run.trace == "traffic" else 0
+            self.trace = Trace(net, job.folder, rank, dtype=dtype, last_watched=last_watched, keep=run.trace_step)
         self._loss_sum: torch.Tensor | None = None
         self._batches = 0
 

@@ -33,16 +33,16 @@ class Trace:
         folder: The run folder.
         rank: This rank.
         dtype: The type that the network computes in: some engines convert the pictures before it does.
-        stop: The run's last step; collectives are counted from step 4 to the one before it, at most over 8 steps.
+        last_watched: What the rank sends is counted over at most 8 steps, from step 4 to this one; 0 for not at all.
         keep: A step after which whole weights are kept, in `trace/rank-N-step-S.npz`.
     """
 
     def __init__(
-        self, net: nn.Module, folder: Path, rank: Rank, *, dtype: torch.dtype, stop: int, keep: int | None
+        self, net: nn.Module, folder: Path, rank: Rank, *, dtype: torch.dtype, last_watched: int, keep: int | None
     ) -> None:
         self.net, self.folder, self.rank, self.keep = net, folder / FOLDER, rank, keep
         self._dtype = dtype
-        self._watched = range(_FIRST_WATCHED, min(stop - 1, _FIRST_WATCHED + 8))
+        self._watched = range(_FIRST_WATCHED, min(last_watched, _FIRST_WATCHED + 8))
         self._traffic = Traffic()
         self._initial: dict[str, str] = {}
         self._steps: list[dict[str, Any]] = []
