@@ -7,6 +7,7 @@
    those of `python -c "import lightning.pytorch"`.
 2. Data path: images per second of the Lightning path on one rank, against a bare loop over float tensors in memory
    with the same network, optimizer, batch and threads.
+3. Communication: images per second of raw DDP on two ranks at batch 64, against two ranks that only keep in step.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from pathlib import Path
 from lit_mnist.training.measure import WARM_UP_STEPS, commit, versions
 
 BATCH, STEPS = 256, 120
+DDP_BATCH, DDP_STEPS = 64, 220
+UNITS = {"import": "s", "first step": "s"} | dict.fromkeys(
+    ("bare loop", "lightning", "lock-step", "raw DDP"), "images/s"
+)
 _BARE_LOOP = """
 import statistics, sys, time, torch
 import torch.nn.functional as F
@@ -62,9 +67,9 @@ def seconds_to_import() -> float:
     return time.perf_counter() - start
 
 
-def train(folder: Path, *flags: object) -> dict[str, object]:
+def train(folder: Path, *flags: object, engine: str = "lightning") -> dict[str, object]:
     """Runs a training and returns its result."""
-    command = [sys.executable, "-m", "lit_mnist.engines.lightning", *map(str, flags), "--run-dir", str(folder)]
+    command = [sys.executable, "-m", f"lit_mnist.engines.{engine}", *map(str, flags), "--run-dir", str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads((folder / "result.json").read_text()))
 
@@ -88,6 +93,20 @@ def bare_images_per_s(threads: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def raw_ddp_images_per_s(folder: Path) -> float:
+    """Returns images per second of raw DDP on two ranks."""
+    flags = ("--batch-size", DDP_BATCH, "--max-steps", DDP_STEPS, "--data.val_size", 0, "--data.test_size", 100)
+    result = train(folder, "--devices", 2, *flags, engine="raw_ddp")
+    return float(result["train"]["images_per_s"])  # type: ignore[index]
+
+
+def lockstep_images_per_s() -> float:
+    """Returns images per second of two ranks that train by themselves and only keep in step."""
+    words = ["--batch-size", str(DDP_BATCH), "--steps", str(DDP_STEPS)]
+    command = [sys.executable, "-m", "lit_mnist.lockstep", *words]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 def summary(values: list[float]) -> dict[str, float]:
     """Returns median, smallest and largest."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
@@ -100,21 +119,24 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("bench.json"))
     options = parser.parse_args()
     threads = max(1, len(os.sched_getaffinity(0)))
-    rows: dict[str, list[float]] = {"import": [], "first step": [], "bare loop": [], "lightning": []}
+    rows: dict[str, list[float]] = {name: [] for name in UNITS}
     with tempfile.TemporaryDirectory() as scratch:
         for repeat in range(options.repeats):
             rows["import"].append(seconds_to_import())
             rows["first step"].append(seconds_to_first_step(Path(scratch) / f"start-{repeat}"))
             rows["bare loop"].append(bare_images_per_s(threads))
             rows["lightning"].append(lightning_images_per_s(Path(scratch) / f"speed-{repeat}", threads))
+            rows["lock-step"].append(lockstep_images_per_s())
+            rows["raw DDP"].append(raw_ddp_images_per_s(Path(scratch) / f"ddp-{repeat}"))
             print(f"repeat {repeat + 1}/{options.repeats} done", file=sys.stderr)
     table = {name: summary(values) for name, values in rows.items()}
     ratios = {
         "first step / import": table["first step"]["median"] / table["import"]["median"],
         "lightning / bare loop": table["lightning"]["median"] / table["bare loop"]["median"],
+        "raw DDP / lock-step": table["raw DDP"]["median"] / table["lock-step"]["median"],
     }
-    for name, unit in (("import", "s"), ("first step", "s"), ("bare loop", "images/s"), ("lightning", "images/s")):
-        row = table[name]
+    for name, row in table.items():
+        unit = UNITS[name]
         print(f"{name:<12} {row['median']:10.2f} {unit:<9} from {row['min']:.2f} to {row['max']:.2f}")
     for name, ratio in ratios.items():
         print(f"{name:<24} {ratio:.2f}")

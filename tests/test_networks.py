@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from lit_mnist.launch import launch
 from lit_mnist.models.build import build_net
 from lit_mnist.models.dropout import SeededDropout
 from lit_mnist.models.sync_batch_norm import PortableSyncBatchNorm, sync_batch_norm, unsync_batch_norm
-from lit_mnist.ranks import Rank, join_group
+from lit_mnist.ranks import Rank
 from lit_mnist.training.evaluation import ExactMetrics
 from lit_mnist.training.schedule import rate_factor
 
@@ -49,7 +50,7 @@ def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> Non
 
     def joined(rank: Rank) -> None:
         torch.set_num_threads(1)
-        join_group(rank, torch.device("cpu"), 20)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=20))
         work(rank)
         dist.barrier()
         dist.destroy_process_group()

@@ -7,12 +7,13 @@ import platform
 import statistics
 import subprocess
 import time
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 WARM_UP_STEPS = 20
-_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
+_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy", "accelerate", "transformers")
 
 
 def seconds_since_start(pid: int) -> float | None:
@@ -87,12 +88,10 @@ class StepClock:
 @cache
 def versions() -> dict[str, str]:
     """Returns the versions of what computes the result."""
-    found = {"lit_mnist": "", "python": platform.python_version()}
+    found = {"lit_mnist": "unknown", "python": platform.python_version()}
     for package in ("lit_mnist", *_PACKAGES):
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
     return found
 
 
