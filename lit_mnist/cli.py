@@ -115,11 +115,12 @@ def _go_on(job: Job | None) -> str:
         return ""
     last = job.folder / "checkpoints" / LAST
     if not last.exists():
-        return "\nNo epoch was complete, so that there is no checkpoint to go on from."
+        return "\nNo epoch was complete, so that there is no checkpoint to go on from: --save-every N makes some."
     folder = shlex.quote(shown(job.folder))
-    if read_checkpoint(last)["global_step"] >= job.plan.total_steps:
+    step = read_checkpoint(last)["global_step"]
+    if step >= job.plan.total_steps:
         return f"\nThe training was complete: test its weights with: test --ckpt {folder}"
-    return f"\nThe last whole epoch is in {shown(last)}; go on with --resume {folder}"
+    return f"\nThe last checkpoint, after step {step}, is {shown(last)}; go on with --resume {folder}"
 
 
 def _command(argv: list[str] | None) -> str:

@@ -68,7 +68,7 @@ class ExperimentCLI(LightningCLI):
                 "exit_on_error": False,
                 # A flag that is nearly right is refused, not guessed at.
                 "allow_abbrev": False,
-                "prog": "train.py [fit|validate|test|predict]",
+                "prog": "train.py [fit|validate|test|predict|compare]",
                 "description": _help(),
             },
             args=arguments,
@@ -267,6 +267,7 @@ def _plain(message: str, keys: list[str], files: str) -> str:
 def _help() -> str:
     flags = ", ".join(f"{short} = {long}" for short, long in SHORT_FLAGS.items())
     return (
-        "Trains, and then tests the best weights on the whole test set. Commands: fit, validate, test, predict. "
-        f"Short flags: {flags}. For validate, test and predict: --ckpt RUN_DIR_OR_CKPT; for predict: --images PATH ..."
+        "Trains, and then tests the best weights on the whole test set. Commands: fit, validate, test, predict, compare. "
+        f"Short flags: {flags}. For validate, test and predict: --ckpt RUN_DIR_OR_CKPT; for predict: --images PATH ...; "
+        "for compare: --engines all|NAME,NAME,... --repeats N --timed-steps N --features true|false."
     )

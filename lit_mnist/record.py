@@ -99,7 +99,7 @@ def _summarise(
         folder, program = shlex.quote(shown(job.folder)), _program()
         model, trainer = job.experiment.model, job.experiment.trainer
         stretchable = model.schedule == "constant" and not model.warmup
-        if stretchable and trained.steps == job.plan.total_steps and trained.steps % job.plan.steps_per_epoch == 0:
+        if stretchable and trained.steps == job.plan.total_steps:
             unlimited = "" if trainer.max_steps == -1 else " --max-steps -1"
             print(f"go on     {program} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
         print(f"test      {program} test --ckpt {folder}")

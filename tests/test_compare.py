@@ -33,8 +33,9 @@ def compared(program: Program, *flags: object, code: int = 0, timeout: float = 2
     return comparison
 
 
-def test_all_engines_on_two_ranks_are_equal_in_every_bit(program: Program) -> None:
-    flags = ("--devices", 2, "--lr", 0.05, "--trainer.accumulate_grad_batches", 2, "--epochs", 4, "--max-steps", 12)
+@pytest.mark.parametrize("steps", [12, pytest.param(200, marks=pytest.mark.slow)])
+def test_all_engines_on_two_ranks_are_equal_in_every_bit(program: Program, steps: int) -> None:
+    flags = ("--devices", 2, "--lr", 0.05, "--trainer.accumulate_grad_batches", 2, "--epochs", 40, "--max-steps", steps)
     comparison = compared(program, "--engines", "all", *flags, "--features", "false")
     assert comparison["equal"] is True
     assert comparison["reference"] == "raw_ddp (own launcher)"
@@ -46,7 +47,7 @@ def test_all_engines_on_two_ranks_are_equal_in_every_bit(program: Program) -> No
 
     reference = found["raw_ddp", "own launcher"]
     assert reference["comparison"] is None
-    assert len(reference["loss"]) == comparison["steps"] == 12
+    assert len(reference["loss"]) == comparison["steps"] == steps
     for (name, variant), entry in found.items():
         if name in skipped or entry is reference:
             continue

@@ -167,7 +167,9 @@ def test_what_an_engine_does_not_offer_is_refused_by_name(program: Program, case
 def test_an_engine_goes_on_where_another_stopped(program: Program, ranks: int, engines: tuple[str, ...]) -> None:
     """In the middle of an epoch and of the order of its windows, and ends with the same bits."""
     constant = ("--model.schedule", "constant", *SGD, "--trainer.accumulate_grad_batches", 2, "--batch-size", 32)
+    net = "basicnet" if engines[0] == "single" else "convnet"
     size = ("--data.train_size", 32 * 7, "--epochs", 4, "--data.val_size", 48, "--data.test_size", 101)
+    size = (*size, "--model.net", net)
     words = (*constant, *size, "--devices", ranks)
     whole = result_of(program.train(*words, "--max-steps", 11, engine=engines[0]))
     folder = program.train(*words, "--max-steps", 11 - 3 * (len(engines) - 1), engine=engines[0])
