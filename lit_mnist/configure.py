@@ -267,7 +267,8 @@ def _plain(message: str, keys: list[str], files: str) -> str:
 def _help() -> str:
     flags = ", ".join(f"{short} = {long}" for short, long in SHORT_FLAGS.items())
     return (
-        "Trains, and then tests the best weights on the whole test set. Commands: fit, validate, test, predict, compare. "
-        f"Short flags: {flags}. For validate, test and predict: --ckpt RUN_DIR_OR_CKPT; for predict: --images PATH ...; "
+        "Trains, and then tests the best weights on the whole test set. "
+        f"Commands: fit, validate, test, predict, compare. Short flags: {flags}. "
+        "For validate, test and predict: --ckpt RUN_DIR_OR_CKPT; for predict: --images PATH ...; "
         "for compare: --engines all|NAME,NAME,... --repeats N --timed-steps N --features true|false."
     )
