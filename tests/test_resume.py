@@ -18,7 +18,7 @@ SMALL = ("--data.train_size", 960, "--data.val_size", 100, "--data.test_size", 1
     [
         ("--devices", 2, "--model.net", "convnet", "--data.augment", "affine"),
         ("--devices", 2, "--model.net", "basicnet", "--model.optimizer", "adamw", "--lr", 0.001),
-        ("--devices", 1, "--precision", "16-mixed", "--batch-size", 160),
+        ("--devices", 1, "--precision", "16-mixed", "--batch-size", 96, "--data.train_size", 288),
         ("--devices", 1, "--trainer.accumulate_grad_batches", 4),
     ],
     ids=["convnet", "basicnet", "float16", "accumulation"],
