@@ -4,7 +4,7 @@
 
 It is what communication is measured against (`make bench`): the same batches, network, optimizer and threads as raw
 DDP on as many ranks, but one all-reduce of four bytes per step, and neither gradients nor batch norm's statistics
-travel.
+travel. With `--ddp` the gradients do, through DistributedDataParallel, and the statistics still do not.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.loader import TrainBatches
@@ -25,29 +26,32 @@ from lit_mnist.job import Splits, plan_for, split_dataset
 from lit_mnist.launch import launch
 from lit_mnist.models.build import build_net
 from lit_mnist.ranks import Rank, threads_per_rank
+from lit_mnist.training.ddp import ddp_options
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import make_optimizer
 from lit_mnist.training.schedule import make_schedule
 
 
-def train_in_step(experiment: Experiment, splits: Splits, threads: int, rank: Rank) -> None:
+def train_in_step(experiment: Experiment, splits: Splits, threads: int, with_ddp: bool, rank: Rank) -> None:
     """Trains one rank by itself, in step with the others; rank 0 prints the images per second of all."""
     torch.set_num_threads(threads)
     dist.init_process_group("gloo", rank=rank.rank, world_size=rank.world_size)
     plan = plan_for(experiment, splits, rank.world_size)
     net = build_net(experiment.model, num_classes=10, seed=experiment.seed_everything)
+    model = DistributedDataParallel(net, **ddp_options(buffers_are_equal=True)) if with_ddp else net
     optimizer = make_optimizer(net, experiment.model)
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     clock = StepClock(plan.batch_size, first_process=0)
     beat = torch.zeros(1)
     options = {"plan": plan, "settings": experiment.data, "seed": experiment.seed_everything, "rank": rank.rank}
     for batch in TrainBatches(splits.train, epoch=0, **options):  # type: ignore[arg-type]
-        loss = F.cross_entropy(net(batch.images, batch.draw), batch.targets)
+        loss = F.cross_entropy(model(batch.images, batch.draw), batch.targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        dist.all_reduce(beat)
+        if not with_ddp:
+            dist.all_reduce(beat)
         clock.step_done()
     if rank.is_first:
         print(clock.images_per_s(), flush=True)
@@ -61,10 +65,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=220)
+    parser.add_argument("--ddp", action="store_true")
     options = parser.parse_args()
     experiment = Experiment().replace("data", batch_size=options.batch_size).replace("trainer", max_steps=options.steps)
     splits = split_dataset(experiment, load_dataset("mnist", None))
-    work = partial(train_in_step, experiment, splits, threads_per_rank(None, options.ranks))
+    work = partial(train_in_step, experiment, splits, threads_per_rank(None, options.ranks), options.ddp)
     with tempfile.TemporaryDirectory() as logs:
         launch(work, world_size=options.ranks, timeout=60, max_restarts=0, logs=Path(logs))
 
