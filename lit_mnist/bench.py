@@ -7,7 +7,8 @@
    those of `python -c "import lightning.pytorch"`.
 2. Data path: images per second of the Lightning path on one rank, against a bare loop over float tensors in memory
    with the same network, optimizer, batch and threads.
-3. Communication: images per second of raw DDP on two ranks at batch 64, against two ranks that only keep in step.
+3. Communication: images per second of raw DDP on two ranks at batch 64, and of DDP without synchronised batch norm,
+   against two ranks that only keep in step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lit_mnist.training.measure import WARM_UP_STEPS, commit, versions
 BATCH, STEPS = 256, 120
 DDP_BATCH, DDP_STEPS = 64, 220
 UNITS = {"import": "s", "first step": "s"} | dict.fromkeys(
-    ("bare loop", "lightning", "lock-step", "raw DDP"), "images/s"
+    ("bare loop", "lightning", "lock-step", "DDP alone", "raw DDP"), "images/s"
 )
 _BARE_LOOP = """
 import statistics, sys, time, torch
@@ -100,9 +101,9 @@ def raw_ddp_images_per_s(folder: Path) -> float:
     return float(result["train"]["images_per_s"])  # type: ignore[index]
 
 
-def lockstep_images_per_s() -> float:
+def lockstep_images_per_s(*flags: str) -> float:
     """Returns images per second of two ranks that train by themselves and only keep in step."""
-    words = ["--batch-size", str(DDP_BATCH), "--steps", str(DDP_STEPS)]
+    words = ["--batch-size", str(DDP_BATCH), "--steps", str(DDP_STEPS), *flags]
     command = [sys.executable, "-m", "lit_mnist.lockstep", *words]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -127,12 +128,14 @@ def main() -> None:
             rows["bare loop"].append(bare_images_per_s(threads))
             rows["lightning"].append(lightning_images_per_s(Path(scratch) / f"speed-{repeat}", threads))
             rows["lock-step"].append(lockstep_images_per_s())
+            rows["DDP alone"].append(lockstep_images_per_s("--ddp"))
             rows["raw DDP"].append(raw_ddp_images_per_s(Path(scratch) / f"ddp-{repeat}"))
             print(f"repeat {repeat + 1}/{options.repeats} done", file=sys.stderr)
     table = {name: summary(values) for name, values in rows.items()}
     ratios = {
         "first step / import": table["first step"]["median"] / table["import"]["median"],
         "lightning / bare loop": table["lightning"]["median"] / table["bare loop"]["median"],
+        "DDP alone / lock-step": table["DDP alone"]["median"] / table["lock-step"]["median"],
         "raw DDP / lock-step": table["raw DDP"]["median"] / table["lock-step"]["median"],
     }
     for name, row in table.items():
