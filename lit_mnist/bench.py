@@ -84,7 +84,8 @@ def seconds_to_first_step(folder: Path) -> float:
 def lightning_images_per_s(folder: Path, threads: int) -> float:
     """Returns images per second of the Lightning path on one rank."""
     flags = ("--batch-size", BATCH, "--max-steps", STEPS, "--data.val_size", 0, "--data.test_size", 100)
-    result = train(folder, "--devices", 1, "--run.threads", threads, *flags)
+    plain = ("--precision", "32-true", "--trainer.accelerator", "cpu")
+    result = train(folder, "--devices", 1, "--run.threads", threads, *plain, *flags)
     return float(result["train"]["images_per_s"])  # type: ignore[index]
 
 
@@ -97,7 +98,8 @@ def bare_images_per_s(threads: int) -> float:
 def raw_ddp_images_per_s(folder: Path) -> float:
     """Returns images per second of raw DDP on two ranks."""
     flags = ("--batch-size", DDP_BATCH, "--max-steps", DDP_STEPS, "--data.val_size", 0, "--data.test_size", 100)
-    result = train(folder, "--devices", 2, *flags, engine="raw_ddp")
+    plain = ("--precision", "32-true", "--trainer.accelerator", "cpu")
+    result = train(folder, "--devices", 2, *plain, *flags, engine="raw_ddp")
     return float(result["train"]["images_per_s"])  # type: ignore[index]
 
 

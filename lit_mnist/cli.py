@@ -24,6 +24,7 @@ from lit_mnist.errors import InputError, LitMnistError, RankLostError
 from lit_mnist.flags import read_command_line
 from lit_mnist.job import Job
 from lit_mnist.launch import launch, open_log, raise_on, report_error
+from lit_mnist.offer import load_engine
 from lit_mnist.prepare import Prepared, prepare
 from lit_mnist.ranks import Rank, launched_from_outside, stay_on_loopback
 from lit_mnist.spawn import spawn
@@ -111,7 +112,7 @@ def _start(prepared: Prepared) -> None:
 
 def _go_on(job: Job | None) -> str:
     """Returns how to go on after a run that ended early."""
-    if job is None or not job.trains:
+    if job is None or not job.trains or not load_engine(job.engine).OFFER.resume:
         return ""
     last = job.folder / "checkpoints" / LAST
     if not last.exists():

@@ -208,6 +208,10 @@ class RunSettings:
             self.save_every is None or self.save_every >= 1,
             f"run.save_every must be at least 1 step, or unset, but is {self.save_every}.",
         )
+        _require(
+            self.trace_step is None or self.trace != "none",
+            "run.trace_step needs a trace: set run.trace, too.",
+        )
         _require(self.servers >= 1, f"run.servers must be at least 1, but is {self.servers}.")
         _require(0 < self.timeout < 1e6, f"run.timeout must be above 0 seconds, but is {self.timeout}.")
         _require(self.max_restarts >= 0, f"run.max_restarts must be at least 0, but is {self.max_restarts}.")

@@ -67,7 +67,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--ddp", action="store_true")
     options = parser.parse_args()
-    experiment = Experiment().replace("data", batch_size=options.batch_size).replace("trainer", max_steps=options.steps)
+    experiment = (
+        Experiment()
+        .replace("data", batch_size=options.batch_size, val_size=0)
+        .replace("trainer", max_steps=options.steps)
+    )
     splits = split_dataset(experiment, load_dataset("mnist", None))
     work = partial(train_in_step, experiment, splits, threads_per_rank(None, options.ranks), options.ddp)
     with tempfile.TemporaryDirectory() as logs:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
+import torch
+
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.flags import nearest
 from lit_mnist.job import Verb
 from lit_mnist.ranks import Devices, launched_from_outside
+from lit_mnist.training.precision import resolve_precision
 
 ENGINES = (
     "lightning",
@@ -35,7 +38,8 @@ class Offer:
             all devices.
         verbs: The commands.
         resume: Whether a run can be saved within an epoch, gone on with, and restarted by itself.
-        half_on_cpu: Whether it computes in float16 on a CPU.
+        half: Where it computes in float16.
+        any_gpus: Whether it takes GPUs other than the first ones.
         spawn: Whether its ranks can be started by torch.multiprocessing.spawn.
         servers: Whether it has parameter servers.
         extras: Whether it takes further options of Lightning's Trainer.
@@ -44,7 +48,8 @@ class Offer:
     processes: Literal["ranks", "one", "devices"] = "ranks"
     verbs: tuple[Verb, ...] = ("train", "fit")
     resume: bool = False
-    half_on_cpu: bool = False
+    half: Literal["everywhere", "cuda", "nowhere"] = "cuda"
+    any_gpus: bool = True
     spawn: bool = False
     servers: bool = False
     extras: bool = False
@@ -82,11 +87,19 @@ class Offer:
         if self.processes == "devices" and (devices.kind != "cuda" or devices.count < 2):
             found = f"{devices.count} GPU is" if devices.kind == "cuda" else "no GPU is"
             raise InputError(f"The engine {engine} spreads a batch over at least two GPUs, but {found} used here.")
-        if experiment.trainer.precision == "16-mixed" and devices.kind == "cpu" and not self.half_on_cpu:
+        if not self.any_gpus and devices.kind == "cuda" and devices.numbers != tuple(range(torch.cuda.device_count())):
             raise InputError(
-                f"The engine {engine} does not compute in float16 on a CPU: choose another --precision, or the engine "
-                "lightning, raw_ddp, fabric or single."
+                f"The engine {engine} takes all GPUs that it sees: choose by CUDA_VISIBLE_DEVICES, not by --devices."
             )
+        precision = resolve_precision(experiment.trainer.precision, devices.kind)
+        if precision == "16-mixed" and (self.half == "nowhere" or (self.half == "cuda" and devices.kind == "cpu")):
+            raise InputError(
+                f"The engine {engine} does not compute in float16{' on a CPU' if self.half == 'cuda' else ''}: choose "
+                "another --precision, or the engine lightning, raw_ddp, fabric or single."
+            )
+        if self.processes == "devices" and (precision == "bf16-mixed" or experiment.trainer.sync_batchnorm):
+            what = "bf16-mixed" if precision == "bf16-mixed" else "trainer.sync_batchnorm"
+            raise InputError(f"The engine {engine} does not offer {what}: its threads do not take it over.")
 
 
 def load_engine(name: str) -> ModuleType:

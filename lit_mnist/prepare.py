@@ -69,6 +69,8 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     offer.check_devices(engine, experiment, devices, world_size)
     if launched_from_outside() and experiment.run.launcher != "agent":
         raise InputError("run.launcher is for ranks that this command starts: here an outside launcher has.")
+    if experiment.run.launcher != "agent" and world_size == 1:
+        raise InputError("run.launcher is for several ranks: one rank runs in this process.")
     if experiment.run.servers > world_size:
         raise InputError(f"run.servers is {experiment.run.servers}, but each has its rank, and there are {world_size}.")
     if experiment.run.max_restarts and (launched_from_outside() or world_size == 1):

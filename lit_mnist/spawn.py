@@ -5,6 +5,7 @@ Each rank is a new Python process: it imports again, and gets its work through a
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch.multiprocessing as mp
-from torch.multiprocessing import ProcessExitedException
+from torch.multiprocessing.spawn import ProcessException
 
 from lit_mnist.launch import ERROR_FILE, Work, first_failure, raise_on, rank_main, read_report
 from lit_mnist.ranks import stay_on_loopback
@@ -36,6 +37,8 @@ def spawn(work: Work, *, world_size: int, timeout: float, logs: Path) -> None:
     """
     stay_on_loopback()
     raise_on(signal.SIGTERM, signal.SIGINT)
+    # What it tells of a failure is told here, once and in the user's terms.
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.CRITICAL)
     rendezvous = LoopbackRendezvous(f"lit_mnist-{os.getpid()}", timeout)
     meeting = rendezvous.next_rendezvous().bootstrap_store_info
     assert meeting is not None
@@ -53,12 +56,12 @@ def spawn(work: Work, *, world_size: int, timeout: float, logs: Path) -> None:
         context = mp.spawn(_start, (work, logs, scratch, environment), nprocs=world_size, join=False)
         while not context.join(timeout=0.1, grace_period=_SECONDS_TO_END):
             pass
-    except ProcessExitedException as error:
+    except ProcessException as error:
         codes = {rank: process.exitcode for rank, process in enumerate(context.processes if context else [])}
         reports = {rank: read_report(scratch / f"{rank}.json") for rank in codes}
         raise first_failure(codes, reports, first=error.error_index).as_error() from error
     finally:
-        for process in context.processes if context else []:
+        for process in mp.active_children():
             with suppress(ProcessLookupError):
                 process.kill()
             process.join()

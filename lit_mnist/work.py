@@ -18,6 +18,9 @@ def do_job(job: Job, rank: Rank) -> None:
     # Lightning, Fabric and Accelerate set a number of their own where the variable is absent.
     os.environ["OMP_NUM_THREADS"] = str(job.threads)
     torch.set_num_threads(job.threads)
+    if job.experiment.trainer.deterministic:
+        # Without it cuBLAS refuses to be deterministic.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     last = job.folder / "checkpoints" / LAST
     if job.trains and last.exists() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         # Started again after a loss: what was saved before is not lost.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,6 +71,8 @@ class Variant:
                     command = self.command(words, ranks)
                     os.execv(command[0], command)  # noqa: S606
                 code = self._in_this_process(words, ranks)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -76,9 +80,7 @@ class Variant:
         try:
             _, status = os.waitpid(child, 0)
         except BaseException:
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+            _end(child)
             raise
         return os.waitstatus_to_exitcode(status)
 
@@ -89,6 +91,18 @@ class Variant:
 
     def _flags(self, ranks: int) -> list[str]:
         return ["--devices", str(ranks), *(["--launcher", "spawn"] if self.start == "spawn" else [])]
+
+
+def _end(child: int) -> None:
+    """Ends a run: by a signal that its launcher passes on to the ranks, and after some seconds by force."""
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(child, signal.SIGTERM)
+        for _ in range(100):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                return
+            time.sleep(0.05)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def choose_variants(names: str) -> list[Variant]:

@@ -38,7 +38,7 @@ from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState, net_weights
 
-OFFER = Offer(half_on_cpu=True)
+OFFER = Offer(half="everywhere")
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -97,7 +97,9 @@ def run(job: Job, rank: Rank) -> None:
     if job.verb == "train":
         if fabric.is_global_zero:
             net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
-        net.load_state_dict(fabric.broadcast(net.state_dict()))
+        if plan.world_size > 1:
+            for tensor in net.state_dict().values():
+                torch.distributed.broadcast(tensor, src=0)
         test, wrong = _evaluate(job, rank, fabric, net, job.splits.test)
 
     # --- record

@@ -28,7 +28,7 @@ from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.recorder import Recorder
 
-OFFER = Offer(verbs=("train", "fit", "validate", "test", "predict"), resume=True, half_on_cpu=True, extras=True)
+OFFER = Offer(verbs=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere", extras=True)
 
 
 def run(job: Job, rank: Rank) -> None:

@@ -37,7 +37,7 @@ from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState, net_weights
 
-OFFER = Offer(servers=True)
+OFFER = Offer(servers=True, half="nowhere")
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -159,23 +159,23 @@ def average_by_servers(vector: torch.Tensor, rank: Rank, servers: int) -> None:
     received = {other: torch.empty_like(owned) for other in others} if owned is not None else {}
 
     # Every worker sends each server its slice.
-    pending = [dist.isend(part, dst=server) for server, part in enumerate(slices) if server != rank.rank]
-    pending += [dist.irecv(part, src=other) for other, part in received.items()]
-    _wait(pending)
+    transfers = [dist.P2POp(dist.isend, part, server) for server, part in enumerate(slices) if server != rank.rank]
+    transfers += [dist.P2POp(dist.irecv, part, other) for other, part in received.items()]
+    _transfer(transfers)
 
     # Every server adds up in the ranks' order, whoever came first, and sends the mean to all.
-    pending = []
+    transfers = []
     if owned is not None:
         parts = [received[other] if other != rank.rank else owned for other in range(rank.world_size)]
         owned.copy_(torch.stack(parts).sum(dim=0) / rank.world_size)
-        pending += [dist.isend(owned, dst=other) for other in others]
-    pending += [dist.irecv(part, src=server) for server, part in enumerate(slices) if server != rank.rank]
-    _wait(pending)
+        transfers += [dist.P2POp(dist.isend, owned, other) for other in others]
+    transfers += [dist.P2POp(dist.irecv, part, server) for server, part in enumerate(slices) if server != rank.rank]
+    _transfer(transfers)
 
 
-def _wait(pending: list[dist.Work | None]) -> None:
-    for work in pending:
-        assert work is not None
+def _transfer(transfers: list[dist.P2POp]) -> None:
+    """Sends and receives together, in no order that could make two ranks wait for each other."""
+    for work in dist.batch_isend_irecv(transfers) if transfers else []:
         work.wait()
 
 

@@ -49,7 +49,7 @@ from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState, net_weights
 
-OFFER = Offer(verbs=("train", "fit", "validate", "test", "predict"), resume=True, half_on_cpu=True, spawn=True)
+OFFER = Offer(verbs=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere", spawn=True)
 
 
 def run(job: Job, rank: Rank) -> None:

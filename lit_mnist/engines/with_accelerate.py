@@ -39,7 +39,7 @@ from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState, net_weights
 
-OFFER = Offer()
+OFFER = Offer(any_gpus=False)
 
 
 def run(job: Job, rank: Rank) -> None:

@@ -37,7 +37,7 @@ from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState, net_weights
 
-OFFER = Offer()
+OFFER = Offer(any_gpus=False)
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -61,6 +61,8 @@ def run(job: Job, rank: Rank) -> None:
     optimizer = make_optimizer(net, experiment.model)
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
+    # The Trainer tells its callbacks of a step also where the scaler has left it out; the optimizer does not.
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
 
     # --- resume: not offered here
     def save(path: Path) -> None:
@@ -83,6 +85,7 @@ def run(job: Job, rank: Rank) -> None:
         # Tells the Trainer that the loss, which `compute_loss` gives, is not to be divided by the window once more.
         compute_loss_func=F.cross_entropy,
     )
+    state.scaler = trainer.accelerator.scaler or state.scaler
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     trained = recorder.close(steps_made=state.steps_made)
@@ -185,7 +188,6 @@ class _Report(TrainerCallback):
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Records an optimizer step."""
         self.training.step += 1
-        self.training.steps_made += 1
         self.recorder.step_done(self.logits, self.targets, self.rate)
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:

@@ -37,7 +37,8 @@ class Keeper:
         is_best = validation is None or validation.accuracy > self.best
         if validation and is_best:
             self.best = validation.accuracy
-        self.save(self.folder / LAST)
+        # The best first: were the run killed between the two, it would go on from before this epoch, and save it again.
         if is_best:
             self.save(self.folder / BEST)
+        self.save(self.folder / LAST)
         return is_best

@@ -54,7 +54,7 @@ class Trace:
         """Adds up the digests of the pictures that enter the network: a sum, so that ranks can be added up, too."""
         if net.training:
             # Only now: engines convert and restore a network after they have made it.
-            self._initial = self._initial or tensor_digests(net)
+            self._initial = self._initial or tensor_digests(self.net)
             self._samples = (
                 self._samples + int(picture_digests(arguments[0].to(self._dtype)).sum(dtype=np.uint64))
             ) % 2**64
