@@ -26,6 +26,7 @@ from lit_mnist.record import finish, write_predictions
 from lit_mnist.trainer import LitTrainer
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.measure import StepClock
+from lit_mnist.training.precision import weight_dtype
 from lit_mnist.training.recorder import Recorder
 
 OFFER = Offer(verbs=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere", extras=True)
@@ -46,6 +47,9 @@ def run(job: Job, rank: Rank) -> None:
     module = LitClassifier(
         num_classes=job.dataset.num_classes, seed=experiment.seed_everything, **vars(experiment.model)
     )
+
+    # Here, since the Trainer restores a checkpoint before it converts: 64-bit weights would be rounded to 32 bits.
+    module.net.to(weight_dtype(job.precision))
 
     # --- optimizer: made by LitClassifier.configure_optimizers, stepped by the Trainer
 
