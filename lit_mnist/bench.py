@@ -16,14 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from lit_mnist.training.measure import WARM_UP_STEPS, commit, versions
+from lit_mnist.training.measure import WARM_UP_STEPS, commit, spread, versions
 
 BATCH, STEPS = 256, 120
 DDP_BATCH, DDP_STEPS = 64, 220
@@ -110,11 +109,6 @@ def lockstep_images_per_s(*flags: str) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def summary(values: list[float]) -> dict[str, float]:
-    """Returns median, smallest and largest."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
 def main() -> None:
     """Measures, prints the table, and writes it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,7 +127,7 @@ def main() -> None:
             rows["DDP alone"].append(lockstep_images_per_s("--ddp"))
             rows["raw DDP"].append(raw_ddp_images_per_s(Path(scratch) / f"ddp-{repeat}"))
             print(f"repeat {repeat + 1}/{options.repeats} done", file=sys.stderr)
-    table = {name: summary(values) for name, values in rows.items()}
+    table = {name: row for name, values in rows.items() if (row := spread(values))}
     ratios = {
         "first step / import": table["first step"]["median"] / table["import"]["median"],
         "lightning / bare loop": table["lightning"]["median"] / table["bare loop"]["median"],
@@ -142,7 +136,7 @@ def main() -> None:
     }
     for name, row in table.items():
         unit = UNITS[name]
-        print(f"{name:<12} {row['median']:10.2f} {unit:<9} from {row['min']:.2f} to {row['max']:.2f}")
+        print(f"{name:<12} {row['median']:10.2f} {unit:<9} from {row['lowest']:.2f} to {row['highest']:.2f}")
     for name, ratio in ratios.items():
         print(f"{name:<24} {ratio:.2f}")
     report = {

@@ -26,7 +26,7 @@ from lit_mnist.job import Splits, plan_for, split_dataset
 from lit_mnist.launch import launch
 from lit_mnist.models.build import build_net
 from lit_mnist.ranks import Rank, threads_per_rank
-from lit_mnist.training.ddp import ddp_options
+from lit_mnist.training.ddp import DDP_OPTIONS
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import make_optimizer
 from lit_mnist.training.schedule import make_schedule
@@ -38,7 +38,7 @@ def train_in_step(experiment: Experiment, splits: Splits, threads: int, with_ddp
     dist.init_process_group("gloo", rank=rank.rank, world_size=rank.world_size)
     plan = plan_for(experiment, splits, rank.world_size)
     net = build_net(experiment.model, num_classes=10, seed=experiment.seed_everything)
-    model = DistributedDataParallel(net, **ddp_options(buffers_are_equal=True)) if with_ddp else net
+    model = DistributedDataParallel(net, **DDP_OPTIONS) if with_ddp else net
     optimizer = make_optimizer(net, experiment.model)
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     clock = StepClock(plan.batch_size, first_process=0)

@@ -16,6 +16,7 @@ from lit_mnist.data.loader import Batch
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
+from lit_mnist.models.sync_batch_norm import share_buffers
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.schedule import make_schedule
@@ -89,6 +90,10 @@ class LitClassifier(LightningModule):
         self.steps_made = checkpoint["steps_made"]
 
     # --- evaluation: sums on each rank, put together once
+
+    def on_validation_epoch_start(self) -> None:
+        """Lets all ranks evaluate one network."""
+        share_buffers(self.net)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds a batch to the sums."""

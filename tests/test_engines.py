@@ -102,6 +102,18 @@ def test_two_threads_for_each_rank_train_the_same_bits(
     assert {run.result["threads"] for run in runs.values()} == {2}
 
 
+def test_without_synchronised_batch_norm_every_engine_evaluates_rank_0_s_network(program: Program) -> None:
+    """The ranks have two and three batches to validate on: none may wait for another within an evaluation."""
+    uneven = ("--data.val_size", 41, "--data.eval_batch_size", 10, "--trainer.sync_batchnorm", "false")
+    flags = ("--devices", 2, *SGD, "--batch-size", 32, "--data.train_size", 128, "--epochs", 2, "--run.trace", "steps")
+    results = [
+        result_of(program.train(*flags, *uneven, "--data.test_size", 101, engine=engine))
+        for engine in (*DISTRIBUTED, "parameter_server")
+    ]
+    for name in ("weights_sha256", "validation", "test"):
+        assert all(result[name] == results[0][name] for result in results[1:]), name
+
+
 @pytest.mark.parametrize("net", ["convnet", "basicnet"])
 def test_one_device_and_two_ranks_differ_by_rounding_alone(program: Program, net: str) -> None:
     flags = ("--precision", "64-true", "--batch-size", 32, "--data.train_size", 960, "--max-steps", 30, *SGD)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import io
-import statistics
 import tokenize
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from lit_mnist.training.measure import spread
 
 _NO_CODE = {
     tokenize.COMMENT,
@@ -19,14 +20,6 @@ _NO_CODE = {
     tokenize.ENCODING,
     tokenize.ENDMARKER,
 }
-
-
-def spread(values: Sequence[float | None]) -> dict[str, float] | None:
-    """Returns median, lowest and highest of some measurements; None where there is none."""
-    measured = [value for value in values if value is not None]
-    if not measured:
-        return None
-    return {"median": statistics.median(measured), "lowest": min(measured), "highest": max(measured)}
 
 
 def _most(values: Iterable[float | None]) -> float | None:

@@ -23,12 +23,12 @@ from torch.amp.grad_scaler import GradScaler
 from lit_mnist.data.dataset import Split
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
-from lit_mnist.training.ddp import ddp_options
+from lit_mnist.training.ddp import DDP_OPTIONS
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
 from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.measure import StepClock
@@ -132,7 +132,7 @@ def _fabric(job: Job) -> Fabric:
     strategy = DDPStrategy(
         process_group_backend="nccl" if kind == "cuda" else "gloo",
         timeout=timedelta(seconds=run.timeout),
-        **ddp_options(buffers_are_equal=job.sync_batchnorm),
+        **DDP_OPTIONS,
     )
     return Fabric(
         accelerator=kind,
@@ -183,6 +183,7 @@ def _train_epoch(
 def _evaluate(job: Job, rank: Rank, fabric: Fabric, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
     metrics = ExactMetrics(job.dataset.num_classes).to(fabric.device)
     net.eval()
+    share_buffers(net)
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(fabric.device)
         with fabric.autocast():

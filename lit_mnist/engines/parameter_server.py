@@ -23,7 +23,7 @@ from torch.amp.grad_scaler import GradScaler
 from lit_mnist.data.dataset import Split
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank, meeting_point
 from lit_mnist.record import finish
@@ -184,6 +184,7 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evalu
     device = job.devices.of(rank)
     metrics = ExactMetrics(job.dataset.num_classes).to(device)
     net.eval()
+    share_buffers(net)
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
         with autocast(job.precision, device):

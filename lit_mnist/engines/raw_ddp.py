@@ -34,12 +34,12 @@ from torch.nn.parallel import DistributedDataParallel
 from lit_mnist.data.dataset import Split
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank, meeting_point
 from lit_mnist.record import Prediction, finish, write_predictions
 from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
-from lit_mnist.training.ddp import ddp_options
+from lit_mnist.training.ddp import DDP_OPTIONS
 from lit_mnist.training.evaluation import Evaluation, Tally, Wrong, evaluation_of, gather_mistakes
 from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.measure import StepClock
@@ -79,7 +79,7 @@ def run(job: Job, rank: Rank) -> None:
     if job.sync_batchnorm:
         sync_batch_norm(net, device.type)  # (2)
     # It shares its parameters with `net`, which stays the network to save and to evaluate.
-    model = DistributedDataParallel(net, **ddp_options(buffers_are_equal=job.sync_batchnorm))  # (2)
+    model = DistributedDataParallel(net, **DDP_OPTIONS)  # (2)
 
     # --- optimizer: one on each rank; equal gradients make equal steps
     optimizer = make_optimizer(net, experiment.model)
@@ -192,6 +192,7 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split, wrong: list[Wr
     device = job.devices.of(rank)
     tally = Tally(job.dataset.num_classes, device)
     net.eval()
+    share_buffers(net)
     # Each sample on one rank only; the ranks' numbers of samples may differ by one, and nothing is padded.
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)

@@ -25,7 +25,7 @@ from torch.amp.grad_scaler import GradScaler
 from lit_mnist.data.dataset import Split
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
@@ -52,7 +52,7 @@ def run(job: Job, rank: Rank) -> None:
         mixed_precision=mixed.get(job.precision, "no"),
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=timedelta(seconds=experiment.run.timeout)),
-            DistributedDataParallelKwargs(find_unused_parameters=False, broadcast_buffers=not job.sync_batchnorm),
+            DistributedDataParallelKwargs(find_unused_parameters=False, broadcast_buffers=False),
         ],
     )
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
@@ -161,6 +161,7 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evalu
     device = job.devices.of(rank)
     metrics = ExactMetrics(job.dataset.num_classes).to(device)
     net.eval()
+    share_buffers(net)
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
         # Prepared, the network enters autocast by itself.

@@ -22,7 +22,7 @@ from lit_mnist.data.dataset import Split
 from lit_mnist.data.loader import Batch
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.offer import Offer
 from lit_mnist.plan import Plan
 from lit_mnist.ranks import Rank
@@ -131,7 +131,7 @@ def _arguments(job: Job) -> TrainingArguments:
         max_grad_norm=trainer.gradient_clip_val or 0.0,
         # By default unused parameters are looked for, and from three ranks on the sums then have another order.
         ddp_find_unused_parameters=False,
-        ddp_broadcast_buffers=not job.sync_batchnorm,
+        ddp_broadcast_buffers=False,
         ddp_backend=("nccl" if job.devices.kind == "cuda" else "gloo") if several else None,
         ddp_timeout=int(job.experiment.run.timeout),
         seed=job.experiment.seed_everything,
@@ -228,6 +228,7 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evalu
     device = job.devices.of(rank)
     metrics = ExactMetrics(job.dataset.num_classes).to(device)
     net.eval()
+    share_buffers(net)
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
         # Prepared, the network enters autocast by itself.

@@ -126,6 +126,17 @@ def sync_batch_norm(net: nn.Module, device_type: str) -> nn.Module:
     return _replace(net, nn.BatchNorm2d, PortableSyncBatchNorm)
 
 
+def share_buffers(net: nn.Module) -> None:
+    """Gives every rank the buffers of rank 0; every rank must call it.
+
+    Where batch norm is not synchronised, each rank's running statistics come from its own samples: an evaluation that
+    is to be one of one network needs those of one rank, and rank 0's are the ones that are saved.
+    """
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        for buffer in net.buffers():
+            dist.broadcast(buffer, src=0)
+
+
 def unsync_batch_norm(net: nn.Module) -> nn.Module:
     """Undoes `sync_batch_norm` on a CPU; returns the network."""
     return _replace(net, PortableSyncBatchNorm, nn.BatchNorm2d)

@@ -12,10 +12,6 @@ _NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "broadcast_buffers"
 
 
-def ddp_options(*, buffers_are_equal: bool) -> dict[str, Any]:
-    """Returns the keyword arguments of DistributedDataParallel.
-
-    Args:
-        buffers_are_equal: Whether the ranks' buffers are equal without sending them: so with synchronised batch norm.
-    """
-    return {"find_unused_parameters": False, _SYNC_BUFFERS: not buffers_are_equal}
+# Batch norm's running statistics are not sent around at each step: synchronised, they are equal already; else rank 0's
+# count, which it saves, and `share_buffers` gives them to all before an evaluation.
+DDP_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, _SYNC_BUFFERS: False}

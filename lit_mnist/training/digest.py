@@ -22,6 +22,13 @@ def weights_sha256(state_dict: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
+def tensor_sha256(tensor: torch.Tensor) -> str:
+    """Returns the SHA-256 of a tensor's type, shape and contiguous little-endian bytes."""
+    digest = hashlib.sha256()
+    _add_tensor(digest, "tensor", tensor)
+    return digest.hexdigest()
+
+
 def content_sha256(value: Any) -> str:
     """Returns the SHA-256 of nested dicts, lists and tuples of tensors, strings, numbers, booleans and None."""
     digest = hashlib.sha256()

@@ -7,6 +7,7 @@ import platform
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +33,14 @@ def unshared_memory(pid: int) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
+
+
+def spread(values: Sequence[float | None]) -> dict[str, float] | None:
+    """Returns median, lowest and highest of some measurements; None where there is none."""
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return None
+    return {"median": statistics.median(measured), "lowest": min(measured), "highest": max(measured)}
 
 
 class StepClock:

@@ -6,7 +6,6 @@ bytes in the kernel's counters. It changes nothing and takes part in no collecti
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import nn
 
 from lit_mnist.data.randomness import random_bits
 from lit_mnist.ranks import Rank
+from lit_mnist.training.digest import tensor_sha256, weights_sha256
 from lit_mnist.training.files import write_text
 from lit_mnist.training.traffic import Traffic
 
@@ -54,10 +54,9 @@ class Trace:
         """Adds up the digests of the pictures that enter the network: a sum, so that ranks can be added up, too."""
         if net.training:
             # Only now: engines convert and restore a network after they have made it.
-            self._initial = self._initial or tensor_digests(self.net)
-            self._samples = (
-                self._samples + int(picture_digests(arguments[0].to(self._dtype)).sum(dtype=np.uint64))
-            ) % 2**64
+            self._initial = self._initial or self._digests()
+            digests = picture_digests(arguments[0].to(self._dtype))
+            self._samples = (self._samples + int(digests.sum(dtype=np.uint64))) % 2**64
 
     def batch_done(self, loss: torch.Tensor) -> None:
         """Notes a micro-batch's mean loss."""
@@ -73,7 +72,7 @@ class Trace:
                 "samples": f"{self._samples:016x}",
                 "lr": lr,
                 "loss": sum(losses) / len(losses),
-                "weights": tensor_digests(self.net),
+                "weights": self._digests(),
             }
         )
         self._losses, self._samples = [], 0
@@ -86,21 +85,21 @@ class Trace:
         if step == self._watched.stop:
             self._traffic.stop()
 
+    def _digests(self) -> dict[str, str]:
+        return {name: tensor_sha256(tensor) for name, tensor in self.net.state_dict().items()}
+
     def close(self) -> None:
         """Writes the file."""
         self._hook.remove()
         self._traffic.stop()
         self.folder.mkdir(exist_ok=True)
-        content = {"initial": self._initial, "steps": self._steps, "traffic": self._traffic.per_step()}
+        content = {
+            "initial": self._initial,
+            "steps": self._steps,
+            "weights_sha256": weights_sha256(self.net.state_dict()),
+            "traffic": self._traffic.per_step(),
+        }
         write_text(self.folder / f"rank-{self.rank.rank}.json", json.dumps(content) + "\n")
-
-
-def tensor_digests(net: nn.Module) -> dict[str, str]:
-    """Returns a digest of each tensor of a network's state."""
-    return {
-        name: hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
-        for name, tensor in net.state_dict().items()
-    }
 
 
 def picture_digests(images: torch.Tensor) -> npt.NDArray[np.uint64]:

@@ -1,0 +1,172 @@
+"""The runs of a comparison: each engine once with a trace, then in turn for the timing, then watched at its calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_mnist.compare import features
+from lit_mnist.compare.equality import Run
+from lit_mnist.compare.variants import Variant
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import Experiment
+from lit_mnist.offer import Offer, load_engine
+from lit_mnist.ranks import Devices
+from lit_mnist.training.measure import WARM_UP_STEPS
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for.
+
+    Attributes:
+        variants: What to compare.
+        flags: The experiment's long flags, but those of devices and run folder.
+        ranks: Number of ranks of the distributed engines.
+        repeats: Timed runs of each; 0 for none.
+        timed_steps: Optimizer steps of a timed run.
+        features: Whether to find out who does what.
+    """
+
+    variants: list[Variant]
+    flags: list[str]
+    ranks: int
+    repeats: int
+    timed_steps: int
+    features: bool
+
+
+def why_not(variant: Variant, experiment: Experiment, devices: Devices) -> str | None:
+    """Returns why an engine cannot be run here, or None; its module is imported."""
+    try:
+        offer: Offer = load_engine(variant.engine).OFFER
+        if offer.processes != "one":
+            offer.check_devices(variant.engine, experiment, devices, devices.count)
+        elif devices.count > 1 and variant.start != "agent":
+            return "it has one process"
+        offer.check(variant.engine, "train", experiment.replace("run", servers=1), ())
+        if devices.count == 1 and variant.start != "agent":
+            return "there is one rank: nothing is launched"
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def ranks_of(options: Options, variant: Variant) -> int:
+    """Returns the number of ranks that a variant is run on."""
+    return 1 if load_engine(variant.engine).OFFER.processes == "one" else options.ranks
+
+
+def _flags_of(options: Options, variant: Variant) -> list[str]:
+    """Returns the flags of an engine's runs: the number of servers is for parameter servers."""
+    is_server = variant.engine == "parameter_server"
+    return [word for word in options.flags if is_server or not word.startswith("--run.servers=")]
+
+
+def verify(options: Options, variants: Sequence[Variant], folder: Path, threads: int) -> dict[Variant, Run | str]:
+    """Runs each variant once with a trace, and returns the run, or why it failed."""
+    found: dict[Variant, Run | str] = {}
+    for number, variant in enumerate(variants, start=1):
+        print(f"[{number}/{len(variants)}] {variant.name}: training with a trace", flush=True)
+        found[variant] = train_with_trace(options, variant, folder / variant.folder, threads)
+    return found
+
+
+def train_with_trace(options: Options, variant: Variant, run_dir: Path, threads: int, *more: str) -> Run | str:
+    """Runs a variant with a trace, and returns the run, or why it failed; `more` are further flags."""
+    # As many threads for all, since the bits depend on them.
+    flags = [
+        *_flags_of(options, variant),
+        f"--run.threads={threads}",
+        "--run.trace=traffic",
+        f"--run.dir={run_dir}",
+        *more,
+    ]
+    log = run_dir.with_suffix(".log")
+    code = variant.run(flags, ranks_of(options, variant), log, fresh=False)
+    return Run.read(run_dir) if code == 0 else f"exit code {code}: {_last_words(log)}"
+
+
+def _last_words(log: Path) -> str:
+    """Returns the message of a run that failed."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    start = max((n for n, line in enumerate(lines) if line.startswith("error: ")), default=len(lines) - 1)
+    # A traceback's last line says what was wrong; below it stands how to go on.
+    told = [line for line in lines[start:] if not line.startswith(("No epoch was", "The last ", "The training was"))]
+    return " ".join(dict.fromkeys((told or ["nothing was said"])[:: max(1, len(told) - 1)])).removeprefix("error: ")
+
+
+def measure(
+    options: Options, variants: Sequence[Variant], folder: Path
+) -> tuple[dict[Variant, list[dict[str, Any]]], dict[Variant, str]]:
+    """Runs the variants in turn, as a user would start them; returns their results, and why some failed."""
+    timed: dict[Variant, list[dict[str, Any]]] = {variant: [] for variant in variants}
+    failed: dict[Variant, str] = {}
+    steps = options.timed_steps
+    if steps <= WARM_UP_STEPS and options.repeats:
+        print(f"note: {steps} steps are too few to time: {WARM_UP_STEPS} are left out as warm-up", flush=True)
+    for repeat in range(options.repeats):
+        for variant in variants:
+            print(f"[timing {repeat + 1}/{options.repeats}] {variant.name}", flush=True)
+            with tempfile.TemporaryDirectory() as scratch:
+                run_dir = Path(scratch) / "run"
+                flags = [word for word in _flags_of(options, variant) if not word.startswith("--trainer.max_steps=")]
+                words = ["fit", *flags, f"--trainer.max_steps={steps}", f"--run.dir={run_dir}"]
+                log = folder / f"{variant.folder}.log"
+                code = variant.run(words, ranks_of(options, variant), log, fresh=True)
+                if code:
+                    failed[variant] = f"a timed run ended with exit code {code}: {_last_words(log)}"
+                else:
+                    timed[variant].append(json.loads((run_dir / "result.json").read_text()))
+    return timed, failed
+
+
+def watch(options: Options, variants: Sequence[Variant], folder: Path, devices: Devices) -> dict[str, Any]:
+    """Watches a short training of each engine, and one that goes on where the engine offers it."""
+    columns = list(dict.fromkeys(variant.engine for variant in variants))
+    found: dict[str, dict[str, str]] = {}
+    batch = 16 * options.ranks
+    for engine in columns:
+        offer: Offer = load_engine(engine).OFFER
+        half = offer.half == "everywhere" or (offer.half == "cuda" and devices.kind == "cuda")
+        notes = [folder / f"who-{engine}-{part}.jsonl" for part in ("trains", "goes-on")]
+        log = folder / f"who-{engine}.log"
+        with tempfile.TemporaryDirectory() as scratch:
+            words = [
+                *(f"--data.{name}={size}" for name, size in (("train_size", 4 * batch), ("val_size", batch))),
+                f"--trainer.accelerator={'gpu' if devices.kind == 'cuda' else 'cpu'}",
+                *(f"--data.test_size={batch}", f"--data.batch_size={batch}", f"--run.dir={scratch}/run"),
+                *("--model.schedule=constant", "--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=1"),
+                f"--trainer.precision={'16-mixed' if half else 'bf16-mixed'}",
+            ]
+            runs = [words, [f"--run.resume={scratch}/run", "--trainer.max_epochs=2"]]
+            for part, flags in zip(notes, runs[: 1 + offer.resume], strict=False):
+                watched = _Watched(engine, notes=str(part))
+                code = watched.run(flags, ranks_of(options, watched), log, fresh=False)
+                if code:
+                    print(f"note: who does what in {engine} is not known: its short training ended with {code}")
+                    break
+            else:
+                found[engine] = features.read_notes(*notes)
+        for path in (*notes, log):
+            path.unlink(missing_ok=True)
+    rows = [
+        {"feature": name, "who": {engine: who[name] for engine, who in found.items()}} for name in features.FEATURES
+    ]
+    return {"columns": list(found), "rows": rows}
+
+
+@dataclass(frozen=True)
+class _Watched(Variant):
+    """An engine whose decisive calls are watched."""
+
+    notes: str = os.devnull
+
+    def _in_this_process(self, words: Sequence[str], ranks: int) -> int:
+        features.install(self.engine, Path(self.notes))
+        return super()._in_this_process(words, ranks)
