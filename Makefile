@@ -17,8 +17,12 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow"
 
+# The fault suite's figures go into docs/reliability.md.
 soak: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m slow
+	mkdir -p build && rm -f build/figures.jsonl
+	FIGURES=$(CURDIR)/build/figures.jsonl $(BIN)/python -m pytest -m slow
+	FIGURES=$(CURDIR)/build/figures.jsonl $(BIN)/python -m pytest -m "not slow" tests/faults
+	$(BIN)/python tests/faults/table.py build/figures.jsonl
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,11 +1,11 @@
 """Trains, validates, tests and predicts: see `python train.py --help`."""
 
-import os
-import signal
 import sys
 
-# The imports take seconds: Ctrl-C during them needs no traceback.
-signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
+from lit_mnist.stop import STOP
+
+# The imports take seconds: a signal during them ends the program as it does later, and Ctrl-C without a traceback.
+STOP.listen()
 
 from lit_mnist.cli import main  # noqa: E402
 

@@ -9,6 +9,7 @@
    with the same network, optimizer, batch and threads.
 3. Communication: images per second of raw DDP on two ranks at batch 64, and of DDP without synchronised batch norm,
    against two ranks that only keep in step.
+4. Stall: how much longer raw DDP's step takes when a checkpoint is saved after every step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lit_mnist.training.measure import WARM_UP_STEPS, commit, spread, versions
 BATCH, STEPS = 256, 120
 DDP_BATCH, DDP_STEPS = 64, 220
 UNITS = {"import": "s", "first step": "s"} | dict.fromkeys(
-    ("bare loop", "lightning", "lock-step", "DDP alone", "raw DDP"), "images/s"
+    ("bare loop", "lightning", "lock-step", "DDP alone", "raw DDP", "raw DDP saving"), "images/s"
 )
 _BARE_LOOP = """
 import statistics, sys, time, torch
@@ -94,11 +95,11 @@ def bare_images_per_s(threads: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def raw_ddp_images_per_s(folder: Path) -> float:
+def raw_ddp_images_per_s(folder: Path, *more: object) -> float:
     """Returns images per second of raw DDP on two ranks."""
     flags = ("--batch-size", DDP_BATCH, "--max-steps", DDP_STEPS, "--data.val_size", 0, "--data.test_size", 100)
     plain = ("--precision", "32-true", "--trainer.accelerator", "cpu")
-    result = train(folder, "--devices", 2, *plain, *flags, engine="raw_ddp")
+    result = train(folder, "--devices", 2, *plain, *flags, *more, engine="raw_ddp")
     return float(result["train"]["images_per_s"])  # type: ignore[index]
 
 
@@ -126,6 +127,8 @@ def main() -> None:
             rows["lock-step"].append(lockstep_images_per_s())
             rows["DDP alone"].append(lockstep_images_per_s("--ddp"))
             rows["raw DDP"].append(raw_ddp_images_per_s(Path(scratch) / f"ddp-{repeat}"))
+            saving = raw_ddp_images_per_s(Path(scratch) / f"saving-{repeat}", "--save-every", 1)
+            rows["raw DDP saving"].append(saving)
             print(f"repeat {repeat + 1}/{options.repeats} done", file=sys.stderr)
     table = {name: row for name, values in rows.items() if (row := spread(values))}
     ratios = {
@@ -134,12 +137,17 @@ def main() -> None:
         "DDP alone / lock-step": table["DDP alone"]["median"] / table["lock-step"]["median"],
         "raw DDP / lock-step": table["raw DDP"]["median"] / table["lock-step"]["median"],
     }
+    step, longer = (DDP_BATCH / table[name]["median"] for name in ("raw DDP", "raw DDP saving"))
+    ratios["raw DDP saving / raw DDP"] = step / longer
+    stall = 1000 * (longer - step)
     for name, row in table.items():
         unit = UNITS[name]
-        print(f"{name:<12} {row['median']:10.2f} {unit:<9} from {row['lowest']:.2f} to {row['highest']:.2f}")
+        print(f"{name:<14} {row['median']:10.2f} {unit:<9} from {row['lowest']:.2f} to {row['highest']:.2f}")
     for name, ratio in ratios.items():
         print(f"{name:<24} {ratio:.2f}")
+    print(f"a save makes its step {stall:.1f} ms longer")
     report = {
+        "stall_ms": stall,
         "repeats": options.repeats,
         "threads": threads,
         "batch_size": BATCH,

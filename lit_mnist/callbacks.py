@@ -7,10 +7,11 @@ from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
+from torch.optim import Optimizer
 
 from lit_mnist.job import Job
 from lit_mnist.module import LitClassifier
-from lit_mnist.training.checkpoint import SECTION, read_checkpoint, write_checkpoint
+from lit_mnist.training.checkpoint import LAST, SECTION, read_checkpoint
 from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.state import lightning_loops
@@ -19,9 +20,13 @@ from lit_mnist.training.state import lightning_loops
 class VerifiedCheckpointIO(CheckpointIO):
     """Reads and writes checkpoints in the project's one format: whole, hashed, and never executing anything."""
 
+    def __init__(self, keeper: Keeper | None) -> None:
+        self._keeper = keeper
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Writes a checkpoint; see `write_checkpoint`."""
-        write_checkpoint(Path(path), checkpoint)
+        """Passes a checkpoint of the keeper's on to it; it is on rank 0 that this is called."""
+        assert self._keeper is not None
+        self._keeper.write(checkpoint)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -45,11 +50,18 @@ class RecordTraining(Callback):
         self.recorder = recorder
         self._steps = recorder.step
 
+    def on_after_backward(self, trainer: Trainer, module: LightningModule) -> None:
+        """Records a micro-batch."""
+        self.recorder.batch_done(cast(LitClassifier, module).loss)
+
+    def on_before_optimizer_step(self, trainer: Trainer, module: LightningModule, optimizer: Optimizer) -> None:
+        """Looks at the gradient of the step that comes."""
+        self.recorder.gradients_done(cast(LitClassifier, module).net.parameters())
+
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Records a micro-batch, and the step where it ends one."""
-        self.recorder.batch_done(outputs["mean_loss"])
+        """Records the step where a micro-batch ends one."""
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
             self.recorder.step_done(outputs["logits"], batch.targets, cast(LitClassifier, module).rate)
@@ -70,14 +82,15 @@ class KeepCheckpoints(Callback):
     def __init__(self, job: Job, recorder: Recorder) -> None:
         self.job = job
         self.recorder = recorder
-        self.keeper = Keeper(job.folder, self._save, job.experiment.run.save_every)
+        self.keeper = Keeper(job, recorder.rank, recorder.net, self._save, step=recorder.step)
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         """Takes the Trainer, which writes the checkpoints."""
         self._trainer = trainer
 
-    def _save(self, path: Path) -> None:
-        self._trainer.save_checkpoint(path)
+    def _save(self) -> None:
+        # The keeper knows under which names; see VerifiedCheckpointIO.
+        self._trainer.save_checkpoint(self.keeper.folder / LAST)
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -91,8 +104,8 @@ class KeepCheckpoints(Callback):
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Saves the epoch that ends."""
         validation = cast(LitClassifier, module).validation
-        is_best = self.keeper.epoch_done(validation)
-        self.recorder.epoch_done(trainer.current_epoch, validation, is_best=is_best)
+        self.recorder.epoch_done(trainer.current_epoch, validation, is_best=self.keeper.judge(validation))
+        self.keeper.epoch_done(trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best accuracy so far."""
@@ -100,7 +113,11 @@ class KeepCheckpoints(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the best accuracy so far."""
-        self.keeper.best = state_dict["best"]
+        self.keeper.resume(state_dict["best"])
+
+    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Takes the loops' progress from the step alone, whatever the file says of them."""
+        checkpoint["loops"] = lightning_loops(checkpoint["global_step"], self.job.plan)
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Adds the project's section, and writes the loops' progress as a function of the step."""

@@ -13,22 +13,32 @@ import shlex
 import signal
 import sys
 import time
-import traceback
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch.distributed import DistNetworkError
 
-from lit_mnist.errors import InputError, LitMnistError, RankLostError
+from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.flags import read_command_line
 from lit_mnist.job import Job
-from lit_mnist.launch import launch, open_log, raise_on, report_error
+from lit_mnist.launch import Work, launch
 from lit_mnist.offer import load_engine
 from lit_mnist.prepare import Prepared, prepare
-from lit_mnist.ranks import Rank, launched_from_outside, stay_on_loopback
+from lit_mnist.ranks import (
+    Rank,
+    adopt_slurm,
+    choose_interface,
+    die_with_parent,
+    launched_from_outside,
+    stay_on_loopback,
+)
+from lit_mnist.record import program
+from lit_mnist.reports import SITUATION, end_rank, foreseen, told_here, write_report
 from lit_mnist.spawn import spawn
-from lit_mnist.training.checkpoint import LAST, read_checkpoint
+from lit_mnist.stop import STOP
+from lit_mnist.training.checkpoint_folder import newest_sound
 from lit_mnist.training.run_folder import shown
 from lit_mnist.work import do_job
 
@@ -42,8 +52,13 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     """
     # The ranks are forked from this process: until then it must not start OpenMP's threads.
     torch.set_num_threads(1)
-    job = None
+    STOP.listen()
+    outside, job, code = False, None, 0
     try:
+        adopt_slurm()
+        outside = launched_from_outside()
+        if outside:
+            die_with_parent()
         words = sys.argv[1:] if argv is None else argv
         if words[:1] == ["compare"] and engine == "lightning":
             from lit_mnist.compare.command import compare
@@ -53,75 +68,99 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         prepared = prepare(line, engine=engine, command=_command(argv))
         job = prepared.job
         _start(prepared)
+        if prepared.folder:
+            prepared.folder.release()
     except LitMnistError as error:
-        if launched_from_outside() and not Rank.from_environment().is_first:
-            # Rank 0 alone speaks, and an outside launcher ends it as soon as another rank has ended.
+        code = error.exit_code
+        if job and prepared.folder:
+            prepared.folder.release()
+        if outside and not Rank.from_environment().is_first and code != RankLostError.exit_code:
+            # Rank 0 says the same, and an outside launcher ends it as soon as another rank has ended.
             time.sleep(1)
         else:
-            print(f"error: {error}{_go_on(job) if error.exit_code != InputError.exit_code else ''}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("error: Stopped by SIGINT before the training began.", file=sys.stderr)
-        return 128 + signal.SIGINT
-    return 0
+            print(f"error: {error}{_go_on(job, only_with_checkpoint=code == 2)}", file=sys.stderr, flush=True)
+    if outside and code:
+        # At once: the ranks that wait for this one are freed by its end alone.
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 def _start(prepared: Prepared) -> None:
     """Starts the ranks: in this process where there is one or an outside launcher has started it, else as children."""
     job = prepared.job
     work = partial(do_job, job)
+    run, logs = job.experiment.run, job.folder / "logs"
 
     if launched_from_outside():
         rank = Rank.from_environment()
         if rank.num_nodes == 1:
             stay_on_loopback()
-        if rank.is_first or job.experiment.run.dir:
-            open_log(job.folder / "logs", rank)
-        try:
-            work(rank)
-        except DistNetworkError as error:
-            if "EADDRINUSE" not in str(error):
-                raise
-            report_error(error)
-            port = os.environ["MASTER_PORT"]
-            raise InputError(f"The port {port} is taken by another program: set another MASTER_PORT.") from error
-        except Exception as error:
-            report_error(error)
-            raise
-    elif job.plan.world_size == 1:
+        else:
+            choose_interface()
+        _work_here(work, rank, prepared, logs if rank.is_first or run.dir else None)
+    elif job.plan.world_size == 1 and not run.max_restarts:
         stay_on_loopback()
-        open_log(job.folder / "logs", Rank())
-        raise_on(signal.SIGTERM, signal.SIGINT)
-        try:
-            work(Rank())
-        except LitMnistError:
-            raise
-        except Exception as error:
-            raise RankLostError(f"Rank 0 failed:\n{traceback.format_exc().rstrip()}") from error
-    elif job.experiment.run.launcher == "spawn":
-        spawn(work, world_size=job.plan.world_size, timeout=job.experiment.run.timeout, logs=job.folder / "logs")
+        _work_here(work, Rank(), prepared, logs)
+    elif run.launcher == "spawn":
+        spawn(work, world_size=job.plan.world_size, timeout=run.timeout, logs=logs)
     else:
-        launch(
-            work,
-            world_size=job.plan.world_size,
-            timeout=job.experiment.run.timeout,
-            max_restarts=job.experiment.run.max_restarts,
-            logs=job.folder / "logs",
-        )
+        launch(work, world_size=job.plan.world_size, timeout=run.timeout, max_restarts=run.max_restarts, logs=logs)
 
 
-def _go_on(job: Job | None) -> str:
+def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) -> None:
+    """Does a rank's work in this process.
+
+    Raises:
+        LitMnistError: It ended otherwise than well; the message says how.
+    """
+    SITUATION.rank = rank
+    if logs:
+        SITUATION.open(rank, logs)
+
+    def end(signum: signal.Signals) -> None:
+        error = StoppedError(f"Stopped by {signum.name}.", signum)
+        if rank.is_first:
+            print(f"error: {error}{_go_on(prepared.job)}", file=sys.stderr, flush=True)
+        if prepared.folder:
+            prepared.folder.release()
+        end_rank(error)
+
+    STOP.listen(end)
+    try:
+        work(rank)
+    except LitMnistError as error:
+        write_report(error)
+        raise
+    except DistNetworkError as error:
+        write_report(error)
+        if "EADDRINUSE" not in str(error):
+            raise RankLostError(told_here(error)) from error
+        port = os.environ["MASTER_PORT"]
+        raise InputError(f"The port {port} is taken by another program: set another MASTER_PORT.") from error
+    except Exception as error:
+        write_report(error)
+        if isinstance(known := foreseen(error), LitMnistError):
+            raise known from error
+        raise RankLostError(told_here(error)) from error
+
+
+def _go_on(job: Job | None, *, only_with_checkpoint: bool = False) -> str:
     """Returns how to go on after a run that ended early."""
     if job is None or not job.trains or not load_engine(job.engine).OFFER.resume:
         return ""
-    last = job.folder / "checkpoints" / LAST
-    if not last.exists():
-        return "\nNo epoch was complete, so that there is no checkpoint to go on from: --save-every N makes some."
-    folder = shlex.quote(shown(job.folder))
-    step = read_checkpoint(last)["global_step"]
-    if step >= job.plan.total_steps:
-        return f"\nThe training was complete: test its weights with: test --ckpt {folder}"
-    return f"\nThe last checkpoint, after step {step}, is {shown(last)}; go on with --resume {folder}"
+    damaged: list[str] = []
+    found = newest_sound(job.folder, damaged.append)
+    notes = "".join(f"\n{note}" for note in damaged)
+    command, folder = program(job.engine), shlex.quote(shown(job.folder))
+    if found is None:
+        none = "\nThere is no checkpoint to go on from: --save-every 30s makes some within an epoch."
+        return notes if only_with_checkpoint else notes + none
+    if found.step >= job.plan.total_steps:
+        return f"{notes}\nThe training was complete: test its weights with: {command} test --ckpt {folder}"
+    newest = f"The newest sound checkpoint, after step {found.step}, is {shown(found.path)}"
+    return f"{notes}\n{newest}; go on with: {command} --resume {folder}"
 
 
 def _command(argv: list[str] | None) -> str:

@@ -7,28 +7,28 @@ The sections `model:` and `data:` have the parameters of `ModelSettings` and `Da
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentError, Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from lit_mnist.complaints import plain
+from lit_mnist.config_file import ROOMS, names_file, read_config_file
 from lit_mnist.data.dataset import class_names
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment, ModelSettings, RunSettings, TrainerSettings
-from lit_mnist.flags import SHORT_FLAGS, nearest
+from lit_mnist.flags import SHORT_FLAGS
 from lit_mnist.module import LitClassifier
 from lit_mnist.trainer import LitTrainer
 
-_PACKAGES = ("lightning", "torch", "lit_mnist")
 _EXTRAS = ("callbacks", "detect_anomaly", "benchmark")
+_CONFIG_FLAGS = ("--config", "-c")
+_TAKE_FILES = ("--model", "--data", "--trainer", "--run")
 _INSTEAD = {
     "default_root_dir": "use --run-dir",
     "timeout": "use --run.timeout",
@@ -55,7 +55,9 @@ class ExperimentCLI(LightningCLI):
     def __init__(self, arguments: list[str], base: Mapping[str, Any]) -> None:
         self._base = dict(base)
         # What a configuration names is checked before anything is imported.
-        set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=list(_PACKAGES))
+        set_parsing_settings(
+            import_path_denylist=["*"], import_path_allowlist=list(ROOMS), instantiate_subclass_spec_in_any=False
+        )
         logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
         super().__init__(
             LitClassifier,
@@ -92,9 +94,11 @@ class ExperimentCLI(LightningCLI):
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
-            raise InputError(_plain(str(error), list(parser.get_defaults().keys()), _files(args))) from error
-        except (UnicodeDecodeError, OSError) as error:
-            raise InputError(f"The configuration {_files(args)} cannot be read: {error}.") from error
+            raise InputError(plain(str(error), list(parser.get_defaults().keys()), _files(args))) from error
+        except (ValueError, OSError, RecursionError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"The settings cannot be read: {' '.join(str(error).split())[:300]}.") from error
         # Before LightningCLI draws a seed for `true`, or passes a number on that numpy does not take.
         seed = self.config.seed_everything
         if isinstance(seed, bool) or not 0 <= seed < 2**32:
@@ -148,9 +152,11 @@ def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Co
     Raises:
         InputError: Something is unknown, of the wrong type, out of range or not allowed.
     """
+    linked = _linked(arguments)
     cli = ExperimentCLI(arguments, dict(flatten(base or {})))
     config = cli.config
-    _refuse_linked(_files(arguments))
+    if linked:
+        raise InputError(linked)
     experiment = Experiment(
         seed_everything=config.seed_everything,
         model=_section(ModelSettings, "model", config),
@@ -184,7 +190,19 @@ def _check_further_options(cli: ExperimentCLI) -> tuple[str, ...]:
         if name not in _EXTRAS:
             instead = _INSTEAD.get(name, "leave it out")
             raise InputError(f"trainer.{name} is not offered here, since it would change what is promised: {instead}.")
+        _check_callables(f"trainer.{name}", cli.config.trainer[name])
     return tuple(used)
+
+
+def _check_callables(key: str, value: Any) -> None:
+    """Refuses functions and other callables of elsewhere: the parser knows not of all where they come from."""
+    if isinstance(value, Namespace):
+        value = vars(value)
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        _check_callables(key, part)
+    home = str(getattr(value, "__module__", None))
+    if callable(value) and not any(f"{home}.".startswith(f"{room}.") for room in ROOMS):
+        raise InputError(f"{key} names {value}: a callable may be one of {', '.join(ROOMS)} only.")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -195,73 +213,32 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
     return flat
 
 
-def read_saved_experiment(values: object, source: Path) -> dict[str, Any]:
-    """Returns the experiment that a checkpoint holds, checked through the parser that checks every configuration.
+def _linked(arguments: list[str]) -> str | None:
+    """Looks into the files that a command line names before they are parsed.
 
-    Args:
-        values: Nested plain values.
-        source: Where they come from, for the message.
-
-    Raises:
-        InputError: They are no experiment of this version.
+    Returns:
+        What to say of a key of a file that follows from others, which the parser would replace without a word.
     """
-    if not isinstance(values, Mapping):
-        raise InputError(f"{source} holds no experiment.")
-    flat = dict(flatten(values))
-    known = {key for key, _ in flatten(Experiment().to_dict())}
-    unknown = sorted(set(flat) - known)
-    if unknown or any("class_path" in str(value) for value in flat.values()):
-        raise InputError(f"{source} holds an experiment that this version does not know ({', '.join(unknown)}).")
-    arguments = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in flat.items()]
-    try:
-        return configure(arguments).experiment.to_dict()
-    except InputError as error:
-        raise InputError(f"{source} holds an experiment that this version does not take: {error}") from error
-
-
-def _refuse_linked(files: str) -> None:
-    """Refuses keys of a file that follow from others, which the parser would replace without a word."""
-    for path in filter(None, files.split(", ")):
-        content = yaml.safe_load(Path(path).read_text())
-        for section, key in (("model", "seed"), ("data", "seed"), ("model", "num_classes")):
-            if isinstance(content.get(section), dict) and key in content[section]:
-                source = "seed_everything" if key == "seed" else "data.name"
-                raise InputError(f"{section}.{key} in {path} follows from {source}: leave it out.")
+    settings = {key for key, _ in flatten(Experiment().to_dict())}
+    linked = None
+    for name, _, value in (argument.partition("=") for argument in arguments):
+        if name in _CONFIG_FLAGS:
+            path = Path(value).expanduser()
+            content = read_config_file(path, settings)
+            for section, key in (("model", "seed"), ("data", "seed"), ("model", "num_classes")):
+                if isinstance(content, dict) and isinstance(part := content.get(section), dict) and key in part:
+                    source = "seed_everything" if key == "seed" else "data.name"
+                    linked = linked or f"{section}.{key} in {path} follows from {source}: leave it out."
+        # The parser takes the path of a file for a section, or for a class.
+        elif name.startswith(_TAKE_FILES) and name[2:] not in settings and names_file(Path(), value):
+            read_config_file(Path(value), settings)
+    return linked
 
 
 def _files(arguments: list[str]) -> str:
     """Returns the configuration files that a command line names."""
-    return ", ".join(argument.partition("=")[2] for argument in arguments if argument.startswith(("--config=", "-c=")))
-
-
-def _plain(message: str, keys: list[str], files: str) -> str:
-    """Returns jsonargparse's complaint as one plain sentence or two."""
-    if "Unexpected config" in message:
-        return f"The configuration {files} holds no settings: it must be sections such as model: or data:."
-    if found := re.search(r"unrecognized arguments: (\S+)", message, re.IGNORECASE):
-        flag = found[1].partition("=")[0]
-        return f"Unknown flag {flag}{nearest(flag, [f'--{key}' for key in keys] + list(SHORT_FLAGS))}"
-    if found := re.search(r"Group '(\S+)' does not accept option '(\S+)'", message):
-        return f"Unknown key {found[1]}.{found[2]}{nearest(f'{found[1]}.{found[2]}', keys)}"
-    if found := re.search(r"Option '(\S+)' is not accepted", message):
-        return f"Unknown key {found[1]}{nearest(found[1], keys)}"
-    found = re.match(r'Parser key "([^"]+)":\s*', message)
-    if not found:
-        return " ".join(message.split())
-    key, rest = {"model.seed": "seed_everything"}.get(found[1], found[1]), message[found.end() :]
-    if denied := re.search(r"Importing '([^']+)' is not allowed", rest):
-        return f"{key} names {denied[1]}: a configuration may name classes of {', '.join(_PACKAGES)} only."
-    if problem := re.search(r"given class_path '([^']+)':\s*(.+?)(?:\n\s*-|\n\s*Given|$)", rest, re.DOTALL):
-        return f"{key}: {problem[1]} cannot be made: {' '.join(problem[2].split())}"
-    if given := re.search(r"(?:Got value|Given value): (.*)", rest, re.DOTALL):
-        expected = " ".join(re.findall(r"Expected a.*|Subtypes.*", rest))
-        kinds = re.findall(r"<class '(\w+)'>|Literal(\[[^\]]*\])", expected)
-        names = dict.fromkeys(kind or literal.strip("[]") for kind, literal in kinds)
-        wanted = " or ".join({"str": "text"}.get(name, name) for name in names if name != "NoneType")
-        if key == "seed_everything":
-            wanted = "an integer from 0"
-        return f"{key} must be {wanted or 'something else'}, but is {' '.join(given[1].split())[:100]}."
-    return f"{key}: {' '.join(rest.split())}"
+    parts = [argument.partition("=") for argument in arguments]
+    return ", ".join(value for name, _, value in parts if name in _CONFIG_FLAGS)
 
 
 def _help() -> str:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from lit_mnist.errors import InputError
 
 Precision = Literal["auto", "32-true", "64-true", "16-mixed", "bf16-mixed"]
+# A number of steps, or of seconds; neither is zero.
+_PERIOD = r"[1-9]\d{0,8}|(?!0+\.?0*s)\d{1,9}(\.\d{1,3})?s"
+_FAULT = r"(kill|raise|stop|nan):rank=(\d{1,6}),step=([1-9]\d{0,8})"
 DATA_NAMES = ("mnist", "fashion_mnist", "kmnist", "qmnist", "emnist")
 
 
@@ -181,9 +185,12 @@ class RunSettings:
     Args:
         dir: The run folder; by default `runs/<time>-<name>`.
         resume: A run folder or checkpoint to go on from.
-        save_every: Optimizer steps between checkpoints within an epoch; unset: at the epochs' ends only.
+        save_every: Steps (`100`) or seconds (`30s`) between checkpoints within an epoch; unset: at epochs' ends only.
+        keep: Newest checkpoints to keep, beside the best.
         timeout: Seconds that a rank waits for the others before it gives up.
         max_restarts: How often lost ranks are started again.
+        inject: A fault to see what happens: `kill`, `raise`, `stop` or `nan`, as in `kill:rank=1,step=50`. A resumed or
+            restarted run does not repeat it.
         threads: Threads of each rank; by default the cores divided by the ranks. The bits of a result depend on it.
         launcher: `agent`: torch's elastic agent starts the ranks of this machine; `spawn`: torch.multiprocessing.spawn.
         servers: Ranks that also are parameter servers, for the engine `parameter_server`.
@@ -194,9 +201,11 @@ class RunSettings:
 
     dir: str | None = None
     resume: str | None = None
-    save_every: int | None = None
+    save_every: int | str | None = None
+    keep: int = 2
     timeout: float = 120.0
     max_restarts: int = 0
+    inject: str | None = None
     threads: int | None = None
     launcher: Literal["agent", "spawn"] = "agent"
     servers: int = 1
@@ -205,8 +214,14 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         _require(
-            self.save_every is None or self.save_every >= 1,
-            f"run.save_every must be at least 1 step, or unset, but is {self.save_every}.",
+            self.save_every is None or bool(re.fullmatch(_PERIOD, str(self.save_every))),
+            f"run.save_every must be steps, such as 100, or seconds, such as 30s, but is {self.save_every}.",
+        )
+        _require(self.keep >= 1, f"run.keep must be at least 1 checkpoint, but is {self.keep}.")
+        _require(
+            self.inject is None or bool(re.fullmatch(_FAULT, self.inject)),
+            f"run.inject must be kill, raise, stop or nan with a rank and a step, such as kill:rank=1,step=50, but is "
+            f"{self.inject}.",
         )
         _require(
             self.trace_step is None or self.trace != "none",
@@ -219,6 +234,23 @@ class RunSettings:
             self.threads is None or 1 <= self.threads <= 1024,
             f"run.threads must be from 1 to 1024, or unset, but is {self.threads}.",
         )
+
+    @property
+    def save_steps(self) -> int | None:
+        """Steps between checkpoints, where `save_every` tells steps."""
+        return None if self.save_every is None or str(self.save_every).endswith("s") else int(self.save_every)
+
+    @property
+    def save_seconds(self) -> float | None:
+        """Seconds between checkpoints, where `save_every` tells seconds."""
+        text = str(self.save_every)
+        return float(text[:-1]) if self.save_every is not None and text.endswith("s") else None
+
+    @property
+    def fault(self) -> tuple[str, int, int] | None:
+        """The kind, rank and step of the fault to inject, or None."""
+        found = re.fullmatch(_FAULT, self.inject or "")
+        return (found[1], int(found[2]), int(found[3])) if found else None
 
 
 @dataclass(frozen=True)

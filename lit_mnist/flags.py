@@ -21,6 +21,8 @@ SHORT_FLAGS = {
     "--max-steps": "--trainer.max_steps",
     "--max-restarts": "--run.max_restarts",
     "--save-every": "--run.save_every",
+    "--keep": "--run.keep",
+    "--inject": "--run.inject",
     "--launcher": "--run.launcher",
     "--servers": "--run.servers",
     "--run-dir": "--run.dir",
@@ -39,7 +41,8 @@ class CommandLine:
         arguments: The long flags, for the parser.
         checkpoint: `--ckpt`: the run folder or checkpoint to evaluate.
         images: `--images`: the user's pictures to predict.
-        resume: The run folder or checkpoint to go on from.
+        resume: The run folder or checkpoint to go on from, or `auto`: that of `run_dir`, where there is one.
+        run_dir: The run folder.
     """
 
     verb: Verb
@@ -47,6 +50,7 @@ class CommandLine:
     checkpoint: str | None
     images: list[str]
     resume: str | None
+    run_dir: str | None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -100,6 +104,7 @@ def read_command_line(argv: list[str]) -> CommandLine:
         checkpoint=checkpoints[-1] if checkpoints else None,
         images=images,
         resume=given.get("--run.resume", ("", None))[1],
+        run_dir=given.get("--run.dir", ("", None))[1],
     )
 
 

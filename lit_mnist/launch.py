@@ -6,7 +6,6 @@ start at once and share the data. The parent therefore runs no parallel torch op
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -15,25 +14,28 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from lit_mnist.board import Board
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.ranks import Rank, die_with_parent, stay_on_loopback
-from lit_mnist.rendezvous import LoopbackRendezvous
-from lit_mnist.seams import NoRestartAgent
+from lit_mnist.rendezvous import LoopbackRendezvous, run_id
+from lit_mnist.reports import SITUATION, describe, end_rank, foreseen, is_consequence, tell
+from lit_mnist.seams import Attempt, WatchfulAgent
+from lit_mnist.stop import STOP, STOPPING
+from lit_mnist.training.run_folder import SCRATCH
 
 Work = Callable[[Rank], None]
 
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-_FINAL_CODES = (2, 4, 130, 143)
+BOARD = "board"
+_FINAL_CODES = (2, 4, *(128 + signum for signum in STOPPING))
+_SECONDS_TO_STOP = 9.0
 
 
 def launch(
@@ -63,12 +65,16 @@ def launch(
         # What torch's agent tells of a failure is told by this module, once and in the user's terms.
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    scratch = tempfile.mkdtemp(prefix="lit_mnist-")
+    # Signals are the project's own affair.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    scratch = make_scratch(logs)
+    board = Board(scratch / BOARD, world_size)
     failures: list[Failure] = []
 
-    def note_failure(codes: dict[int, int | None], result: RunResult, restarting: bool) -> None:
-        failure = first_failure(codes, _reports(codes, result))
+    def note_failure(attempt: Attempt, restarting: bool) -> None:
+        failure = first_failure(attempt, board)
         failures.append(failure)
+        board.clear()
         if restarting:
             print(f"{failure.message}\nThe ranks are started again.", file=sys.stderr, flush=True)
 
@@ -76,108 +82,83 @@ def launch(
         role="rank",
         local_world_size=world_size,
         entrypoint=_forked_rank,
-        args=(work, logs, Path(scratch)),
-        rdzv_handler=LoopbackRendezvous(f"lit_mnist-{os.getpid()}", timeout),
+        args=(work, logs, scratch, os.getpid()),
+        rdzv_handler=LoopbackRendezvous(run_id(), timeout),
         max_restarts=max_restarts,
         monitor_interval=0.05,
     )
-    agent = NoRestartAgent(
+    agent = WatchfulAgent(
         spec,
-        logs_specs=DefaultLogsSpecs(log_dir=scratch),
+        logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
         start_method=start_method,
         final_codes=_FINAL_CODES,
         on_failure=note_failure,
+        while_running=Forwarder(),
     )
     try:
-        result = agent.run()
-    except SignalException as error:
-        name = signal.Signals(error.sigval).name
-        raise StoppedError(f"Stopped by {name}.", int(error.sigval)) from error
+        with STOP.taken():
+            result = agent.run()
     finally:
+        board.close()
         shutil.rmtree(scratch, ignore_errors=True)
     if result.is_failed():
         raise failures[-1].as_error()
 
 
-def _forked_rank(work: Work, logs: Path, scratch: Path) -> None:
+def make_scratch(logs: Path) -> Path:
+    """Makes a folder for the time of the launch, in the run folder, where a next start finds what a kill has left."""
+    logs.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=SCRATCH, dir=logs)).absolute()
+
+
+class Forwarder:
+    """Passes a signal that came to the launcher on to its ranks, once, and kills those that do not end in time."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def __call__(self, pids: Iterable[int]) -> None:
+        """Looks whether a signal has come; called again and again while ranks run."""
+        if STOP.received is None:
+            return
+        if self._since is None:
+            self._since, signum = time.monotonic(), STOP.received
+        elif time.monotonic() - self._since > _SECONDS_TO_STOP:
+            signum = signal.SIGKILL
+        else:
+            return
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+
+def _forked_rank(work: Work, logs: Path, scratch: Path, launcher: int) -> None:
     """Runs in a process of torch's agent.
 
     It waits until all ranks are there: the first that connects to the store makes the parent's own thread look up its
     name, and a process that is forked while a lock of that look-up is held waits for the lock for ever.
     """
+    die_with_parent(launcher)
     attempt = f"started-{os.environ['TORCHELASTIC_RESTART_COUNT']}-"
     (scratch / f"{attempt}{os.environ['LOCAL_RANK']}").touch()
     while len(list(scratch.glob(f"{attempt}*"))) < int(os.environ["LOCAL_WORLD_SIZE"]):
         time.sleep(0.002)
-    rank_main(work, logs)
+    rank_main(work, logs, scratch / BOARD, launcher)
 
 
-def rank_main(work: Work, logs: Path) -> None:
-    """Runs in each rank's process; what it raises is written down for the launcher before the process ends."""
-    die_with_parent()
-    # The launcher decides what a signal means: a terminal sends Ctrl-C to every process of the run.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise_on(signal.SIGTERM)
-    rank = Rank.from_environment()
-    open_log(logs, rank)
-    guard(work, rank)
+def rank_main(work: Work, logs: Path, board: Path, launcher: int) -> None:
+    """Runs in each rank's process; what it raises is written down for the launcher before the process ends.
 
-
-def raise_on(*signums: signal.Signals) -> None:
-    """Lets this process raise StoppedError where a signal finds it."""
-
-    def stop(signum: int, _: object) -> NoReturn:
-        raise StoppedError(f"Stopped by {signal.Signals(signum).name}.", signum)
-
-    for signum in signums:
-        signal.signal(signum, stop)
-
-
-def guard(work: Work, rank: Rank) -> None:
-    """Runs `work`; where it raises, notes why, and ends the process with the promised exit code.
-
-    The process ends at once: the other ranks may wait for this one in a collective, and only its end frees them.
+    The process then ends at once: the other ranks may wait for it in a collective, and only its end frees them.
     """
+    die_with_parent(launcher)
+    rank = Rank.from_environment()
+    SITUATION.open(rank, logs, Board(board))
+    STOP.listen(lambda signum: end_rank(StoppedError(f"Stopped by {signum.name}.", signum)))
     try:
         work(rank)
     except BaseException as error:
-        end_rank(error)
-
-
-def end_rank(error: BaseException) -> NoReturn:
-    """Writes an error where the launcher finds it, and ends this rank's process at once."""
-    report_error(error)
-    code = error.exit_code if isinstance(error, LitMnistError) else RankLostError.exit_code
-    sys.stdout.flush()
-    os._exit(code)
-
-
-def report_error(error: BaseException) -> None:
-    """Writes an error into this rank's log, and where torch's launchers look for it."""
-    text = "".join(traceback.format_exception(error))
-    foreseen = isinstance(error, LitMnistError)
-    logging.getLogger(__name__).error(text)
-    message = str(error) if foreseen else "".join(traceback.format_exception_only(error)).strip()
-    report = {"message": message, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
-    path = os.environ.get(ERROR_FILE)
-    if path:
-        Path(path).write_text(json.dumps({"message": report, "foreseen": foreseen, "time": time.time()}))
-
-
-def open_log(logs: Path, rank: Rank) -> None:
-    """Sends what this rank prints to its own log, except rank 0's, whose warnings and log records alone go there."""
-    logs.mkdir(parents=True, exist_ok=True)
-    path = logs / f"rank-{rank.rank}.log"
-    if not rank.is_first:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
+        end_rank(foreseen(error))
 
 
 @dataclass(frozen=True)
@@ -199,48 +180,34 @@ class Failure:
         return error
 
 
-_Report = dict[str, Any]
-
-
-def first_failure(
-    codes: dict[int, int | None], reports: dict[int, _Report | None], first: int | None = None
-) -> Failure:
+def first_failure(attempt: Attempt, board: Board) -> Failure:
     """Returns the failure that came first: the others often are its consequence, such as a closed connection.
 
     Args:
-        codes: Each rank's exit code; a negative one is a signal's number.
-        reports: What the ranks wrote down before they ended.
-        first: The rank that ended first, where that is known.
+        attempt: How the ranks ended.
+        board: Their steps, and what they have written down.
     """
-    ended = codes if first is None else {first: codes[first]}
-    killed = {rank: -code for rank, code in ended.items() if code is not None and code < 0 and -code != signal.SIGTERM}
+    lost = RankLostError.exit_code
+    killed = {rank: signal.Signals(-code) for rank, code in attempt.codes.items() if code is not None and code < 0}
+    if STOP.received and signal.SIGKILL in killed.values():
+        names = ", ".join(map(str, killed))
+        told = f"Stopped by {STOP.received.name}: rank {names} did not end within {_SECONDS_TO_STOP:.0f} s."
+        return Failure(told, 128 + STOP.received)
+    steps, reports = zip(*(board.read(rank) for rank in attempt.codes), strict=True)
     if killed:
         rank, signum = next(iter(killed.items()))
-        return Failure(f"Rank {rank} was killed by {signal.Signals(signum).name}.", RankLostError.exit_code)
-    told = {rank: report for rank, report in reports.items() if report}
-    if told:
-        rank, report = min(told.items(), key=lambda item: item[1]["time"])
-        if report["foreseen"]:
-            return Failure(report["message"]["message"], codes[rank] or RankLostError.exit_code)
-        stack = report["message"]["extraInfo"]["py_callstack"]
-        return Failure(f"Rank {rank} failed:\n{stack.rstrip()}", RankLostError.exit_code)
-    rank, code = next((item for item in codes.items() if item[1]), (min(codes), None))
-    return Failure(f"Rank {rank} ended with exit code {code}.", RankLostError.exit_code)
-
-
-def _reports(codes: dict[int, int | None], result: RunResult) -> dict[int, _Report | None]:
-    """Returns what the ranks of torch's agent wrote down: it tells of the file of one, and the others lie beside."""
-    reports = {rank: read_report(Path(failure.error_file)) for rank, failure in result.failures.items()}
-    folder = Path(next(iter(result.failures.values())).error_file).parent.parent
-    for rank, code in codes.items():
-        if rank not in reports and code is not None and code > 0:
-            reports[rank] = read_report(folder / str(rank) / "error.json")
-    return reports
-
-
-def read_report(path: Path) -> _Report | None:
-    """Returns what a rank wrote down before it ended, or None where it could not."""
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
-        return None
+        who, where = describe(rank, attempt.pids[rank], steps[rank])
+        return Failure(f"{who} was killed by {signum.name}{where}.", lost)
+    written = {rank: reports[rank] for rank, code in attempt.codes.items() if code and reports[rank]}
+    causes = {rank: report for rank, report in written.items() if not is_consequence(report["message"])}
+    silent = [rank for rank, code in attempt.codes.items() if code and rank not in written]
+    if silent and not causes:
+        who, where = describe(silent[0], attempt.pids[silent[0]], steps[silent[0]])
+        return Failure(f"{who} ended with exit code {attempt.codes[silent[0]]}{where}.", lost)
+    rank, report = min((causes or written).items(), key=lambda item: item[1]["time"])
+    if report["foreseen"]:
+        return Failure(report["message"], attempt.codes[rank] or lost)
+    who, where = describe(rank, attempt.pids[rank], steps[rank])
+    # Two ranks watch; another may have been the first to give up.
+    late = next((report["late"] for report in reports if report and report["late"]), "")
+    return Failure(tell(who, where, message=report["message"], stack=report["stack"], late=late), lost)

@@ -42,6 +42,7 @@ class LitClassifier(LightningModule):
         self.wrong: list[Wrong] = []
         self.steps_made = 0
         self.rate = 0.0
+        self.loss = torch.tensor(0.0)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Returns logits, [batch, classes], of normalised pictures [batch, 1, 28, 28]."""
@@ -70,7 +71,8 @@ class LitClassifier(LightningModule):
         loss = F.cross_entropy(logits, batch.targets, label_smoothing=self.settings.label_smoothing)
         plan = self._data.plan
         weighed = accumulated_loss(loss, plan.window(batch_idx), plan.accumulate)
-        return {"loss": weighed, "mean_loss": loss.detach(), "logits": logits.detach()}
+        self.loss = loss.detach()
+        return {"loss": weighed, "logits": logits.detach()}
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Notes the learning rate of the step that comes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
 from lit_mnist.configure import Configuration, configure
-from lit_mnist.data.dataset import Split, load_dataset
+from lit_mnist.data.dataset import Dataset, Split, load_dataset
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import TrainerSettings
+from lit_mnist.experiment import Experiment, RunSettings, TrainerSettings
 from lit_mnist.flags import CommandLine
 from lit_mnist.job import Job, Splits, plan_for, split_dataset
 from lit_mnist.offer import Offer, load_engine
@@ -22,10 +21,15 @@ from lit_mnist.ranks import Devices, Rank, choose_devices, launched_from_outside
 from lit_mnist.record import GRID, PREDICTIONS
 from lit_mnist.resume import Saved
 from lit_mnist.training.checkpoint import BEST, LAST, find_checkpoint
+from lit_mnist.training.checkpoint_folder import newest_sound, remove_damaged
+from lit_mnist.training.faults import injected
+from lit_mnist.training.files import copy_file
 from lit_mnist.training.history import read_history
 from lit_mnist.training.precision import resolve_precision
-from lit_mnist.training.run_folder import CONFIG, METRICS, REPORT, RESULT, RunFolder, default_path, shown
+from lit_mnist.training.run_folder import CONFIG, METRICS, REPORT, RESULT, RunFolder, default_path, shown, was_restarted
 
+# A rank of before may still hold the folder when its successor is there already.
+_SECONDS_TO_LET_GO = 30.0
 _WRITES = {
     "train": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
     "fit": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
@@ -56,7 +60,8 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     """
     _check_accelerate()
     saved = _saved(line)
-    base = None if saved is None else saved.to_resume() if line.resume else saved.to_evaluate()
+    trains = line.verb in {"train", "fit"}
+    base = None if saved is None else saved.to_resume() if trains else saved.to_evaluate()
     configuration = configure(line.arguments, base)
     experiment = configuration.experiment
 
@@ -65,37 +70,25 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     offer: Offer = load_engine(engine).OFFER
     offer.check(engine, line.verb, experiment, configuration.extras.names)
     check_extras(configuration)
+    if saved and trains:
+        saved.check_same(experiment)
     devices, world_size = _ranks(experiment.trainer)
     offer.check_devices(engine, experiment, devices, world_size)
-    if launched_from_outside() and experiment.run.launcher != "agent":
-        raise InputError("run.launcher is for ranks that this command starts: here an outside launcher has.")
-    if experiment.run.launcher != "agent" and world_size == 1:
-        raise InputError("run.launcher is for several ranks: one rank runs in this process.")
-    if experiment.run.servers > world_size:
-        raise InputError(f"run.servers is {experiment.run.servers}, but each has its rank, and there are {world_size}.")
-    if experiment.run.max_restarts and (launched_from_outside() or world_size == 1):
-        raise InputError("run.max_restarts is for several ranks that this command starts: here it has no effect.")
-    dataset = load_dataset(
-        experiment.data.name, Path(experiment.data.root) if experiment.data.root else None, experiment.data.emnist_split
-    )
-    splits, files = split_dataset(experiment, dataset), tuple[Path, ...]()
-    if line.images:
-        from lit_mnist.predict.images import find_images, read_digits
-
-        files = tuple(find_images([Path(image) for image in line.images]))
-        digits = read_digits(files)
-        splits = replace(splits, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64)))
+    _check_launch(experiment.run, world_size)
+    dataset, splits, files = _load(line, experiment)
     if experiment.trainer.devices == "auto" and line.verb == "predict" and not launched_from_outside():
         devices = Devices(devices.kind, devices.numbers[: len(splits.test)])
         world_size = devices.count
     _check_evaluation(line, splits, world_size)
-    trains = line.verb in {"train", "fit"}
     plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size)
     if offer.processes == "devices":
         # One process takes the whole batch; the devices count where `batch_per` multiplies by the ranks.
         plan = replace(plan, world_size=1)
-    if saved and line.resume:
-        saved.check_resume(experiment, dataset, plan)
+    _check_fault(experiment.run, plan)
+    if saved and trains:
+        # It may have been lost while it tested its weights.
+        may_be_done = _takes_up(line) and not (Path(str(line.run_dir)) / RESULT).exists()
+        saved.check_resume(experiment, dataset, plan, may_be_done=may_be_done)
         print_once(f"note: going on from {shown(saved.path.absolute())} after step {saved.step}")
     elif saved:
         saved.check_evaluation(experiment, dataset, validates=line.verb == "validate")
@@ -123,6 +116,42 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
             f"note: {plan.dropped} samples of each epoch fill no whole batch of {plan.batch_size} and are left out"
         )
     return Prepared(job, claimed)
+
+
+def _load(line: CommandLine, experiment: Experiment) -> tuple[Dataset, Splits, tuple[Path, ...]]:
+    """Loads the data, and the user's pictures in place of the test set where there are any."""
+    data = experiment.data
+    dataset = load_dataset(data.name, Path(data.root) if data.root else None, data.emnist_split)
+    splits = split_dataset(experiment, dataset)
+    if not line.images:
+        return dataset, splits, ()
+    from lit_mnist.predict.images import find_images, read_digits
+
+    files = tuple(find_images([Path(image) for image in line.images]))
+    digits = read_digits(files)
+    return dataset, replace(splits, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64))), files
+
+
+def _check_launch(run: RunSettings, world_size: int) -> None:
+    """Refuses options of the launch that do not fit how the ranks are started, or how many they are."""
+    outside = launched_from_outside()
+    if outside and run.launcher != "agent":
+        raise InputError("run.launcher is for ranks that this command starts: here an outside launcher has.")
+    if run.launcher != "agent" and world_size == 1:
+        raise InputError("run.launcher is for several ranks: one rank runs in this process.")
+    if run.servers > world_size:
+        raise InputError(f"run.servers is {run.servers}, but each has its rank, and there are {world_size}.")
+    if outside and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) and not run.dir:
+        raise InputError("A restart by torchrun goes on in the folder that --run-dir names: give --run-dir.")
+    if run.max_restarts and (outside or run.launcher != "agent"):
+        raise InputError("run.max_restarts is for ranks that torch's elastic agent starts here: it has no effect.")
+
+
+def _check_fault(run: RunSettings, plan: Plan) -> None:
+    """Refuses a fault that would never come."""
+    if run.fault and (run.fault[1] >= plan.world_size or run.fault[2] > plan.total_steps):
+        ranks, steps = f"0 to {plan.world_size - 1}", f"1 to {plan.total_steps}"
+        raise InputError(f"run.inject is {run.inject}, but the ranks are {ranks}, and the steps {steps}.")
 
 
 def _check_accelerate() -> None:
@@ -172,7 +201,31 @@ def _saved(line: CommandLine) -> Saved | None:
         if not line.checkpoint:
             raise InputError(f"{line.verb} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
         return Saved.read(find_checkpoint(Path(line.checkpoint), (BEST, LAST)))
-    return Saved.read(find_checkpoint(Path(line.resume), (LAST, BEST))) if line.resume else None
+    if line.resume == "auto" and not line.run_dir:
+        raise InputError("--resume auto goes on in the folder that --run-dir names: give --run-dir, too.")
+    found = None
+    if _takes_up(line):
+        place = Path(str(line.run_dir))
+        found = newest_sound(place, _warn)
+        if found is None and list(place.glob("checkpoints/*.ckpt")):
+            raise InputError(f"The folder {place} holds checkpoints, but no sound one to go on from: put them aside.")
+    if found is None and line.resume and line.resume != "auto":
+        place = Path(line.resume)
+        if not place.is_dir():
+            return Saved.read(find_checkpoint(place, (LAST,)))
+        found = newest_sound(place, _warn)
+        if found is None:
+            raise InputError(f"The folder {place} holds no sound checkpoint to go on from.")
+    return Saved.read(found.path) if found else None
+
+
+def _takes_up(line: CommandLine) -> bool:
+    """Returns whether a run goes on with what it finds in its folder, since it was begun there before."""
+    return line.run_dir is not None and (line.resume == "auto" or was_restarted(Path(line.run_dir)))
+
+
+def _warn(note: str) -> None:
+    print_once(f"warning: {note}")
 
 
 def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
@@ -190,6 +243,11 @@ def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
         raise InputError(
             f"trainer.devices is {trainer.devices}, but the launcher has started {rank.local_world_size} ranks on this "
             "machine: leave --devices out."
+        )
+    if trainer.num_nodes not in {1, rank.num_nodes}:
+        raise InputError(
+            f"trainer.num_nodes is {trainer.num_nodes}, but the launcher has started ranks on {rank.num_nodes} "
+            "machine(s): leave it out."
         )
     own = replace(trainer, devices=trainer.devices if isinstance(trainer.devices, list) else rank.local_world_size)
     return choose_devices(own), rank.world_size
@@ -210,29 +268,36 @@ def _check_evaluation(line: CommandLine, splits: Splits, world_size: int) -> Non
 def _claim(line: CommandLine, configuration: Configuration, checkpoint: Path | None) -> tuple[Path, RunFolder | None]:
     """Claims the run folder, on the process that writes."""
     experiment = configuration.experiment
-    origin = run_folder_of(checkpoint) if checkpoint and line.resume else None
+    trains = line.verb in {"train", "fit"}
+    origin = run_folder_of(checkpoint) if checkpoint and trains else None
     chosen = Path(experiment.run.dir) if experiment.run.dir else origin
     name = experiment.model.net if line.verb == "train" else f"{experiment.model.net}-{line.verb}"
-    path = (chosen or default_path(name)).absolute()
-    if launched_from_outside() and not Rank.from_environment().is_first:
+    writes = not launched_from_outside() or Rank.from_environment().is_first
+    path = (chosen or default_path(name, make=writes)).absolute()
+    if not writes:
         return path, None
     again = origin is not None and path.resolve() == origin
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    trains = line.verb in {"train", "fit"}
+    restarted = trains and was_restarted(path)
     if again:
         read_history(path)
     folder = RunFolder.claim(
         path,
         writes=_WRITES[line.verb],
         folders=("checkpoints", "tensorboard") if trains else (),
-        resumed=again or restarted,
+        resumed=again or restarted or (line.resume == "auto" and not (path / RESULT).exists()),
+        patience=_SECONDS_TO_LET_GO if restarted else 0,
     )
-    if trains and checkpoint and not again:
+    if trains and not restarted and not again:
+        injected(path).unlink(missing_ok=True)
+    if trains and checkpoint and not again and not restarted:
         # The best epoch so far comes along; where it is not known, that is the checkpoint itself.
         best = checkpoint.parent / BEST
-        shutil.copyfile(best if best.exists() else checkpoint, folder.checkpoints / BEST)
+        copy_file(best if best.is_file() else checkpoint, folder.checkpoints / BEST)
+        copy_file(checkpoint, folder.checkpoints / LAST)
+    elif trains and checkpoint:
+        remove_damaged(folder.checkpoints / BEST, _warn)
     if line.verb != "predict":
-        folder.write_config(experiment.replace("run", dir=None, resume=None).to_dict())
+        folder.write_config(experiment.replace("run", dir=None, resume=None, inject=None).to_dict())
         if configuration.extras.names:
             left_out = ", ".join(f"trainer.{name}" for name in configuration.extras.names)
             print_once(f"note: {CONFIG} leaves out {left_out}: only plain values are stored")

@@ -5,17 +5,24 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import signal
+import socket
+import struct
 from dataclasses import dataclass
 
 import torch
-from torch.distributed import HashStore, Store
 
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import TrainerSettings
 
 _LOOPBACK = "lo" if platform.system() == "Linux" else "lo0"
 _PR_SET_PDEATHSIG = 1
+_SIOCGIFADDR = 0x8915
+# Step ids from here on are no tasks of srun: the batch script itself, an interactive shell, ...
+_SLURM_SPECIAL_STEPS = 0xFFFFFFF0
+# A documentation address (RFC 5737): only the way there is looked up, and nothing is sent.
+_FAR_AWAY = "192.0.2.1"
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,52 @@ class Rank:
 def launched_from_outside() -> bool:
     """Returns whether a launcher such as torchrun has started this process as one rank of several."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"))
+
+
+def adopt_slurm() -> None:
+    """Writes into the environment which rank this is, where Slurm's srun has started this process as one of several.
+
+    A shell of `salloc`, and a batch script that starts the command without srun, have some of Slurm's variables, too,
+    but are no tasks of a step.
+
+    Raises:
+        InputError: The batch script has not said where the ranks meet, or the machines have unequal numbers of tasks.
+    """
+    slurm = os.environ
+    if "RANK" in slurm or not {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID"} <= slurm.keys():
+        return
+    # The job's number of tasks may be another than that of this step, which srun can make smaller.
+    tasks = int(slurm.get("SLURM_STEP_NUM_TASKS") or slurm.get("SLURM_NTASKS") or 1)
+    if tasks == 1 or int(slurm["SLURM_STEP_ID"]) >= _SLURM_SPECIAL_STEPS:
+        return
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not slurm.get(name)]
+    if missing:
+        raise InputError(
+            f"srun has started {tasks} tasks, but {' and '.join(missing)} is not set: export MASTER_ADDR (the first "
+            "host of the job) and MASTER_PORT (a free port there) in the batch script, as configs/cluster/slurm.sbatch "
+            "does."
+        )
+    os.environ.update(
+        RANK=slurm["SLURM_PROCID"],
+        WORLD_SIZE=str(tasks),
+        LOCAL_RANK=slurm["SLURM_LOCALID"],
+        LOCAL_WORLD_SIZE=str(_tasks_per_node(tasks)),
+    )
+
+
+def _tasks_per_node(tasks: int) -> int:
+    """Returns how many tasks srun has started on each machine."""
+    layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_NTASKS_PER_NODE")
+    # `2(x3)` stands for 2,2,2.
+    counts = {int(count) for count in re.findall(r"(?<![x\d])\d+", layout or "")}
+    if not counts:
+        nodes = int(os.environ.get("SLURM_NNODES", "1"))
+        layout, counts = f"{tasks} on {nodes} machines", {tasks // nodes} if tasks % nodes == 0 else set()
+    if len(counts) != 1:
+        raise InputError(
+            f"srun has started unequal numbers of tasks on the machines ({layout}): ask for --ntasks-per-node."
+        )
+    return counts.pop()
 
 
 @dataclass(frozen=True)
@@ -109,10 +162,16 @@ def threads_per_rank(threads: int | None, local_world_size: int) -> int:
     return threads or max(1, cores // local_world_size)
 
 
-def die_with_parent() -> None:
-    """Lets the kernel kill this process when its parent ends, however that ends (Linux; elsewhere nothing)."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Lets the kernel kill this process when its parent ends, however that ends (Linux; elsewhere nothing).
+
+    Args:
+        parent: The parent, where it is known: it may have ended already.
+    """
     if platform.system() == "Linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if parent is not None and os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stay_on_loopback() -> None:
@@ -124,6 +183,50 @@ def stay_on_loopback() -> None:
         os.environ.setdefault(variable, _LOOPBACK)
 
 
-def meeting_point() -> Store | None:
-    """Returns None where a launcher has written into the environment where the ranks meet, else a lone rank's store."""
-    return None if "MASTER_ADDR" in os.environ else HashStore()
+def choose_interface() -> None:
+    """Names the network interface for the ranks of several machines, unless the user has named one.
+
+    It is the one through which this machine reaches the meeting point. Without a name gloo listens on the address that
+    the host's name resolves to, which often is 127.0.1.1 and reached by no other machine. Where no interface can be
+    found, nothing is named.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ or platform.system() != "Linux":
+        return
+    master = os.environ["MASTER_ADDR"]
+    # On the first machine its own name may resolve to loopback, too: then it is the one that leads out of it.
+    for target in (master, _FAR_AWAY):
+        address = _address_towards(target)
+        if address is None or (address.startswith("127.") and not master.startswith(("127.", "localhost"))):
+            continue
+        if name := _interface_with(address):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+        return
+
+
+def _address_towards(host: str) -> str | None:
+    """Returns this machine's own IPv4 address on the way to a host, or None where there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        try:
+            # Connecting a datagram socket sends nothing.
+            way.connect((host, 9))
+        except OSError:
+            return None
+        return str(way.getsockname()[0])
+
+
+def _interface_with(address: str) -> str | None:
+    """Returns the name of the interface that has an IPv4 address, or None (Linux)."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+            except OSError:
+                continue
+            # The address follows the name (16 bytes), the family (2) and the port (2).
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

@@ -96,17 +96,20 @@ def _summarise(
             print(f"{name:<9} {evaluation.accuracy:.2%} ({right} of {evaluation.count}), loss {evaluation.loss:.4f}")
     print(f"results   {shown(job.folder / RESULT)}, {shown(job.folder / REPORT)}")
     if trained:
-        folder, program = shlex.quote(shown(job.folder)), _program()
+        folder, command = shlex.quote(shown(job.folder)), program(job.engine)
         model, trainer = job.experiment.model, job.experiment.trainer
         stretchable = model.schedule == "constant" and not model.warmup
         if stretchable and trained.steps == job.plan.total_steps:
             unlimited = "" if trainer.max_steps == -1 else " --max-steps -1"
-            print(f"go on     {program} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
-        print(f"test      {program} test --ckpt {folder}")
+            print(f"go on     {command} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
+        print(f"test      {command} test --ckpt {folder}")
     sys.stdout.flush()
 
 
-def _program() -> str:
+def program(engine: str = "lightning") -> str:
+    """Returns how this program is called on the command line, with an engine of its own."""
+    if engine != "lightning":
+        return f"python -m lit_mnist.engines.{engine}"
     script = Path(sys.argv[0])
     return f"python {shlex.quote(sys.argv[0])}" if script.name == "train.py" else "lit-mnist"
 

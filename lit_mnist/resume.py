@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from lit_mnist.configure import flatten, read_saved_experiment
+import torch
+
+from lit_mnist.configure import configure, flatten
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment
+from lit_mnist.experiment import Experiment, ModelSettings
+from lit_mnist.models.build import build_net
 from lit_mnist.plan import Plan
 from lit_mnist.ranks import launched_from_outside
 from lit_mnist.training.checkpoint import SECTION, read_checkpoint
+from lit_mnist.training.precision import UsedPrecision
 
+# What a setting of a saved experiment may look like, where it is no path.
+_WORD = re.compile(r"[\w.:=,+-]*")
+_PATHS = ("data.root", "run.dir", "run.resume")
+_LONGEST = 3_000
 # What may differ between a checkpoint and the run that takes it up: where and how far, not what.
 _MAY_CHANGE = {
     "trainer.devices",
@@ -25,6 +36,26 @@ _MAY_CHANGE = {
     "data.root",
     "data.eval_batch_size",
 }
+
+
+# What is read of a checkpoint before the ranks start, and restored in them.
+_KINDS = {
+    "global_step": int,
+    "state_dict": dict,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+}
+_SECTION_KINDS = {
+    "experiment": dict,
+    "precision": str,
+    "data_sha256": str,
+    "num_classes": int,
+    "batch_size": int,
+    "total_steps": int,
+}
+_MOST_CLASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -52,7 +83,17 @@ class Saved:
         """
         checkpoint = read_checkpoint(path)
         section = checkpoint[SECTION]
-        return cls(path, section, read_saved_experiment(section.get("experiment"), path), checkpoint["global_step"])
+        for values, kinds in ((checkpoint, _KINDS), (section, _SECTION_KINDS)):
+            for name, kind in kinds.items():
+                if type(values.get(name)) is not kind:
+                    raise InputError(
+                        f"{path} is not a checkpoint of a run: its {name} is not there, or of another type."
+                    )
+        experiment = _read_experiment(section["experiment"], path)
+        _check_weights(path, checkpoint["state_dict"], section["num_classes"], experiment)
+        if checkpoint["global_step"] < 0 or section["precision"] not in get_args(UsedPrecision):
+            raise InputError(f"{path} is not a checkpoint of a run: its step or its precision is none.")
+        return cls(path, section, experiment, checkpoint["global_step"])
 
     def to_resume(self) -> dict[str, Any]:
         """Returns the experiment as the values to start from when the training goes on."""
@@ -81,13 +122,26 @@ class Saved:
         split = ("seed_everything", "data.name", "data.emnist_split", "data.val_size") if validates else ()
         self._check_equal(experiment, ("model", *split))
 
-    def check_resume(self, experiment: Experiment, dataset: Dataset, plan: Plan) -> None:
-        """Refuses what would make another training of it.
+    def check_same(self, experiment: Experiment) -> None:
+        """Refuses settings that would make another training of it.
+
+        Raises:
+            InputError: One differs; the message names both values.
+        """
+        self._check_equal(experiment, ("model", "data", "trainer", "seed_everything"))
+
+    def check_resume(self, experiment: Experiment, dataset: Dataset, plan: Plan, *, may_be_done: bool = False) -> None:
+        """Refuses data, batches and a length that would make another training of it; see also `check_same`.
+
+        Args:
+            experiment: The experiment that is to go on.
+            dataset: Its data.
+            plan: Its plan.
+            may_be_done: Whether the training may be complete, since the run that was interrupted then was testing.
 
         Raises:
             InputError: Model, data, batches or schedule differ, or no step is left.
         """
-        self._check_equal(experiment, ("model", "data", "trainer", "seed_everything"))
         trained = self.section
         if trained.get("data_sha256") != dataset.sha256:
             raise InputError(
@@ -105,7 +159,7 @@ class Saved:
                 f"The {experiment.model.schedule} schedule of {self.path} was made for {trained.get('total_steps')} "
                 f"steps and cannot be stretched to {plan.total_steps}: only a constant one without warm-up can."
             )
-        if self.step >= plan.total_steps:
+        if self.step > plan.total_steps or (self.step == plan.total_steps and not may_be_done):
             limit = "raise --epochs" if experiment.trainer.max_steps != plan.total_steps else "raise --max-steps"
             more = limit if stretchable else f"its {experiment.model.schedule} schedule is at its end"
             raise InputError(f"{self.path} has made its {self.step} steps: there is nothing to go on with ({more}).")
@@ -115,3 +169,56 @@ class Saved:
         for key, old in flatten(self.to_resume()):
             if (key in sections or key.split(".")[0] in sections) and key not in _MAY_CHANGE and now[key] != old:
                 raise InputError(f"{key} is {now[key]} here, but {old} in {self.path}: leave it out.")
+
+
+def _check_weights(path: Path, weights: dict[str, Any], num_classes: int, experiment: dict[str, Any]) -> None:
+    """Refuses weights that are not those of the experiment's network.
+
+    Raises:
+        InputError: A name or a shape is another one.
+    """
+    if not 0 < num_classes <= _MOST_CLASSES:
+        raise InputError(f"{path} tells {num_classes} classes apart: no data set here has as many.")
+    # Shapes alone: on this device nothing is computed or kept.
+    with torch.device("meta"):
+        net = build_net(ModelSettings(**experiment["model"]), num_classes=num_classes, seed=0)
+    wanted = {f"net.{name}": tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    found = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in weights.items()}
+    if wanted != found or not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):
+        raise InputError(f"{path} does not hold the weights of a {experiment['model']['net']}.")
+
+
+def _read_experiment(values: object, source: Path) -> dict[str, Any]:
+    """Returns the experiment that a checkpoint holds, checked through the parser that checks every configuration.
+
+    Args:
+        values: Nested plain values.
+        source: Where they come from, for the message.
+
+    Raises:
+        InputError: They are no experiment of this version.
+    """
+    try:
+        flat = dict(flatten(values)) if isinstance(values, Mapping) else {}
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat.items()}
+    except TypeError as error:
+        raise InputError(f"{source} holds an experiment that is not of plain values: {error}.") from error
+    if not flat:
+        raise InputError(f"{source} holds no experiment.")
+    known = {key for key, _ in flatten(Experiment().to_dict())}
+    unknown = sorted(set(flat) - known)
+    # The parser takes a text for YAML, of which a short one can become gigabytes: no setting but a path needs marks.
+    odd = [key for key, text in texts.items() if len(text) > _LONGEST or ("&" in text and "*" in text)]
+    odd += [
+        key
+        for key, value in flat.items()
+        if key not in _PATHS and isinstance(value, str) and not _WORD.fullmatch(value)
+    ]
+    if unknown or odd:
+        raise InputError(
+            f"{source} holds an experiment that this version does not know ({', '.join(unknown + odd)[:200]})."
+        )
+    try:
+        return configure([f"--{key}={text}" for key, text in texts.items()]).experiment.to_dict()
+    except InputError as error:
+        raise InputError(f"{source} holds an experiment that this version does not take: {error}") from error

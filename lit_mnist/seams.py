@@ -1,41 +1,71 @@
 """The places where the project reaches into a library's private parts, each with a test that notices a change.
 
-1. torch's elastic agent restarts its ranks after any failure: `NoRestartAgent` keeps it from restarting where the
-   rank's exit code says that another try would end the same way, and notes how every rank ended (torch keeps one).
-   Noticed by `test_a_refusal_in_a_rank_is_never_restarted` and `test_a_killed_rank_is_named_...` in
-   tests/test_launch.py.
+1. torch's elastic agent restarts its ranks after any failure, waits half a minute for those that are left, and
+   answers a signal by an exception: `WatchfulAgent` keeps it from restarting where the rank's exit code says that
+   another try would end the same way, notes how every rank ended (torch keeps one), and ends the others at once.
+   Noticed by `test_a_refusal_in_a_rank_is_never_restarted` in tests/test_launch.py and by
+   `test_nothing_is_left_of_a_run_of_which_one_process_is_killed` in tests/faults/test_kill.py.
 2. torch has no public name for the time-out that a process group's gloo really uses: `timeout_in_force` reads it.
    Noticed by `test_every_way_to_initialise_is_used_with_its_time_out` in tests/test_collectives.py.
+3. Lightning's handler of SIGTERM and its broadcast at each step: `leave_signals_alone` takes both away. Noticed by
+   `test_lightning_leaves_signals_and_steps_alone` in tests/faults/test_signals.py.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container
-from typing import Any
+import time
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from lit_mnist.stop import STOP, blocked
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
 _SECONDS_TO_END = 1
 
 
-class NoRestartAgent(LocalElasticAgent):
-    """torch's agent for the ranks of this machine, which restarts no rank that ended with a final exit code.
+@dataclass(frozen=True)
+class Attempt:
+    """How a group of ranks stood when the first failure was noticed, before the others were ended.
+
+    Attributes:
+        codes: Each rank's exit code, None where it was still running; a negative one is a signal's number.
+        pids: Their processes.
+    """
+
+    codes: dict[int, int | None]
+    pids: dict[int, int]
+
+
+class WatchfulAgent(LocalElasticAgent):
+    """torch's agent for the ranks of this machine, with the project's own way of ending them.
+
+    It starts no rank again that ended with a final exit code, leaves signals to `STOP`, and kills what is left one
+    second after a failure.
 
     Args:
         final_codes: Exit codes after which nothing is started again.
-        on_failure: Called once per failed attempt with the exit code of each rank, the agent's result, and whether
-            the ranks are started again.
+        on_failure: Called once per failed attempt, and told whether the ranks are started again.
+        while_running: Called again and again with the ranks' processes.
     """
 
     def __init__(
         self,
         *args: Any,
         final_codes: Container[int],
-        on_failure: Callable[[dict[int, int | None], RunResult, bool], None],
+        on_failure: Callable[[Attempt, bool], None],
+        while_running: Callable[[Iterable[int]], None],
         **kwargs: Any,
     ) -> None:
         # Seconds that ranks have to end before they are killed; older releases of torch set them by themselves.
@@ -44,18 +74,65 @@ class NoRestartAgent(LocalElasticAgent):
         super().__init__(*args, **kwargs)
         self._final_codes = final_codes
         self._on_failure = on_failure
+        self._while_running = while_running
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        # Blocked, so that no rank meets a signal before it listens; older releases of torch set handlers of their own.
+        with blocked():
+            started = super()._start_workers(worker_group)
+            STOP.register()
+        context = self._pcontext._pc  # type: ignore[union-attr]
+        if "grace_period" in inspect.signature(context.join).parameters:
+            context.join = partial(context.join, grace_period=_SECONDS_TO_END)
+        return started
+
+    def _attempt(self, worker_group: WorkerGroup) -> Attempt:
+        context = self._pcontext
+        processes = context._pc.processes  # type: ignore[union-attr]
+        ranks = {worker.global_rank: worker.local_rank for worker in worker_group.workers}
+        return Attempt(
+            {rank: processes[local].exitcode for rank, local in ranks.items()},
+            {rank: processes[local].pid for rank, local in ranks.items()},
+        )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        context = self._pcontext
+        self._while_running(self._pcontext.pids().values())  # type: ignore[union-attr]
+        attempt = self._attempt(worker_group)
+        codes = [code for code in attempt.codes.values() if code]
+        if codes:
+            # Before torch looks: it would wait half a minute for those that are left.
+            end_processes(self._pcontext._pc.processes)  # type: ignore[union-attr]
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
-            processes = context._pc.processes  # type: ignore[union-attr]
-            codes = {worker.global_rank: processes[worker.local_rank].exitcode for worker in worker_group.workers}
-            # The one that failed first: the agent has ended the others by a signal, which is final for none of them.
-            if any(failure.exitcode in self._final_codes for failure in result.failures.values()):
+            if not codes:
+                # A rank ended in between: torch has ended the others, and only its own word tells which was first.
+                first = {rank: failure.exitcode for rank, failure in result.failures.items()}
+                attempt = Attempt(dict.fromkeys(attempt.codes) | first, attempt.pids)
+                codes = list(first.values())
+            if STOP.received or any(code in self._final_codes for code in codes):
                 self._remaining_restarts = 0
-            self._on_failure(codes, result, self._remaining_restarts > 0)
+            self._on_failure(attempt, self._remaining_restarts > 0)
         return result
+
+
+def end_processes(processes: Iterable[BaseProcess]) -> None:
+    """Ends processes: those that do not end by themselves within a second, such as stopped ones, are killed."""
+    deadline = time.monotonic() + _SECONDS_TO_END
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.join()
+
+
+def leave_signals_alone(trainer: Trainer) -> None:
+    """Keeps Lightning's Trainer from handling signals, and from asking at each step whether one has come.
+
+    Its handler of SIGTERM takes part in a collective, which waits for ever where the other ranks are not in it, and
+    each step pays a broadcast to learn of a signal. The project's own `STOP` and `Agreement` do both.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def timeout_in_force() -> float:

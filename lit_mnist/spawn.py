@@ -5,22 +5,19 @@ Each rank is a new Python process: it imports again, and gets its work through a
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
-import signal
-import tempfile
-from contextlib import suppress
+import time
 from pathlib import Path
 
 import torch.multiprocessing as mp
-from torch.multiprocessing.spawn import ProcessException
 
-from lit_mnist.launch import ERROR_FILE, Work, first_failure, raise_on, rank_main, read_report
+from lit_mnist.board import Board
+from lit_mnist.launch import BOARD, Forwarder, Work, first_failure, make_scratch, rank_main
 from lit_mnist.ranks import stay_on_loopback
-from lit_mnist.rendezvous import LoopbackRendezvous
-
-_SECONDS_TO_END = 1
+from lit_mnist.rendezvous import LoopbackRendezvous, run_id
+from lit_mnist.seams import Attempt, end_processes
+from lit_mnist.stop import STOP, blocked
 
 
 def spawn(work: Work, *, world_size: int, timeout: float, logs: Path) -> None:
@@ -36,13 +33,11 @@ def spawn(work: Work, *, world_size: int, timeout: float, logs: Path) -> None:
         LitMnistError: A rank ended otherwise; the message says which and why.
     """
     stay_on_loopback()
-    raise_on(signal.SIGTERM, signal.SIGINT)
-    # What it tells of a failure is told here, once and in the user's terms.
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.CRITICAL)
-    rendezvous = LoopbackRendezvous(f"lit_mnist-{os.getpid()}", timeout)
+    rendezvous = LoopbackRendezvous(run_id(), timeout)
     meeting = rendezvous.next_rendezvous().bootstrap_store_info
     assert meeting is not None
-    scratch = Path(tempfile.mkdtemp(prefix="lit_mnist-"))
+    scratch = make_scratch(logs)
+    board = Board(scratch / BOARD, world_size)
     environment = {
         "MASTER_ADDR": str(meeting.master_addr),
         "MASTER_PORT": str(meeting.master_port),
@@ -50,26 +45,32 @@ def spawn(work: Work, *, world_size: int, timeout: float, logs: Path) -> None:
         "LOCAL_WORLD_SIZE": str(world_size),
         # The store is this process's: the ranks are to connect to it, and not to open one.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": run_id(),
     }
-    context = None
+    forward = Forwarder()
     try:
-        context = mp.spawn(_start, (work, logs, scratch, environment), nprocs=world_size, join=False)
-        while not context.join(timeout=0.1, grace_period=_SECONDS_TO_END):
-            pass
-    except ProcessException as error:
-        codes = {rank: process.exitcode for rank, process in enumerate(context.processes if context else [])}
-        reports = {rank: read_report(scratch / f"{rank}.json") for rank in codes}
-        raise first_failure(codes, reports, first=error.error_index).as_error() from error
+        with STOP.taken():
+            with blocked():  # so that no rank meets a signal before it listens
+                context = mp.spawn(
+                    _start, (work, logs, scratch, environment, os.getpid()), nprocs=world_size, join=False
+                )
+            while any(process.exitcode is None for process in context.processes):
+                if any(process.exitcode for process in context.processes):
+                    break
+                forward(process.pid for process in context.processes)
+                time.sleep(0.05)
+            codes = {rank: process.exitcode for rank, process in enumerate(context.processes)}
+            if any(codes.values()):
+                pids = {rank: process.pid for rank, process in enumerate(context.processes)}
+                end_processes(context.processes)
+                raise first_failure(Attempt(codes, pids), board).as_error()
     finally:
-        for process in mp.active_children():
-            with suppress(ProcessLookupError):
-                process.kill()
-            process.join()
+        end_processes(mp.active_children())
         rendezvous.shutdown()
+        board.close()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _start(local_rank: int, work: Work, logs: Path, scratch: Path, environment: dict[str, str]) -> None:
+def _start(local_rank: int, work: Work, logs: Path, scratch: Path, environment: dict[str, str], launcher: int) -> None:
     os.environ.update(environment, RANK=str(local_rank), LOCAL_RANK=str(local_rank))
-    os.environ[ERROR_FILE] = str(scratch / f"{local_rank}.json")
-    rank_main(work, logs)
+    rank_main(work, logs, scratch / BOARD, launcher)

@@ -10,7 +10,8 @@ import torch
 from lit_mnist.job import Job
 from lit_mnist.offer import load_engine
 from lit_mnist.ranks import Rank
-from lit_mnist.training.checkpoint import LAST
+from lit_mnist.reports import SITUATION
+from lit_mnist.training.checkpoint_folder import newest_sound
 
 
 def do_job(job: Job, rank: Rank) -> None:
@@ -21,8 +22,8 @@ def do_job(job: Job, rank: Rank) -> None:
     if job.experiment.trainer.deterministic:
         # Without it cuBLAS refuses to be deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    last = job.folder / "checkpoints" / LAST
-    if job.trains and last.exists() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+    if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         # Started again after a loss: what was saved before is not lost.
-        job = replace(job, checkpoint=last)
+        found = newest_sound(job.folder, SITUATION.warn if rank.is_first else lambda _: None)
+        job = replace(job, checkpoint=found.path if found else job.checkpoint)
     load_engine(job.engine).run(job, rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,6 +106,18 @@ def processes_of(group: int) -> list[int]:
                 continue
             if int(fields[2]) == group and fields[0] != "Z":
                 found.append(int(entry.name))
+    return found
+
+
+def ranks_of(group: int, pids: list[int] | None = None) -> dict[int, int]:
+    """Returns the processes of a running command's ranks, by default those of its process group."""
+    found = {}
+    for pid in processes_of(group) if pids is None else pids:
+        with suppress(OSError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    if (name := re.fullmatch(r"rank-(\d+)\.log", entry.readlink().name)) and pid != group:
+                        found[int(name[1])] = pid
     return found
 
 

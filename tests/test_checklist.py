@@ -15,7 +15,7 @@ import torch
 from conftest import Program, result_of
 
 from lit_mnist.engines import raw_ddp
-from lit_mnist.training import checkpoint
+from lit_mnist.training import checkpoint_folder
 
 SOURCE = Path(raw_ddp.__file__).read_text()
 MARKED = [number for number, line in enumerate(SOURCE.splitlines(), start=1) if re.search(r"# \(\d\)$", line)]
@@ -47,7 +47,7 @@ class Without(ast.NodeTransformer):
 def observed(program: Program, monkeypatch: pytest.MonkeyPatch, run: Callable[..., None]) -> dict[str, Any]:
     """Trains in float16, from a scale that overflows, and returns everything that can be seen of it from outside."""
     writers = program.folder / "writers"
-    original, scaler = checkpoint.write_checkpoint, torch.amp.GradScaler.__init__
+    original, scaler = checkpoint_folder.write_checkpoint, torch.amp.GradScaler.__init__
 
     def noted(path: Path, content: Any) -> None:
         with writers.open("a") as file:
@@ -62,7 +62,7 @@ def observed(program: Program, monkeypatch: pytest.MonkeyPatch, run: Callable[..
         run(job, rank)
         assert not torch.distributed.is_initialized()
 
-    monkeypatch.setitem(run.__globals__, "write_checkpoint", noted)
+    monkeypatch.setattr(checkpoint_folder, "write_checkpoint", noted)
     monkeypatch.setattr(torch.amp.GradScaler, "__init__", large)
     monkeypatch.setattr(raw_ddp, "run", checked)
     folder = program.folder / "run"

@@ -49,7 +49,12 @@ EVERY_CASE = [
 ]
 
 
-@pytest.mark.parametrize("case", [*(pytest.param(case, id=name) for name, case in CASES.items()), *EVERY_CASE])
+QUICK_CASES = [
+    pytest.param(case, id=name, marks=pytest.mark.slow if case[0] == "basicnet" else ()) for name, case in CASES.items()
+]
+
+
+@pytest.mark.parametrize("case", [*QUICK_CASES, *EVERY_CASE])
 def test_the_engines_train_the_same_bits(program: Program, case: tuple[str, tuple[object, ...], int, int, str]) -> None:
     net, optimizer, window, ranks, precision = case
     batch = 12
@@ -88,7 +93,7 @@ def test_overflowing_steps_are_left_out_by_every_engine_alike(
         assert run.result["skipped_steps"] == runs["raw_ddp"].result["skipped_steps"]
 
 
-@pytest.mark.parametrize("variable", [None, "4"])
+@pytest.mark.parametrize("variable", [None, pytest.param("4", marks=pytest.mark.slow)])
 def test_two_threads_for_each_rank_train_the_same_bits(
     program: Program, monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:
@@ -102,6 +107,7 @@ def test_two_threads_for_each_rank_train_the_same_bits(
     assert {run.result["threads"] for run in runs.values()} == {2}
 
 
+@pytest.mark.slow
 def test_without_synchronised_batch_norm_every_engine_evaluates_rank_0_s_network(program: Program) -> None:
     """The ranks have two and three batches to validate on: none may wait for another within an evaluation."""
     uneven = ("--data.val_size", 41, "--data.eval_batch_size", 10, "--trainer.sync_batchnorm", "false")
@@ -123,7 +129,10 @@ def test_one_device_and_two_ranks_differ_by_rounding_alone(program: Program, net
     assert compare_runs(two, one, expected="rounding")["met"]
 
 
-@pytest.mark.parametrize(("batches", "engines"), [(4, ("raw_ddp",)), (3, (*DISTRIBUTED, "parameter_server"))])
+@pytest.mark.parametrize(
+    ("batches", "engines"),
+    [(4, ("raw_ddp",)), pytest.param(3, (*DISTRIBUTED, "parameter_server"), marks=pytest.mark.slow)],
+)
 def test_a_window_s_gradient_is_that_of_one_batch_of_all_its_samples(
     program: Program, batches: int, engines: tuple[str, ...]
 ) -> None:
@@ -171,8 +180,8 @@ def test_what_an_engine_does_not_offer_is_refused_by_name(program: Program, case
     ("ranks", "engines"),
     [
         (2, ("raw_ddp", "lightning", "raw_ddp")),
-        (2, ("lightning", "raw_ddp", "lightning")),
-        (1, ("single", "lightning")),
+        pytest.param(2, ("lightning", "raw_ddp", "lightning"), marks=pytest.mark.slow),
+        pytest.param(1, ("single", "lightning"), marks=pytest.mark.slow),
         (1, ("lightning", "single", "raw_ddp", "single")),
     ],
 )

@@ -36,7 +36,8 @@ assert found["equal"]
 """
 
 
-@pytest.mark.parametrize("work", [TRAINS, pytest.param(COMPARES, marks=pytest.mark.slow)], ids=["trains", "compares"])
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [TRAINS, COMPARES], ids=["trains", "compares"])
 def test_a_cell_trains_and_compares(tmp_path: Path, work: str) -> None:
     command = [sys.executable, "-c", CELL + work]
     options = {"cwd": tmp_path, "env": CHILD_ENV, "capture_output": True, "text": True, "timeout": 200}

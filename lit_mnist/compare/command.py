@@ -18,13 +18,13 @@ from lit_mnist.compare.variants import choose_variants
 from lit_mnist.compare.verdict import judge
 from lit_mnist.configure import Configuration, configure
 from lit_mnist.data.dataset import load_dataset
-from lit_mnist.errors import InputError
+from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.flags import CommandLine, read_command_line
 from lit_mnist.job import plan_for, split_dataset
-from lit_mnist.launch import raise_on
 from lit_mnist.ranks import choose_devices, launched_from_outside, threads_per_rank
 from lit_mnist.report.comparison import write_comparison
 from lit_mnist.report.comparison_text import table
+from lit_mnist.stop import STOP
 from lit_mnist.training.files import write_text
 from lit_mnist.training.measure import WARM_UP_STEPS, commit, versions
 from lit_mnist.training.precision import resolve_precision
@@ -60,9 +60,9 @@ def compare(argv: list[str], command: str) -> int:
         timed_steps=min(int(own["--timed-steps"]), plan.total_steps),
         features=own["--features"] == "true",
     )
-    path = (Path(experiment.run.dir) if experiment.run.dir else default_path("compare")).absolute()
+    path = (Path(experiment.run.dir) if experiment.run.dir else default_path("compare", make=True)).absolute()
     folder = RunFolder.claim(path, writes=(JSON, PAGE, *(variant.folder for variant in options.variants)))
-    raise_on(signal.SIGTERM, signal.SIGINT)
+    STOP.listen(_stop)
     # Once here, and not in each run that is forked from this process.
     skipped = {variant: why_not(variant, experiment, devices) for variant in options.variants}
     runnable = [variant for variant in options.variants if not skipped[variant]]
@@ -98,6 +98,10 @@ def compare(argv: list[str], command: str) -> int:
     return 0 if comparison["equal"] else 1
 
 
+def _stop(signum: signal.Signals) -> None:
+    raise StoppedError(f"Stopped by {signum.name}.", signum)
+
+
 def _check(line: CommandLine, configuration: Configuration) -> None:
     """Refuses what not every engine can be asked for.
 
@@ -110,7 +114,7 @@ def _check(line: CommandLine, configuration: Configuration) -> None:
     run = experiment.run
     if run.resume or line.verb != "train":
         raise InputError("compare trains from the beginning: leave --resume and other commands out.")
-    for name, asked in (("save_every", run.save_every), ("max_restarts", run.max_restarts)):
+    for name, asked in (("save_every", run.save_every), ("max_restarts", run.max_restarts), ("inject", run.inject)):
         if asked:
             raise InputError(f"run.{name} is not offered by every engine: it cannot be compared.")
     if run.launcher != "agent":

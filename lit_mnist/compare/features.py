@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lit_mnist.data.loader import TrainBatches
 from lit_mnist.models import sync_batch_norm
-from lit_mnist.training import checkpoint as checkpoints
+from lit_mnist.training.keeper import Keeper
 
 PACKAGE = Path(__file__).parents[1]
 # The parts that Lightning calls; the project's other files are what every engine uses, and decide nothing themselves.
@@ -48,7 +48,7 @@ PROBES: tuple[tuple[str, Any, str], ...] = (
     ("switches to evaluation", torch.nn.Module, "eval"),
     ("adds the evaluation up over the ranks", torchmetrics.Metric, "sync"),
     ("adds the evaluation up over the ranks", dist, "all_reduce"),
-    ("lets rank 0 alone write", checkpoints, "write_checkpoint"),
+    ("lets rank 0 alone write", Keeper, "write"),
     (RESTORES, torch.optim.Optimizer, "load_state_dict"),
 )
 FEATURES = tuple(dict.fromkeys(feature for feature, _, _ in PROBES))
@@ -81,13 +81,7 @@ def install(engine: str, notes: Path) -> None:
     all_reduce = dist.all_reduce
     for feature, place, name in PROBES:
         original = getattr(place, name)
-        watched = watch(feature, original)
-        setattr(place, name, watched)
-        if place is checkpoints:
-            # Imported by name, before.
-            for title, module in list(sys.modules.items()):
-                if title.startswith("lit_mnist.") and getattr(module, name, None) is original:
-                    setattr(module, name, watched)
+        setattr(place, name, watch(feature, original))
 
 
 def _who(engine: str) -> str | None:

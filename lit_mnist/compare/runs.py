@@ -97,7 +97,11 @@ def _last_words(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     start = max((n for n, line in enumerate(lines) if line.startswith("error: ")), default=len(lines) - 1)
     # A traceback's last line says what was wrong; below it stands how to go on.
-    told = [line for line in lines[start:] if not line.startswith(("No epoch was", "The last ", "The training was"))]
+    told = [
+        line
+        for line in lines[start:]
+        if not line.startswith(("There is no checkpoint", "The newest sound", "The training was"))
+    ]
     return " ".join(dict.fromkeys((told or ["nothing was said"])[:: max(1, len(told) - 1)])).removeprefix("error: ")
 
 

@@ -9,7 +9,6 @@ survive: so this engine does not train the weights that the others train, except
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from lit_mnist.models.build import build_net
 from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
-from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
 from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.measure import StepClock
@@ -57,10 +56,10 @@ def run(job: Job, rank: Rank) -> None:
     state = TrainingState(net, optimizer, schedule, scaler)
 
     # --- resume: not offered here
-    def save(path: Path) -> None:
-        write_checkpoint(path, state.checkpoint(job, keeper.best))
+    def save() -> None:
+        keeper.write(state.checkpoint(job, keeper.best))
 
-    keeper = Keeper(job.folder, save, None)
+    keeper = Keeper(job, rank, net, save)
 
     # --- train
     validation = None
@@ -70,7 +69,9 @@ def run(job: Job, rank: Rank) -> None:
         if len(job.splits.validation):
             clock.pause()
             validation, _ = _evaluate(job, rank, net, job.splits.validation)
-        recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+        recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
+        keeper.epoch_done(state.step)
+    keeper.wait()
     trained = recorder.close(steps_made=state.steps_made)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 

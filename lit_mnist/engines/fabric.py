@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
-from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.ddp import DDP_OPTIONS
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
 from lit_mnist.training.keeper import Keeper
@@ -73,11 +72,11 @@ def run(job: Job, rank: Rank) -> None:
     fabric_optimizer = fabric.setup_optimizers(optimizer)
 
     # --- resume: not offered here
-    def save(path: Path) -> None:
+    def save() -> None:
         if fabric.is_global_zero:
-            write_checkpoint(path, state.checkpoint(job, keeper.best))
+            keeper.write(state.checkpoint(job, keeper.best))
 
-    keeper = Keeper(job.folder, save, None)
+    keeper = Keeper(job, rank, net, save)
 
     # --- train
     validation = None
@@ -87,7 +86,9 @@ def run(job: Job, rank: Rank) -> None:
         if len(job.splits.validation):
             clock.pause()
             validation, _ = _evaluate(job, rank, fabric, net, job.splits.validation)
-        recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+        recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
+        keeper.epoch_done(state.step)
+    keeper.wait()
     trained = recorder.close(steps_made=state.steps_made)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
@@ -120,7 +121,7 @@ def run(job: Job, rank: Rank) -> None:
 
 
 def _fabric(job: Job) -> Fabric:
-    kind, run, trainer = job.devices.kind, job.experiment.run, job.experiment.trainer
+    kind, run = job.devices.kind, job.experiment.run
     several = job.plan.world_size > 1
     if job.precision == "64-true":
         precision: Precision = DoublePrecision()
@@ -137,7 +138,7 @@ def _fabric(job: Job) -> Fabric:
     return Fabric(
         accelerator=kind,
         devices=list(job.devices.numbers) if kind == "cuda" else job.devices.count,
-        num_nodes=trainer.num_nodes,
+        num_nodes=job.plan.world_size // job.devices.count,
         strategy=strategy if several else "auto",
         plugins=[precision, TorchElasticEnvironment()] if several else [precision],
     )

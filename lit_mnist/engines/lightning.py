@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,8 +24,12 @@ from lit_mnist.module import LitClassifier
 from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish, write_predictions
+from lit_mnist.rendezvous import meeting_point
+from lit_mnist.seams import leave_signals_alone
+from lit_mnist.stop import STOP
 from lit_mnist.trainer import LitTrainer
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
+from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.precision import weight_dtype
 from lit_mnist.training.recorder import Recorder
@@ -39,6 +44,15 @@ def run(job: Job, rank: Rank) -> None:
     device = job.devices.of(rank)
     clock = StepClock(job.plan.batch_size * job.plan.accumulate, job.first_process)
     _quieten()
+    if rank.world_size > 1 and (store := meeting_point(rank, experiment.run.timeout)):
+        # Under torchrun, whose restarts Lightning would mistake for one another; it takes the group that it finds.
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank.rank,
+            world_size=rank.world_size,
+            timeout=timedelta(seconds=experiment.run.timeout),
+        )
 
     # --- data
     data = MNISTDataModule.of(experiment, job.splits, job.plan)
@@ -56,17 +70,20 @@ def run(job: Job, rank: Rank) -> None:
     # --- resume: the Trainer restores weights, optimizer, schedule, scaler and its own loops
     resumed = read_checkpoint(job.checkpoint) if job.checkpoint else None
     callbacks: list[Callback] = []
-    recorder = None
+    recorder = keep = None
     if job.trains:
         step = resumed["global_step"] if resumed else 0
         recorder = Recorder(job=job, rank=rank, clock=clock, net=module.net, step=step)
-        callbacks = [RecordTraining(recorder), KeepCheckpoints(job, recorder)]
-    trainer = _trainer(job, callbacks)
+        keep = KeepCheckpoints(job, recorder)
+        callbacks = [RecordTraining(recorder), keep]
+    trainer = _trainer(job, callbacks, keep.keeper if keep else None)
 
     # --- train
     trained = None
-    if recorder:
-        trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
+    if recorder and keep:
+        # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
+        with STOP.deferred(), keep.keeper:
+            trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
         trained = recorder.close(steps_made=module.steps_made)
     elif resumed:
         module.load_state_dict(resumed["state_dict"])
@@ -98,24 +115,24 @@ def run(job: Job, rank: Rank) -> None:
         dist.destroy_process_group()
 
 
-def _trainer(job: Job, callbacks: list[Callback]) -> LitTrainer:
-    trainer = job.experiment.trainer
+def _trainer(job: Job, callbacks: list[Callback], keeper: Keeper | None) -> LitTrainer:
+    settings = job.experiment.trainer
     extras = job.extras.make() if job.extras else {}
     own = extras.pop("callbacks", [])
-    return LitTrainer(
+    trainer = LitTrainer(
         # The plan has worked max_steps into the length of the epochs.
         max_epochs=job.plan.epochs,
         precision=job.precision,
-        sync_batchnorm=trainer.sync_batchnorm,
+        sync_batchnorm=settings.sync_batchnorm,
         accelerator="gpu" if job.devices.kind == "cuda" else "cpu",
         devices=list(job.devices.numbers) if job.devices.kind == "cuda" else job.devices.count,
-        num_nodes=trainer.num_nodes,
-        accumulate_grad_batches=trainer.accumulate_grad_batches,
-        gradient_clip_val=trainer.gradient_clip_val,
-        deterministic=trainer.deterministic,
+        num_nodes=job.plan.world_size // job.devices.count,
+        accumulate_grad_batches=settings.accumulate_grad_batches,
+        gradient_clip_val=settings.gradient_clip_val,
+        deterministic=settings.deterministic,
         timeout=job.experiment.run.timeout,
         callbacks=[*callbacks, *(own if isinstance(own, list) else [own])],
-        plugins=[VerifiedCheckpointIO()],
+        plugins=[VerifiedCheckpointIO(keeper)],
         logger=False,
         limit_val_batches=1.0 if len(job.splits.validation) else 0,
         num_sanity_val_steps=0,
@@ -124,6 +141,8 @@ def _trainer(job: Job, callbacks: list[Callback]) -> LitTrainer:
         enable_model_summary=False,
         **extras,
     )
+    leave_signals_alone(trainer)
+    return trainer
 
 
 def _take_weights(module: LitClassifier, path: Path, rank: Rank) -> None:

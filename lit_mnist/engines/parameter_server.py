@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,9 +24,10 @@ from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.offer import Offer
-from lit_mnist.ranks import Rank, meeting_point
+from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
-from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.rendezvous import meeting_point
+from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
 from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.measure import StepClock
@@ -49,7 +49,7 @@ def run(job: Job, rank: Rank) -> None:
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=meeting_point(),
+        store=meeting_point(rank, experiment.run.timeout),
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),
@@ -71,11 +71,11 @@ def run(job: Job, rank: Rank) -> None:
     state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
 
     # --- resume: not offered here
-    def save(path: Path) -> None:
+    def save() -> None:
         if rank.is_first:
-            write_checkpoint(path, state.checkpoint(job, keeper.best))
+            keeper.write(state.checkpoint(job, keeper.best))
 
-    keeper = Keeper(job.folder, save, None)
+    keeper = Keeper(job, rank, net, save)
 
     # --- train
     validation = None
@@ -85,7 +85,9 @@ def run(job: Job, rank: Rank) -> None:
         if len(job.splits.validation):
             clock.pause()
             validation, _ = _evaluate(job, rank, net, job.splits.validation)
-        recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+        recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
+        keeper.epoch_done(state.step)
+    keeper.wait()
     trained = recorder.close(steps_made=state.steps_made)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 

@@ -22,7 +22,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -36,9 +35,11 @@ from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.offer import Offer
-from lit_mnist.ranks import Rank, meeting_point
+from lit_mnist.ranks import Rank
 from lit_mnist.record import Prediction, finish, write_predictions
-from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.rendezvous import meeting_point
+from lit_mnist.stop import STOP
+from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.ddp import DDP_OPTIONS
 from lit_mnist.training.evaluation import Evaluation, Tally, Wrong, evaluation_of, gather_mistakes
 from lit_mnist.training.keeper import Keeper
@@ -63,7 +64,7 @@ def run(job: Job, rank: Rank) -> None:
     # The launcher has written into the environment where the ranks meet.
     dist.init_process_group(  # (1)
         "nccl" if device.type == "cuda" else "gloo",
-        store=meeting_point(),
+        store=meeting_point(rank, experiment.run.timeout),
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),
@@ -88,26 +89,33 @@ def run(job: Job, rank: Rank) -> None:
     state = TrainingState(net, optimizer, schedule, scaler)
 
     # --- resume: every rank reads the checkpoint, onto the CPU and from there to its own device
-    def save(path: Path) -> None:
-        if rank.is_first:  # (5)
-            write_checkpoint(path, state.checkpoint(job, keeper.best))
-
-    keeper = Keeper(job.folder, save, experiment.run.save_every)
+    best = None
     if job.checkpoint and job.trains:
-        keeper.best = state.restore(read_checkpoint(job.checkpoint))
+        best = state.restore(read_checkpoint(job.checkpoint))
     elif job.checkpoint:
         net.load_state_dict(net_weights(read_checkpoint(job.checkpoint)))
 
     # --- train
     trained = validation = None
     if job.trains:
+
+        def save() -> None:
+            if rank.is_first:  # (5)
+                keeper.write(state.checkpoint(job, keeper.best))
+
+        keeper = Keeper(job, rank, net, save, step=state.step)
+        if best is not None:
+            keeper.resume(best)
         recorder = Recorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
-        for epoch in range(plan.position(state.step)[0], plan.epochs):
-            _train_epoch(job, rank, epoch, model, state, keeper, recorder)
-            if len(job.splits.validation):
-                clock.pause()
-                validation = _evaluate(job, rank, net, job.splits.validation)
-            recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+        # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
+        with STOP.deferred(), keeper:
+            for epoch in range(plan.position(state.step)[0], plan.epochs):
+                _train_epoch(job, rank, epoch, model, state, keeper, recorder)
+                if len(job.splits.validation):
+                    clock.pause()
+                    validation = _evaluate(job, rank, net, job.splits.validation)
+                recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
+                keeper.epoch_done(state.step)
         trained = recorder.close(steps_made=state.steps_made)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
@@ -171,6 +179,7 @@ def _train_epoch(
             continue
 
         scaler.unscale_(optimizer)  # (4)
+        recorder.gradients_done(model.parameters())
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         rate, scale = optimizer.param_groups[0]["lr"], scaler.get_scale()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,8 @@ from lit_mnist.models.build import build_net
 from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import Prediction, finish, write_predictions
-from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.stop import STOP
+from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.evaluation import Evaluation, Tally, Wrong, evaluation_of, gather_mistakes
 from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.measure import StepClock
@@ -54,25 +54,32 @@ def run(job: Job, rank: Rank) -> None:
     state = TrainingState(net, optimizer, schedule, scaler)
 
     # --- resume
-    def save(path: Path) -> None:
-        write_checkpoint(path, state.checkpoint(job, keeper.best))
-
-    keeper = Keeper(job.folder, save, experiment.run.save_every)
+    best = None
     if job.checkpoint and job.trains:
-        keeper.best = state.restore(read_checkpoint(job.checkpoint))
+        best = state.restore(read_checkpoint(job.checkpoint))
     elif job.checkpoint:
         net.load_state_dict(net_weights(read_checkpoint(job.checkpoint)))
 
     # --- train
     trained = validation = None
     if job.trains:
+
+        def save() -> None:
+            keeper.write(state.checkpoint(job, keeper.best))
+
+        keeper = Keeper(job, rank, net, save, step=state.step)
+        if best is not None:
+            keeper.resume(best)
         recorder = Recorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
-        for epoch in range(plan.position(state.step)[0], plan.epochs):
-            _train_epoch(job, rank, epoch, state, keeper, recorder)
-            if len(job.splits.validation):
-                clock.pause()
-                validation = _evaluate(job, rank, net, job.splits.validation)
-            recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+        # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
+        with STOP.deferred(), keeper:
+            for epoch in range(plan.position(state.step)[0], plan.epochs):
+                _train_epoch(job, rank, epoch, state, keeper, recorder)
+                if len(job.splits.validation):
+                    clock.pause()
+                    validation = _evaluate(job, rank, net, job.splits.validation)
+                recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
+                keeper.epoch_done(state.step)
         trained = recorder.close(steps_made=state.steps_made)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
@@ -120,6 +127,7 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, keeper:
             continue
 
         scaler.unscale_(optimizer)
+        recorder.gradients_done(parameters)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(parameters, max_norm)
         rate, scale = optimizer.param_groups[0]["lr"], scaler.get_scale()

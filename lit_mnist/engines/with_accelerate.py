@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
-from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
 from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.measure import StepClock
@@ -76,11 +75,11 @@ def run(job: Job, rank: Rank) -> None:
     prepared_optimizer = accelerator.prepare_optimizer(optimizer)
 
     # --- resume: not offered here
-    def save(path: Path) -> None:
+    def save() -> None:
         if accelerator.is_main_process:
-            write_checkpoint(path, state.checkpoint(job, keeper.best))
+            keeper.write(state.checkpoint(job, keeper.best))
 
-    keeper = Keeper(job.folder, save, None)
+    keeper = Keeper(job, rank, net, save)
 
     # --- train
     validation = None
@@ -90,7 +89,9 @@ def run(job: Job, rank: Rank) -> None:
         if len(job.splits.validation):
             clock.pause()
             validation, _ = _evaluate(job, rank, net, job.splits.validation)
-        recorder.epoch_done(epoch, validation, is_best=keeper.epoch_done(validation))
+        recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
+        keeper.epoch_done(state.step)
+    keeper.wait()
     trained = recorder.close(steps_made=state.steps_made)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from lit_mnist.offer import Offer
 from lit_mnist.plan import Plan
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
-from lit_mnist.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
 from lit_mnist.training.keeper import Keeper
 from lit_mnist.training.measure import StepClock
@@ -65,11 +64,11 @@ def run(job: Job, rank: Rank) -> None:
     optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
 
     # --- resume: not offered here
-    def save(path: Path) -> None:
+    def save() -> None:
         if rank.is_first:
-            write_checkpoint(path, state.checkpoint(job, keeper.best))
+            keeper.write(state.checkpoint(job, keeper.best))
 
-    keeper = Keeper(job.folder, save, None)
+    keeper = Keeper(job, rank, net, save)
 
     # --- train
     recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
@@ -88,6 +87,7 @@ def run(job: Job, rank: Rank) -> None:
     state.scaler = trainer.accelerator.scaler or state.scaler
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
+    keeper.wait()
     trained = recorder.close(steps_made=state.steps_made)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
@@ -196,7 +196,8 @@ class _Report(TrainerCallback):
         if len(validation):
             self.recorder.clock.pause()
             self.validation, _wrong = _evaluate(self.job, self.rank, self.training.net, validation)
-        self.recorder.epoch_done(self.epoch, self.validation, is_best=self.keeper.epoch_done(self.validation))
+        self.recorder.epoch_done(self.epoch, self.validation, is_best=self.keeper.judge(self.validation))
+        self.keeper.epoch_done(self.training.step)
         self.epoch += 1
 
 

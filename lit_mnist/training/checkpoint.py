@@ -7,7 +7,6 @@ SHA-256 of everything else in the file.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from lit_mnist.errors import InputError
 from lit_mnist.training.digest import content_sha256
 from lit_mnist.training.files import whole_file
+from lit_mnist.training.safety import UnsafeError, check_archive
 
 FORMAT = 2
 SECTION = "lit_mnist"
@@ -33,7 +33,8 @@ def write_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
     Raises:
         InputError: It cannot be written; what was at `path` is still there.
     """
-    content = {**checkpoint, SECTION: {key: value for key, value in checkpoint[SECTION].items() if key != "sha256"}}
+    content = plain_values(checkpoint)
+    content = {**content, SECTION: {key: value for key, value in content[SECTION].items() if key != "sha256"}}
     section = {**content[SECTION], "sha256": content_sha256(content)}
     try:
         with whole_file(path) as file:
@@ -43,23 +44,32 @@ def write_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
         raise InputError(f"The checkpoint {path} cannot be written: {reason}.") from error
 
 
+def plain_values(value: Any, *, copy: bool = False) -> Any:
+    """Returns nested values as plain dicts, lists and tuples, their tensors copied onto the CPU where wanted."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True) if copy else value
+    if isinstance(value, Mapping):
+        return {key: plain_values(part, copy=copy) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(plain_values(part, copy=copy) for part in value)
+    return value
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Reads a checkpoint onto the CPU and verifies it.
 
     Raises:
         InputError: The file is missing, unreadable, damaged, or not a checkpoint of this project.
     """
-    if path.is_dir() or not path.exists():
+    if not path.is_file():
         raise InputError(f"There is no checkpoint at {path}: name a run folder or a .ckpt file.")
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        # torch stores without compression: what unpacks to more than the file's size was made to fill the memory.
-        if size > path.stat().st_size:
-            raise InputError(f"{path} is not a checkpoint of this project: it would unpack to {size} bytes.")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
-    except InputError:
-        raise
+        with path.open("rb") as file:
+            check_archive(file)
+            file.seek(0)
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except UnsafeError as error:
+        raise InputError(f"{path} is not a checkpoint of this project: {error}.") from error
     except PermissionError as error:
         raise InputError(f"The checkpoint {path} cannot be read: {error.strerror}.") from error
     except Exception as error:
@@ -76,15 +86,16 @@ def _verified(path: Path, checkpoint: object) -> dict[str, Any]:
     content = {**checkpoint, SECTION: {key: value for key, value in section.items() if key != "sha256"}}
     try:
         found = content_sha256(content)
-    except TypeError as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{path} is not a checkpoint of this project: {error}.") from error
     if found != section["sha256"]:
         raise InputError(
             f"{path} is damaged: its content has the SHA-256 {found[:16]}…, but {str(section['sha256'])[:16]}… was "
             "written. Use another checkpoint of the run."
         )
-    if section.get("format") != FORMAT:
-        raise InputError(f"{path} has format {section.get('format')}, but this version reads format {FORMAT}.")
+    written = section.get("format")
+    if not isinstance(written, int) or written != FORMAT:
+        raise InputError(f"{path} has format {str(written)[:100]}, but this version reads format {FORMAT}.")
     return checkpoint
 
 
@@ -98,10 +109,13 @@ def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
     Raises:
         InputError: Nothing is there.
     """
-    if not place.is_dir():
-        if not place.exists():
-            raise InputError(f"There is no run folder or checkpoint at {place}.")
-        return place
+    try:
+        if not place.is_dir():
+            if not place.exists():
+                raise InputError(f"There is no run folder or checkpoint at {place}.")
+            return place
+    except OSError as error:
+        raise InputError(f"The checkpoint {place} cannot be read: {error.strerror}.") from error
     for folder in (place / "checkpoints", place):
         for name in preference:
             if (folder / name).is_file():

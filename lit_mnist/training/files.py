@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+# Here, since it can be asked for only by changing it, for all threads.
+_UMASK = os.umask(0)
+os.umask(_UMASK)
 
 
 @contextmanager
@@ -26,21 +32,54 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # noqa: PTH101
+        os.chmod(name, 0o666 & ~_UMASK)  # noqa: PTH101
         os.replace(name, path)  # noqa: PTH105
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    _flush_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a whole text file in UTF-8; see `whole_file`."""
     with whole_file(path) as file:
         file.write(text.encode())
+
+
+def give_name(path: Path, name: Path) -> None:
+    """Gives a file a second name in one step, in place of what had it; by a copy where there are no hard links.
+
+    Raises:
+        OSError: It cannot be done; what had the name still has it.
+    """
+    temporary = name.with_name(f".{name.name}.link.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError as error:
+        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}:
+            raise
+        copy_file(path, name)
+        return
+    os.replace(temporary, name)  # noqa: PTH105
+    _flush_folder(name.parent)
+
+
+def copy_file(path: Path, name: Path) -> None:
+    """Copies a file to another name in one step; see `whole_file`."""
+    with whole_file(name) as file, path.open("rb") as source:
+        shutil.copyfileobj(source, file)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Removes what writers that were killed have left in a folder that no other process writes to."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def _flush_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

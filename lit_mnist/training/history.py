@@ -32,6 +32,8 @@ class History:
         write_text(folder / METRICS, "".join(_line(row) for row in [None, *self.rows]))
         self._file = (folder / METRICS).open("a", newline="")
         self._board: SummaryWriter | None = None
+        # What an interrupted run has told beyond the step that is gone on from.
+        self._purge_step = step + 1 if step else None
 
     def add(self, row: Row) -> None:
         """Adds the figures of a step; a second row of the same step is another row."""
@@ -42,7 +44,7 @@ class History:
             # Imported with the first row, since it takes a good part of a second that the first step need not wait for.
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self._folder / "tensorboard"))
+            self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._purge_step)
         for name, value in row.items():
             if name not in {"step", "epoch"}:
                 self._board.add_scalar(name.replace("_", "/", 1), value, int(row["step"]))

@@ -28,9 +28,13 @@ def make_optimizer(net: nn.Module, settings: ModelSettings) -> Optimizer:
 def accumulated_loss(loss: torch.Tensor, window: int, accumulate: int) -> torch.Tensor:
     """Weighs a micro-batch's mean loss so that, divided by `accumulate`, a shorter last window is a mean, too.
 
+    A loss that is not finite makes its gradient so: then all ranks see it, since they share the gradient.
+
     Args:
         loss: Mean loss of a micro-batch, a scalar.
         window: Micro-batches in this optimizer step.
         accumulate: Micro-batches of a full optimizer step, by which the engine divides.
     """
-    return loss if window == accumulate else loss * (accumulate / window)
+    seen = loss.detach()
+    one = 1 + (seen - seen)
+    return loss * one if window == accumulate else loss * (one * (accumulate / window))

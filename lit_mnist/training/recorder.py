@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,11 @@ from torch import nn
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.job import Job
 from lit_mnist.ranks import Rank
+from lit_mnist.reports import SITUATION
 from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.faults import inject
+from lit_mnist.training.finite import FiniteCheck
+from lit_mnist.training.heartbeat import Heartbeat
 from lit_mnist.training.history import History
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.precision import autocast_dtype, weight_dtype
@@ -34,9 +39,13 @@ class Recorder:
     """
 
     def __init__(self, *, job: Job, rank: Rank, clock: StepClock, net: nn.Module, step: int = 0) -> None:
-        self.rank, self.plan, self.clock = rank, job.plan, clock
+        self.rank, self.plan, self.clock, self.net = rank, job.plan, clock, net
         self.step = self.first_step = step
         self.train_loss: float | None = None
+        self.finite = FiniteCheck(job, rank)
+        self.heartbeat = Heartbeat(rank, net, step) if rank.world_size > 1 else None
+        inject(job, rank, net, step)
+        SITUATION.begin_step(step + 1)
         self.history = History(job.folder, step) if rank.is_first else None
         self.display = ProgressDisplay(job.plan.total_steps, step) if rank.is_first else None
         run = job.experiment.run
@@ -55,8 +64,13 @@ class Recorder:
         loss = loss.detach().double()
         self._loss_sum = loss if self._loss_sum is None else self._loss_sum + loss
         self._batches += 1
+        self.finite.batch_done(loss)
         if self.trace:
             self.trace.batch_done(loss)
+
+    def gradients_done(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Looks at a step's gradient before the optimizer makes it; see `FiniteCheck.gradients_done`."""
+        self.finite.gradients_done(list(parameters), self.step + 1)
 
     def step_done(self, logits: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
         """Notes the end of an optimizer step.
@@ -71,6 +85,8 @@ class Recorder:
         """
         self.step += 1
         self.clock.step_done()
+        self.finite.forget()
+        SITUATION.begin_step(self.step + 1)
         if self.trace:
             self.trace.step_done(self.step, lr)
         ends_epoch = self.step % self.plan.steps_per_epoch == 0 or self.step == self.plan.total_steps
@@ -115,6 +131,9 @@ class Recorder:
         Args:
             steps_made: Steps that the optimizer really made, from the first of the run.
         """
+        SITUATION.begin_step(0)
+        if self.heartbeat:
+            self.heartbeat.close()
         if self.trace:
             self.trace.close()
         if self.display:

@@ -5,18 +5,27 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
 from lit_mnist.errors import InputError
-from lit_mnist.training.files import write_text
+from lit_mnist.training.files import remove_temporary, write_text
 
 CONFIG, RESULT, METRICS, REPORT = "config.yaml", "result.json", "metrics.csv", "report.html"
+# Bytes that a run's folder must have room for at its start.
+_LEAST_ROOM = 1 << 20
+# A launcher's own folder in that of the logs, for the time of the launch.
+SCRATCH = ".launcher-"
 _LOCK = "run.lock"
+# The name that torchrun gives to all starts and restarts of one job.
+_RUN_ID = "torchelastic-run-id"
 
 
 class RunFolder:
@@ -45,7 +54,13 @@ class RunFolder:
 
     @classmethod
     def claim(
-        cls, path: Path, *, writes: tuple[str, ...], folders: tuple[str, ...] = (), resumed: bool = False
+        cls,
+        path: Path,
+        *,
+        writes: tuple[str, ...],
+        folders: tuple[str, ...] = (),
+        resumed: bool = False,
+        patience: float = 0,
     ) -> RunFolder:
         """Makes the folder where it does not exist, and holds it.
 
@@ -54,22 +69,12 @@ class RunFolder:
             writes: Files that the run is going to write: refused where one is there already.
             folders: Folders to make in it, beside that of the logs.
             resumed: Whether the run goes on in a folder of its own, so that its files may be there.
+            patience: Seconds to wait for a process that holds the folder.
 
         Raises:
             InputError: The folder cannot be made or written, another run holds it, or it holds another run's files.
         """
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = (path / _LOCK).open("a+")
-        except OSError as error:
-            raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            lock.close()
-            raise InputError(f"The run folder {path} is in use by {holder}: choose another --run-dir.") from error
+        lock = _lock(path, patience)
         present = [name for name in writes if (path / name).exists()]
         if present and not resumed:
             lock.close()
@@ -79,14 +84,32 @@ class RunFolder:
         try:
             for name in ("logs", *folders):
                 (path / name).mkdir(exist_ok=True)
+                with tempfile.TemporaryFile(dir=path / name) as probe:
+                    probe.write(bytes(_LEAST_ROOM))
         except OSError as error:
             lock.close()
-            raise InputError(f"The run folder {path} cannot be written: {error.strerror}: {error.filename}.") from error
+            raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
+        lock.seek(0)
+        if before := lock.read().strip():
+            print(f"note: the run before this one in {shown(path)} ({before}) was ended from outside", flush=True)
+        remove_temporary(path)
+        remove_temporary(path / "checkpoints")
+        for left in (path / "logs").glob(f"{SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
         lock.seek(0)
         lock.truncate()
         lock.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         lock.flush()
+        if run_id := _elastic_run_id():
+            write_text(path / "logs" / _RUN_ID, run_id)
         return cls(path, lock)
+
+    def release(self) -> None:
+        """Notes that the run has ended by itself; the lock goes with the process."""
+        if self._lock:
+            self._lock.seek(0)
+            self._lock.truncate()
+            self._lock.flush()
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Writes the resolved configuration, usable as `--config`."""
@@ -97,17 +120,74 @@ class RunFolder:
         write_text(self.path / RESULT, json.dumps(result, indent=2) + "\n")
 
 
+def _lock(path: Path, patience: float) -> IO[str]:
+    """Makes a folder, and returns its lock file, locked.
+
+    Raises:
+        InputError: The folder cannot be made, or another process holds it for longer than `patience` seconds.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / _LOCK).open("a+")
+    except OSError as error:
+        raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(0.2)
+                continue
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            lock.close()
+            raise InputError(f"The run folder {path} is in use by {holder}: choose another --run-dir.") from error
+        return lock
+
+
 def shown(path: Path) -> str:
     """Returns a path as a user would type it here: relative where it lies below the working folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def default_path(name: str) -> Path:
-    """Returns `runs/<time>-<name>`, numbered where two runs start within a second."""
+def default_path(name: str, *, make: bool = False) -> Path:
+    """Returns `runs/<time>-<name>`, numbered where two runs start within a second.
+
+    Args:
+        name: The last part of the folder's name.
+        make: Whether to make it, so that no other run can take it.
+    """
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     candidate, number = stem, 1
-    while candidate.exists():
+    while True:
+        try:
+            if make:
+                candidate.mkdir(parents=True)
+            if make or not candidate.exists():
+                return candidate
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise InputError(f"The run folder {candidate} cannot be written: {error.strerror}.") from error
         number += 1
         candidate = stem.with_name(f"{stem.name}-{number}")
-    return candidate
+
+
+def was_restarted(path: Path) -> bool:
+    """Returns whether torchrun has started this process in place of one that worked in a run folder before."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        return True
+    # Where ranks of another machine were lost, torchrun starts all again and counts none of it.
+    run_id = _elastic_run_id()
+    if run_id is None or (path / RESULT).exists():
+        return False
+    with suppress(OSError):
+        return (path / "logs" / _RUN_ID).read_text(errors="replace") == run_id
+    return False
+
+
+def _elastic_run_id() -> str | None:
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if run_id == "none" else run_id

@@ -17,6 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lit_mnist.errors import InputError
 from lit_mnist.job import Job
 from lit_mnist.plan import Plan
 from lit_mnist.training.checkpoint import SECTION
@@ -75,15 +76,23 @@ class TrainingState:
         }
 
     def restore(self, checkpoint: Mapping[str, Any]) -> float:
-        """Takes the state of a checkpoint, and returns the best accuracy until then."""
-        self.net.load_state_dict(net_weights(checkpoint))
-        self.optimizer.load_state_dict(checkpoint["optimizer_states"][0])
-        self.schedule.load_state_dict(checkpoint["lr_schedulers"][0])
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(checkpoint[_SCALER])
-        self.step = checkpoint["global_step"]
-        self.steps_made = checkpoint["steps_made"]
-        return float(checkpoint["callbacks"][_KEEPER]["best"])
+        """Takes the state of a checkpoint, and returns the best accuracy until then.
+
+        Raises:
+            InputError: It is not the state of such a training.
+        """
+        try:
+            self.net.load_state_dict(net_weights(checkpoint))
+            self.optimizer.load_state_dict(checkpoint["optimizer_states"][0])
+            self.schedule.load_state_dict(checkpoint["lr_schedulers"][0])
+            if self.scaler.is_enabled():
+                self.scaler.load_state_dict(checkpoint[_SCALER])
+            self.step = int(checkpoint["global_step"])
+            self.steps_made = int(checkpoint["steps_made"])
+            return float(checkpoint["callbacks"][_KEEPER]["best"])
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"The checkpoint's training state does not fit ({reason}): use another one.") from error
 
 
 def net_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -1,0 +1,145 @@
+"""Commands run on hostile input: within limits, beside a module that must not be imported."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import run_forked
+
+from faults.conftest import write_figure
+from faults.hostile import CANARY
+from lit_mnist.cli import main
+
+_MOST_SECONDS = 10
+_MOST_KB = 400 << 10
+# The largest growth and the longest time of all cases so far.
+PEAKS: dict[str, tuple[float, str]] = {}
+REFUSED: list[str] = []
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended that ran within limits, in a process of its own."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    peak_kb: int
+
+
+Commands = list[tuple[object, ...]]
+
+
+def limited(cases: dict[str, Commands], folder: Path) -> dict[str, list[Ended]]:
+    """Runs command lines in one forked process with limits, and with a module that it must not import.
+
+    For every second of a case's commands torch is told by its variable to load whatever a file holds.
+
+    Args:
+        cases: Command lines; those of a case run in the folder of its name.
+        folder: Holds those folders.
+    """
+
+    def work() -> int:
+        resource.setrlimit(resource.RLIMIT_CPU, (200, 200))
+        # Above what is mapped already: what would fill the machine's memory ends in this process.
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + (3 << 30),) * 2)
+        found = {}
+        for case, commands in cases.items():
+            (folder / "case.txt").write_text(case)
+            os.chdir(folder / case)
+            Path("canary_module.py").write_text(CANARY)
+            sys.path.insert(0, str(folder / case))
+            found[case] = [_ended(command, force=number % 2 == 1) for number, command in enumerate(commands)]
+            sys.path.pop(0)
+            # At once: a module is imported once only.
+            assert not Path("imported").exists(), case
+            assert not Path("executed").exists(), case
+        (folder / "ended.json").write_text(json.dumps(found))
+        return 0
+
+    for case in cases:
+        (folder / case).mkdir(exist_ok=True)
+    done = run_forked(work, folder, timeout=240)
+    assert done.code == 0, ((folder / "case.txt").read_text(), done.out + done.err)
+    found = json.loads((folder / "ended.json").read_text())
+    return {case: [Ended(*values) for values in found[case]] for case in found}
+
+
+def _ended(command: tuple[object, ...], *, force: bool) -> tuple[int, str, str, float, int]:
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = str(int(force))
+    out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
+    # The peak counts from here.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _peak_kb()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(word) for word in command])
+    return code, out.getvalue(), err.getvalue(), time.monotonic() - began, _peak_kb() - before
+
+
+def _peak_kb() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def assert_refused(found: dict[str, list[Ended]], *parts: str) -> None:
+    for case, commands in found.items():
+        for ended in commands:
+            assert ended.code == 2, (case, ended)
+            assert "Traceback" not in ended.out + ended.err, (case, ended)
+            # Memory is not what stops it.
+            assert "MemoryError" not in ended.out + ended.err, (case, ended)
+            assert ended.err.startswith("error: "), (case, ended)
+            assert len(ended.err.strip().splitlines()) == 1, (case, ended)
+            assert all(part in ended.err for part in parts), (case, ended)
+            assert ended.seconds < _MOST_SECONDS, (case, ended)
+            assert ended.peak_kb < _MOST_KB, (case, ended)
+            for what, value in (("seconds", ended.seconds), ("peak_kb", float(ended.peak_kb))):
+                PEAKS[what] = max(PEAKS.get(what, (0.0, "")), (value, case))
+        REFUSED.append(case)
+
+
+def reading(checkpoint: Path) -> Commands:
+    """Returns the commands that read a checkpoint, the last of them as that of a run folder."""
+    folder = checkpoint.parent / "given"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "last.ckpt").symlink_to(checkpoint)
+    return [
+        ("test", "--ckpt", checkpoint),
+        ("predict", "--ckpt", checkpoint),
+        ("--resume", checkpoint),
+        ("--resume", folder),
+    ]
+
+
+def parts(cases: Iterable[str]) -> list[list[str]]:
+    """Returns cases in groups that share a process, since a fork of this one takes longer than most of them."""
+    names = list(cases)
+    return [names[first : first + 12] for first in range(0, len(names), 12)]
+
+
+def slug(name: str) -> str:
+    return name.replace("/", "-")
+
+
+def figures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tells, after the tests of a file, how near to their limits its cases came."""
+    PEAKS.clear()
+    REFUSED.clear()
+    yield
+    if PEAKS:
+        (seconds, slowest), (peak, largest) = PEAKS["seconds"], PEAKS["peak_kb"]
+        limits = f"at most {seconds:.1f} s ({slowest}) and {peak / 1024:.0f} MB ({largest})"
+        write_figure(f"refused in {request.path.name}", f"{len(REFUSED)} cases, {limits}")

@@ -1,0 +1,255 @@
+"""What goes wrong inside of a rank: an exception anywhere, a rank that hangs, a loss that is no number."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Program, forked, ranks_of, result_of, wait_for
+
+from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
+from lit_mnist.cli import main
+from lit_mnist.data.loader import EvaluationBatches, TrainBatches
+from lit_mnist.data.order import train_indices
+from lit_mnist.engines import raw_ddp, single
+from lit_mnist.training import checkpoint_folder, heartbeat
+from lit_mnist.training.checkpoint import read_checkpoint
+from lit_mnist.training.checkpoint_folder import newest_sound
+
+WORDS = (*SMALL, "--devices", 2, "--epochs", 3, "--save-every", 4)
+
+
+class PlantedError(Exception):
+    """What the tests raise."""
+
+
+def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets one rank raise at a place; it writes down when."""
+
+    def fail() -> None:
+        if os.environ.get("RANK") == str(rank):
+            note.write_text(str(time.time()))
+            raise PlantedError(place)
+
+    if place == "loader":
+        cut = TrainBatches.cut
+
+        def failing_cut(self: TrainBatches, batch: int) -> Any:
+            if (self.epoch, batch) == (1, 7):
+                fail()
+            return cut(self, batch)
+
+        monkeypatch.setattr(TrainBatches, "cut", failing_cut)
+    elif place == "validation":
+        batches = EvaluationBatches.__iter__
+
+        def failing_batches(self: EvaluationBatches) -> Iterator[Any]:
+            fail()
+            yield from batches(self)
+
+        monkeypatch.setattr(EvaluationBatches, "__iter__", failing_batches)
+    elif place == "save":
+        write = checkpoint_folder.write_checkpoint
+
+        def failing_write(path: Path, content: Any) -> None:
+            if content["global_step"] > 20:
+                fail()
+            write(path, content)
+
+        monkeypatch.setattr(checkpoint_folder, "write_checkpoint", failing_write)
+
+
+@pytest.mark.parametrize("engine", ["lightning", pytest.param("raw_ddp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("place", "rank"), [("step", 1), ("validation", 1), ("loader", 0), ("save", 0)])
+def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tell: Tell, engine: str, place: str, rank: int
+) -> None:
+    note = program.folder / "raised"
+    fail_at(place, rank, note, monkeypatch)
+    extra = ("--inject", f"raise:rank={rank},step=27") if place == "step" else ()
+    done = program(*WORDS, *extra, "--run-dir", program.folder / "run", engine=engine)
+    ended = time.time()
+    assert done.code == 3, done.err
+    assert re.search(rf"error: Rank {rank} \(process \d+ on \S+\) failed in step \d+:\nTraceback", done.err), done.err
+    *_, last = [line for line in done.err.splitlines() if not line.startswith("The") and line]
+    assert "InjectedError" in last if place == "step" else last.endswith(f"PlantedError: {place}"), done.err
+    assert "onnection" not in done.err
+    if note.exists():
+        seconds = ended - float(note.read_text())
+        assert seconds < 5
+        tell(f"an exception in a rank's {place}, {engine}", f"all ended after {seconds:.1f} s, its own traceback last")
+
+
+@pytest.mark.parametrize(("engine", "victim"), [("lightning", 1), pytest.param("raw_ddp", 0, marks=pytest.mark.slow)])
+def test_a_stopped_rank_is_named_and_given_up_at_the_time_out(
+    program: Program, tell: Tell, engine: str, victim: int
+) -> None:
+    folder = program.folder / "run"
+    with program.started(
+        *SMALL, "--devices", 2, "--epochs", 50, "--run.timeout", 14, "--run-dir", folder, engine=engine
+    ) as group:
+        wait_for(lambda: step_of(folder) > 5, 60, program.folder)
+        # Until it was heard of for the first time.
+        time.sleep(1.5)
+        os.kill(ranks_of(group)[victim], signal.SIGSTOP)
+        began = time.monotonic()
+        wait_for(lambda: "warning" in errors_of(program), 14, program.folder)
+        warned = time.monotonic() - began
+        code, _ = end_of(group, program, 20)
+        ended = time.monotonic() - began
+    told = errors_of(program)
+    assert re.search(rf"warning: Rank {victim} \(process \d+ on \S+\) has not been heard of for 1\d s", told), told
+    assert code == 3
+    assert f"error: Rank {1 - victim} " in told
+    if victim:
+        assert re.search(rf"does not answer\. Rank {victim} \(.*\) has not been heard of", told), told
+    tell("SIGSTOP of a rank", f"named after {warned:.0f} s, given up after {ended:.0f} s with a time-out of 14 s")
+
+
+def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's reading hangs for a while: rank 1 says so on the terminal, and the run goes on."""
+    cut = TrainBatches.cut
+
+    def late(self: TrainBatches, batch: int) -> Any:
+        if os.environ["RANK"] == "0" and (self.epoch, batch) == (0, 5):
+            time.sleep(5.5)
+        return cut(self, batch)
+
+    monkeypatch.setattr(TrainBatches, "cut", late)
+    monkeypatch.setattr(heartbeat, "_SECONDS_UNTIL_LATE", 3.0)
+    # Long enough after the pause for another beat.
+    done = program(*SMALL, "--devices", 2, "--epochs", 8, "--run-dir", program.folder / "run", engine="raw_ddp")
+    assert done.code == 0, done.err
+    assert re.search(r"warning: Rank 0 \(.*\) is late: it has been in step \d for \d s\.", done.err), done.err
+    assert "warning: Rank 0 goes on." in done.err
+
+
+@pytest.mark.parametrize(
+    ("engine", "devices", "flags"),
+    [
+        ("lightning", 2, ()),
+        ("raw_ddp", 2, ("--trainer.accumulate_grad_batches", 3)),
+        ("raw_ddp", 2, ("--precision", "16-mixed")),
+        ("lightning", 2, ("--precision", "16-mixed", "--model.net", "basicnet")),
+        ("single", 1, ()),
+        ("lightning", 1, ("--trainer.gradient_clip_val", 1.0)),
+    ],
+    ids=["lightning", "accumulation", "float16", "lightning-float16", "single", "lightning-alone"],
+)
+def test_a_loss_that_is_no_number_stops_all_ranks_and_names_its_samples(
+    program: Program, engine: str, devices: int, flags: tuple[object, ...]
+) -> None:
+    folder, rank, step = program.folder / "run", devices - 1, 6
+    words = (*SMALL, "--devices", devices, "--save-every", 1, *flags, "--run-dir", folder)
+    done = program(*words, "--inject", f"nan:rank={rank},step={step}", "--max-restarts", devices - 1, engine=engine)
+    assert done.code == 4, done.out + done.err
+    told = re.search(rf"The loss was nan in step {step} on rank {rank}\. Its samples: ([\d, ]+)\.", done.err)
+    assert told, done.err
+    assert "started again" not in done.err
+    accumulate = 3 if "--trainer.accumulate_grad_batches" in flags else 1
+    share = 36 // devices
+    expected: list[int] = []
+    for batch in range((step - 1) * accumulate, step * accumulate):
+        whole = train_indices(42, 0, batch, count=720, batch_size=36)
+        expected += whole[rank * share : (rank + 1) * share].tolist()
+    assert list(map(int, told[1].split(", "))) == expected
+    saved = newest_sound(folder, pytest.fail)
+    assert saved is not None
+    checkpoint = read_checkpoint(saved.path)
+    assert checkpoint["global_step"] == step - 1
+    assert all(bool(torch.isfinite(weight).all()) for weight in checkpoint["state_dict"].values())
+
+
+def test_a_gradient_that_is_not_finite_stops_all_ranks(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is finite, its gradient is not: whose it was cannot be told, since the ranks share it."""
+
+    class Hurt(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+            return logits.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0] * torch.inf
+
+    original, steps = raw_ddp.F.cross_entropy, []
+
+    def hurt(logits: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        steps.append(1)
+        bad = os.environ["RANK"] == "1" and len(steps) == 4
+        return original(Hurt.apply(logits) if bad else logits, *arguments, **named)
+
+    monkeypatch.setattr(raw_ddp.F, "cross_entropy", hurt)
+    folder = program.folder / "run"
+    done = program(*SMALL, "--devices", 2, "--save-every", 1, "--run-dir", folder, engine="raw_ddp")
+    assert done.code == 4, done.err
+    assert "The gradient was not finite in step 4, though every rank's loss was." in done.err
+    saved = newest_sound(folder, pytest.fail)
+    assert saved is not None
+    assert read_checkpoint(saved.path)["global_step"] == 3
+
+
+def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradient are finite, and the step overflows all the same."""
+
+    class Overflowing(torch.optim.SGD):
+        steps = 0
+
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            self.steps += 1
+            if self.steps == 3:
+                self.param_groups[0]["params"][0].data.fill_(torch.inf)
+
+    monkeypatch.setattr(single, "make_optimizer", lambda net, _: Overflowing(net.parameters(), lr=0.01))
+    folder = program.folder / "run"
+    done = program(*SMALL, "--save-every", 1, "--run-dir", folder, engine="single")
+    assert done.code == 4, done.out + done.err
+    assert "A weight was not finite after step 3, which is not saved." in done.err
+    saved = newest_sound(folder, pytest.fail)
+    assert saved is not None
+    assert read_checkpoint(saved.path)["global_step"] == 2
+
+
+def test_two_runs_never_share_a_folder(program: Program) -> None:
+    folder = program.folder / "run"
+    with program.started(*SMALL, "--epochs", 50, "--devices", 2, "--run-dir", folder) as group:
+        wait_for(lambda: step_of(folder) > 1, 60, program.folder)
+        other = Program(program.folder / "other")
+        other.folder.mkdir()
+        done = other(*SMALL, "--run-dir", folder)
+    assert done.code == 2
+    assert f"in use by process {group} on" in done.err
+
+
+def at_once(program: Program, count: int) -> None:
+    words = [str(word) for word in (*SMALL, "--devices", 2, "--max-steps", 2)]
+
+    def work() -> int:
+        os.chdir(program.folder)
+        return main(words)
+
+    with ExitStack() as stack:
+        outputs = [program.folder / f"output-{number}" for number in range(count)]
+        for output in outputs:
+            output.mkdir()
+        groups = [stack.enter_context(forked(work, output)) for output in outputs]
+        codes = [end_of(group, Program(output), 300)[0] for group, output in zip(groups, outputs, strict=True)]
+    assert codes == [0] * count, [(output / "stderr.txt").read_text() for output in outputs]
+    folders = list((program.folder / "runs").iterdir())
+    assert len(folders) == count
+    assert len({result_of(folder)["weights_sha256"] for folder in folders}) == 1
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_runs_started_at_once_do_not_disturb_each_other(program: Program, tell: Tell, count: int) -> None:
+    at_once(program, count)
+    tell("runs of two ranks started at once", f"{count}: no port conflict, folders of their own, the same bits")

@@ -1,0 +1,213 @@
+"""Hostile checkpoints and data: exit code 2 and one message; nothing they name is run or imported, nothing grows."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Program
+
+import lit_mnist
+from faults.conftest import SMALL
+from faults.hostile import ALIASES, CHECKPOINTS
+from faults.limits import assert_refused, figures, limited, parts, reading, slug
+from lit_mnist.training.checkpoint import SECTION, read_checkpoint, write_checkpoint
+
+FILES = Path(lit_mnist.__file__).parent / "data" / "files"
+TINY: tuple[object, ...] = (*SMALL, "--max-steps", 2, "--model.schedule", "constant")
+tell_figures = pytest.fixture(scope="module", autouse=True)(figures)
+
+
+@pytest.mark.parametrize("cases", parts(CHECKPOINTS), ids=lambda cases: cases[0])
+def test_hostile_checkpoints_are_refused(tmp_path: Path, cases: list[str]) -> None:
+    commands = {}
+    for name in cases:
+        path = tmp_path / slug(name) / "hostile.ckpt"
+        path.parent.mkdir()
+        CHECKPOINTS[name](path)
+        commands[slug(name)] = reading(path)
+    assert_refused(limited(commands, tmp_path))
+    assert not Path("/tmp/executed").exists()
+    assert not list(tmp_path.glob("*/runs"))
+
+
+@pytest.fixture(scope="module")
+def trained(shared_program: Program) -> Path:
+    return shared_program.train(*TINY)
+
+
+Change = Callable[[dict[str, Any]], None]
+_MISSING = object()
+
+
+def put(path: str, value: Any) -> Change:
+    """Changes an entry of a checkpoint, or removes it."""
+
+    def change(checkpoint: dict[str, Any]) -> None:
+        part: Any = checkpoint
+        *parents, last = path.split("/")
+        for name in parents:
+            part = part[int(name) if isinstance(part, list) else name]
+        if value is _MISSING:
+            del part[last]
+        else:
+            part[last] = value
+
+    return change
+
+
+def ours(name: str, value: Any) -> Change:
+    return put(f"{SECTION}/{name}", value)
+
+
+def setting(name: str, value: Any) -> Change:
+    return ours(f"experiment/{name}", value)
+
+
+# Written and hashed as this project writes, so that nothing but what they say is wrong with them.
+CONTENTS: dict[str, Change] = {
+    "a callback": setting("trainer/callbacks", [{"class_path": "canary_module.Canary"}]),
+    "a logger": setting("trainer/logger", {"class_path": "canary_module.Canary"}),
+    "a class as the network": setting("model/net", "canary_module.Canary"),
+    "a class path as the network": setting("model/net", {"class_path": "canary_module.Canary"}),
+    "a class path as text": setting("model/net", '{"class_path": "canary_module.Canary"}'),
+    "a class as the precision": ours("precision", "canary_module.Canary"),
+    "a tag": setting("run/save_every", "!!python/object/apply:os.system ['touch executed']"),
+    "aliases in a path": setting("data/root", ALIASES),
+    "aliases in a setting": setting("run/save_every", ALIASES),
+    "a deep text": setting("run/save_every", "[" * 200_000),
+    "a deep path": setting("data/root", "[" * 200_000),
+    "a long list": setting("trainer/devices", list(range(20_000))),
+    "another folder of data": setting("data/root", "/nowhere"),
+    "the root as a folder of data": setting("data/root", "/"),
+    "no text as a key": setting("model", {1: 2}),
+    "a tensor as a setting": setting("model/lr", torch.ones(3)),
+    "no number": setting("model/lr", float("nan")),
+    "endless": setting("data/val_size", float("inf")),
+    "no experiment": ours("experiment", _MISSING),
+    "a text as the experiment": ours("experiment", "x"),
+    "no precision": ours("precision", _MISSING),
+    "a tensor as the format": ours("format", torch.tensor([2, 2])),
+    "a trillion classes": ours("num_classes", 10**12),
+    "no step": put("global_step", _MISSING),
+    "a text as the step": put("global_step", "x"),
+    "a step before the first": put("global_step", -1),
+    "no weights": put("state_dict", {}),
+    "a list of weights": put("state_dict", []),
+    "other weights": put("state_dict/net.fc.bias", torch.zeros(11)),
+    "a number as weights": put("state_dict/net.fc.bias", 3),
+}
+
+
+@pytest.mark.parametrize("cases", parts(CONTENTS), ids=lambda cases: cases[0])
+def test_well_hashed_content_that_is_no_run_s_is_refused(tmp_path: Path, trained: Path, cases: list[str]) -> None:
+    commands = {}
+    for name in cases:
+        content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
+        CONTENTS[name](content)
+        (tmp_path / name).mkdir()
+        write_checkpoint(tmp_path / name / "hostile.ckpt", content)
+        # The first and the last alone: what they say is the same to the others, and each parses it.
+        commands[name] = reading(tmp_path / name / "hostile.ckpt")[::3]
+    assert_refused(limited(commands, tmp_path))
+
+
+def test_what_a_sound_checkpoint_names_beside_its_experiment_is_never_looked_at(tmp_path: Path, trained: Path) -> None:
+    """Lightning takes `_class_path` and `_instantiator` for names of what to import; here they are mere values."""
+    content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
+    names = {"_class_path": "canary_module.Canary", "_instantiator": "canary_module.call", "seed": 3}
+    content |= {**names, "hparams_name": "canary_module.Canary", "hparams_type": "canary_module.Canary"}
+    content["hyper_parameters"] |= names
+    content["callbacks"]["canary_module.Canary"] = names
+    content["datamodule_hyper_parameters"] = content["MNISTDataModule"] = names
+    for name, value in (("inject", "kill:rank=0,step=1"), ("dir", str(tmp_path / "executed")), ("max_restarts", 9)):
+        setting(f"run/{name}", value)(content)
+    # What is asked for by the run of before counts where a training goes on, not where weights are evaluated.
+    setting("trainer/devices", 100_000)(content)
+    setting("data/eval_batch_size", 10**9)(content)
+    write_checkpoint(tmp_path / "odd.ckpt", content)
+    found = limited(
+        {
+            "sound": [
+                ("test", "--ckpt", tmp_path / "odd.ckpt", "--run-dir", "tested"),
+                ("--resume", tmp_path / "odd.ckpt", "--devices", 1, "--run-dir", "resumed"),
+            ],
+            "100 000 devices": [("--resume", tmp_path / "odd.ckpt")],
+        },
+        tmp_path,
+    )
+    assert [ended.code for ended in found.pop("sound")] == [0, 0], found
+    assert_refused(found, "100000 ranks")
+
+
+def test_torch_s_variable_changes_no_command(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That all these commands refuse what it would let in is tested with each hostile file."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    folder = program.folder / "run"
+    for words in (
+        ("fit", *SMALL, "--max-steps", 2, "--model.schedule", "constant", "--run-dir", folder),
+        ("test", "--ckpt", folder),
+        ("predict", "--ckpt", folder),
+        ("--resume", folder, "--max-steps", 3),
+    ):
+        done = program(*words)
+        assert done.code == 0, (words, done.out + done.err)
+
+
+@pytest.mark.slow
+def test_torch_s_variable_changes_no_comparison(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    done = program("compare", "--engines", "single", *SMALL, "--max-steps", 2, "--repeats", 1, "--timed-steps", 21)
+    assert done.code == 0, done.out + done.err
+
+
+def _bomb() -> bytes:
+    return gzip.compress(bytes(200 << 20), 1)
+
+
+DATA: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "truncated": ("train-labels-idx1-ubyte.gz", lambda content: content[: len(content) // 2]),
+    "a flipped bit": ("t10k-images-idx3-ubyte.gz", lambda content: content[:5000] + b"?" + content[5001:]),
+    "other labels": ("t10k-labels-idx1-ubyte.gz", lambda content: gzip.compress(gzip.decompress(content)[::-1])),
+    "a bomb": ("t10k-labels-idx1-ubyte.gz", lambda _: _bomb()),
+}
+
+
+def test_damaged_data_are_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    commands = {}
+    for case, (name, change) in DATA.items():
+        root = raw(tmp_path / case)
+        content = (root / name).read_bytes()
+        (root / name).unlink()
+        (root / name).write_bytes(change(content))
+        commands[case] = [(*SMALL, "--devices", 2, "--data.root", tmp_path / case)]
+    found = limited(commands, tmp_path)
+    assert_refused(found, "is not MNIST's")
+    assert all(DATA[case][0] in ended.err for case in found for ended in found[case])
+    assert not list(tmp_path.glob("*/runs"))
+
+
+def raw(folder: Path) -> Path:
+    """Makes a folder of the official files, and returns where they lie."""
+    root = folder / "MNIST" / "raw"
+    root.mkdir(parents=True)
+    for path in FILES.glob("*.gz"):
+        (root / path.name).symlink_to(path)
+    return root
+
+
+def test_a_stray_file_of_tensors_is_never_loaded(tmp_path: Path) -> None:
+    """Torchvision's class once read it, and unpickled what it held."""
+    raw(tmp_path / "with")
+    for case in ("with", "without"):
+        (tmp_path / case / "MNIST" / "processed").mkdir(parents=True)
+        for name in ("training.pt", "test.pt"):
+            CHECKPOINTS["legacy pickle"](tmp_path / case / "MNIST" / "processed" / name)
+    words = {case: [(*SMALL, "--max-steps", 1, "--data.root", tmp_path / case)] for case in ("with", "without")}
+    found = limited(words, tmp_path)
+    assert found.pop("with")[0].code == 0
+    assert_refused(found, "MNIST is not in")

@@ -1,0 +1,265 @@
+"""A save that is killed, or that finds no room: at every moment a sound checkpoint is there."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Program, result_of, wait_for
+
+from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
+from faults.ptrace import AVAILABLE, run_until
+from lit_mnist.training.checkpoint import read_checkpoint
+from lit_mnist.training.checkpoint_folder import CheckpointFolder, newest_sound
+from lit_mnist.training.run_folder import RunFolder
+
+
+def newest(folder: Path) -> dict[str, Any]:
+    """Returns the newest checkpoint of a run folder, which must be there and sound."""
+    found = newest_sound(folder, pytest.fail)
+    assert found is not None
+    return read_checkpoint(found.path)
+
+
+@pytest.fixture
+def trained(program: Program) -> Path:
+    """A run that was killed in its second epoch, with its last, an older and its best checkpoint."""
+    folder = program.folder / "trained"
+    words = (*SMALL, "--epochs", 2, "--save-every", 7, "--inject", "kill:rank=0,step=37")
+    assert program(*words, "--run-dir", folder).code == -signal.SIGKILL
+    return folder
+
+
+def saving(folder: Path, step: int, *, is_best: bool) -> Callable[[], None]:
+    """Returns what puts a run's next checkpoint on the disk, as its keeper does."""
+    content = newest(folder)
+    files = CheckpointFolder(folder / "checkpoints", keep=2, last_step=content["global_step"])
+    return lambda: files.put({**content, "global_step": step}, step, is_best=is_best)
+
+
+def check(folder: Path, before: int, step: int) -> None:
+    """Checks a folder after a save that was killed, and takes it up as a next start does."""
+    assert newest(folder)["global_step"] in {before, step}
+    RunFolder.claim(folder, writes=(), folders=("checkpoints",), resumed=True)
+    left = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert all(name.endswith(".ckpt") and not name.startswith(".") for name in left), left
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="ptrace is Linux's")
+@pytest.mark.parametrize(
+    ("every", "elsewhere"),
+    [(3, False), pytest.param(1, False, marks=pytest.mark.slow), pytest.param(1, True, marks=pytest.mark.slow)],
+)
+def test_a_save_killed_at_any_system_call_leaves_a_sound_checkpoint(
+    trained: Path, tell: Tell, every: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if elsewhere:
+        monkeypatch.setenv("TMPDIR", "/dev/shm")
+    before, stop, killed = newest(trained)["global_step"], 0, 0
+    work = saving(trained, before + 1, is_best=False)
+    while run_until(work, stop) is None:
+        check(trained, before, before + 1)
+        # Back to the state of before, so that each save is the same one.
+        if newest(trained)["global_step"] != before:
+            older = trained / "checkpoints" / f"step-{before:08d}.ckpt"
+            older.replace(trained / "checkpoints" / "last.ckpt")
+        killed += 1
+        stop += every
+    assert killed > 40 // every
+    assert newest(trained)["global_step"] == before + 1
+    tell(
+        "SIGKILL at every system call of a save",
+        f"killed at {killed} places before and after {stop // 2} calls, always a sound one",
+    )
+
+
+def killed_at_instants(folder: Path, count: int, seed: int) -> int:
+    """Saves until `count` saves were killed before their end, at random instants; returns how many there were."""
+    drawn, killed, saves, whole = random.Random(seed), 0, 0, 0.0
+    while killed < count:
+        before = newest(folder)["global_step"]
+        work = saving(folder, before + 1, is_best=saves % 3 == 0)
+        child = os.fork()
+        if child == 0:
+            work()
+            os._exit(0)
+        began = time.monotonic()
+        if saves:
+            time.sleep(drawn.uniform(0, whole))
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        # The first is left alone, and tells how long a save takes.
+        whole = whole or time.monotonic() - began
+        killed += os.WIFSIGNALED(status)
+        saves += 1
+        check(folder, before, before + 1)
+    return saves
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.slow)])
+def test_a_save_killed_at_any_instant_leaves_a_sound_checkpoint(trained: Path, tell: Tell, count: int) -> None:
+    saves = killed_at_instants(trained, count, seed=4)
+    tell("SIGKILL at random instants of a save", f"{count} killed before their end, of {saves}: always a sound one")
+
+
+def test_the_newest_are_kept_and_the_best(program: Program) -> None:
+    folder = program.train(*SMALL, "--epochs", 2, "--save-every", 3, "--keep", 3)
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert names == ["best.ckpt", "last.ckpt", "step-00000036.ckpt", "step-00000039.ckpt"]
+    assert newest(folder)["global_step"] == 40
+    alone = program.train(*SMALL, "--save-every", 3, "--keep", 1)
+    assert sorted(path.name for path in (alone / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+@pytest.mark.parametrize(("engine", "devices"), [("lightning", 2), ("single", 1)])
+def test_checkpoints_are_saved_by_time(program: Program, engine: str, devices: int) -> None:
+    folder = program.folder / "run"
+    words = (*SMALL, "--data.train_size", 36000, "--save-every", "0.4s", "--keep", 1000, "--devices", devices)
+    with program.started(*words, "--run-dir", folder, engine=engine) as group:
+        wait_for(lambda: len(list((folder / "checkpoints").glob("step-*"))) > 2, 60, program.folder)
+        os.kill(group, signal.SIGTERM)
+        assert end_of(group, program, 20)[0] == 143
+    steps = [int(path.stem[5:]) for path in sorted((folder / "checkpoints").glob("step-*"))]
+    # Well before the epoch's end, at step 1000.
+    assert steps[2] < 1000, steps
+
+
+@pytest.mark.parametrize("damage", ["last", "all"])
+def test_a_damaged_checkpoint_is_named_and_passed_over(program: Program, trained: Path, damage: str) -> None:
+    whole = result_of(program.train(*SMALL, "--epochs", 2))["weights_sha256"]
+    for path in sorted((trained / "checkpoints").iterdir()):
+        if damage == "all" or path.name == "last.ckpt":
+            content = path.read_bytes()
+            # A name of its own, since the best may be the same file.
+            path.unlink()
+            path.write_bytes(content[:-500])
+    done = program("--resume", trained)
+    if damage == "all":
+        assert done.code == 2
+        assert "holds no sound checkpoint" in done.err
+        return
+    assert done.code == 0, done.err
+    assert re.search(r"warning: \S+last\.ckpt is ", done.out)
+    assert "It is passed over" in done.out
+    assert "going on from" in done.out
+    assert result_of(trained)["weights_sha256"] == whole
+
+
+@contextmanager
+def small_disk(place: Path, size: str) -> Iterator[Path]:
+    """A file system of its own in memory; it takes root to make one."""
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("no file system can be mounted here (it takes root)")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_full_disk_is_refused_at_the_start(program: Program) -> None:
+    with small_disk(program.folder / "disk", "500k") as disk:
+        began = time.monotonic()
+        done = program(*SMALL, "--devices", 2, "--run-dir", disk / "run")
+        assert time.monotonic() - began < 10
+    assert done.code == 2
+    assert "cannot be written: No space left on device" in done.err
+    assert "Traceback" not in done.err
+
+
+def fill(path: Path) -> None:
+    """Writes a file until there is no room left."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
+    with small_disk(program.folder / "disk", "4m") as disk:
+        folder = disk / "run"
+        words = (*SMALL, "--epochs", 50, "--devices", 2, "--save-every", 5, "--run-dir", folder)
+        with program.started(*words) as group:
+            wait_for(lambda: step_of(folder) > 22, 60, program.folder)
+            fill(disk / "others")
+            code, _ = end_of(group, program, 30)
+        assert code == 2, errors_of(program)
+        assert "No space left on device" in errors_of(program) or "cannot be written" in errors_of(program)
+        assert "Traceback" not in errors_of(program)
+        assert newest(folder)["global_step"] >= 20
+        assert "The newest sound checkpoint, after step" in errors_of(program)
+
+
+def test_a_folder_made_read_only_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
+    folder = program.folder / "run"
+    words = (*SMALL, "--epochs", 50, "--devices", 2, "--save-every", 5, "--run-dir", folder)
+    checkpoints = folder / "checkpoints"
+    with program.started(*words) as group:
+        wait_for(lambda: step_of(folder) > 12, 60, program.folder)
+        if subprocess.run(["mount", "--bind", checkpoints, checkpoints], capture_output=True, check=False).returncode:
+            pytest.skip("no folder can be mounted read-only here (it takes root)")
+        try:
+            subprocess.run(["mount", "-o", "remount,ro,bind", checkpoints], check=True)
+            code, _ = end_of(group, program, 30)
+            assert newest(folder)["global_step"] >= 10
+        finally:
+            subprocess.run(["umount", "-l", checkpoints], check=True)
+    assert code == 2, errors_of(program)
+    assert "Read-only file system" in errors_of(program)
+    assert "Traceback" not in errors_of(program)
+
+
+def test_a_read_only_folder_is_refused_at_the_start(program: Program, trained: Path) -> None:
+    checkpoints = trained / "checkpoints"
+    if subprocess.run(["mount", "--bind", checkpoints, checkpoints], capture_output=True, check=False).returncode:
+        pytest.skip("no folder can be mounted read-only here (it takes root)")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", checkpoints], check=True)
+        done = program("--resume", trained)
+    finally:
+        subprocess.run(["umount", "-l", checkpoints], check=True)
+    assert done.code == 2
+    assert "cannot be written: Read-only file system" in done.err
+
+
+def test_where_there_are_no_hard_links_a_copy_is_made(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    before = newest(trained)["global_step"]
+    saving(trained, before + 1, is_best=True)()
+    names = sorted(path.name for path in (trained / "checkpoints").iterdir())
+    assert names == ["best.ckpt", "last.ckpt", f"step-{before:08d}.ckpt"]
+    assert newest(trained)["global_step"] == before + 1
+
+
+def test_a_checkpoint_of_an_older_format_is_named(program: Program, trained: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_mnist.training.checkpoint.FORMAT", 1)
+        content = newest_of_any_format(trained)
+        content["lit_mnist"]["format"] = 1
+        shutil.rmtree(trained / "checkpoints")
+        (trained / "checkpoints").mkdir()
+        CheckpointFolder(trained / "checkpoints", keep=1).put(content, 24, is_best=False)
+    done = program("--resume", trained)
+    assert done.code == 2
+    assert "has format 1, but this version reads format 2" in done.out + done.err
+
+
+def newest_of_any_format(folder: Path) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_mnist.training.checkpoint.FORMAT", 2)
+        return newest(folder)

@@ -1,0 +1,175 @@
+"""SIGTERM, SIGINT and SIGUSR1 to the launcher or to any rank: all stop at one step, save, and tell the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Program, processes_of, ranks_of, result_of, run_forked, wait_for
+
+from faults.conftest import SMALL, Tell, end_of, errors_of, kill, step_of
+from lit_mnist import launch
+from lit_mnist.cli import main
+from lit_mnist.engines import lightning as lightning_engine
+from lit_mnist.stop import STOP
+from lit_mnist.training.checkpoint_folder import newest_sound
+
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138}
+
+
+def saved_step(folder: Path) -> int:
+    """Returns the step of a run's newest checkpoint, which must be sound; 0 where there is none."""
+    saved = newest_sound(folder, pytest.fail)
+    return saved.step if saved else 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "devices", "signum", "to"),
+    [
+        ("lightning", 2, signal.SIGTERM, "launcher"),
+        ("lightning", 2, signal.SIGTERM, "1"),
+        ("lightning", 1, signal.SIGUSR1, "launcher"),
+        ("raw_ddp", 2, signal.SIGINT, "launcher"),
+        ("raw_ddp", 3, signal.SIGTERM, "0"),
+        ("single", 1, signal.SIGTERM, "launcher"),
+    ],
+)
+def test_a_signal_stops_all_ranks_at_one_step_that_is_saved(
+    program: Program, tell: Tell, engine: str, devices: int, signum: signal.Signals, to: str
+) -> None:
+    folder = program.folder / "run"
+    words = (*SMALL, "--epochs", 50, "--devices", devices, "--run-dir", folder)
+    with program.started(*words, engine=engine) as group:
+        metrics = folder / "metrics.csv"
+        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1, 60, program.folder)
+        time.sleep(0.3)
+        os.kill(group if to == "launcher" else ranks_of(group)[int(to)], signum)
+        code, seconds = end_of(group, program, 20)
+    assert code == CODES[signum], errors_of(program)
+    assert seconds < 10
+    told = re.search(rf"error: Stopped by {signum.name} after step (\d+)\.", errors_of(program))
+    assert told, errors_of(program)
+    assert saved_step(folder) == int(told[1]) > 0
+    assert "Traceback" not in errors_of(program)
+    tell(f"{signum.name} to {to} of {devices}, {engine}", f"exit {code} after {seconds:.1f} s")
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(program: Program) -> None:
+    folder = program.folder / "run"
+    words = (*SMALL, "--epochs", 3, "--devices", 2, "--data.augment", "affine")
+    with program.started(*words, "--run-dir", folder) as group:
+        wait_for(lambda: step_of(folder) > 25, 60, program.folder)
+        os.kill(group, signal.SIGTERM)
+        code, _ = end_of(group, program, 20)
+    assert code == 143
+    done = program("--resume", folder)
+    assert done.code == 0, done.err
+    whole = program.train(*words)
+    for key in ("weights_sha256", "test", "validation", "steps"):
+        assert result_of(folder)[key] == result_of(whole)[key]
+
+
+def at_random_moments(program: Program, count: int, seed: int, *, devices: int) -> Counter[str]:
+    """Sends SIGTERM to a launcher or a rank at random moments of whole short runs; returns what came of it."""
+    drawn, seen = random.Random(seed), Counter[str]()
+    words = (*SMALL, "--epochs", 2, "--devices", devices, "--save-every", 4)
+    began = time.monotonic()
+    program.train(*words)
+    whole = time.monotonic() - began
+    for number in range(count):
+        folder = program.folder / f"stopped-{number}"
+        with program.started(*words, "--run-dir", folder) as group:
+            time.sleep(drawn.uniform(0, whole))
+            ranks = list(ranks_of(group).values())
+            phase = "in a step" if step_of(folder) else "outside of steps"
+            kill(drawn.choice([group, *ranks]), signal.SIGTERM)
+            code, seconds = end_of(group, program, 20)
+        assert seconds < 10, f"{seconds} s"
+        metrics = folder / "metrics.csv"
+        trained = metrics.exists() and len(metrics.read_text().splitlines()) > 1
+        if (folder / "result.json").exists():
+            # The signal came after the work was done, perhaps to a rank that had ended already.
+            assert code in {0, 143}, errors_of(program)
+            phase = "at the end"
+        else:
+            # Before Python has set a handler the kernel ends the process by the signal itself.
+            assert code in {143, -signal.SIGTERM}, (code, errors_of(program))
+            # Of this program: a child of a library's that loses its parent may complain, too.
+            assert '.py", line' not in errors_of(program)
+        if trained:
+            assert saved_step(folder) > 0
+        seen[phase] += 1
+    return seen
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+def test_sigterm_at_random_moments_ends_a_run_well(program: Program, tell: Tell, count: int) -> None:
+    seen = at_random_moments(program, count, seed=3, devices=2)
+    told = ", ".join(f"{number} {phase}" for phase, number in sorted(seen.items()))
+    tell("SIGTERM at random moments", f"{count} runs ({told}): exit 143, each sound, no hang")
+
+
+def test_a_rank_that_does_not_stop_is_killed_in_time(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_SECONDS_TO_STOP", 3.0)
+    folder = program.folder / "run"
+    with program.started(*SMALL, "--epochs", 50, "--devices", 2, "--run-dir", folder) as group:
+        wait_for(lambda: step_of(folder) > 5, 60, program.folder)
+        os.kill(ranks_of(group)[1], signal.SIGSTOP)
+        os.kill(group, signal.SIGTERM)
+        code, seconds = end_of(group, program, 20)
+    assert code == 143, errors_of(program)
+    assert 3 < seconds < 6
+
+
+def test_lightning_leaves_signals_and_steps_alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's handler of SIGTERM is not there, nor does a step broadcast anything to look for one."""
+    original = lightning_engine._trainer
+
+    def watched(*arguments: Any) -> Any:
+        trainer: Any = original(*arguments)
+
+        def on_train_batch_start(*_: object) -> None:
+            assert signal.getsignal(signal.SIGTERM) == STOP._come
+
+        trainer.callbacks[0].on_train_batch_start = on_train_batch_start
+        return trainer
+
+    monkeypatch.setattr(lightning_engine, "_trainer", watched)
+    folder = program.train(*SMALL, "--devices", 2, "--max-steps", 14, "--run.trace", "traffic")
+    traffic = json.loads((folder / "trace" / "rank-0.json").read_text())["traffic"]
+    assert traffic["collectives"]
+    assert not [name for name in traffic["collectives"] if "broadcast" in name]
+
+
+def test_a_second_signal_changes_nothing(program: Program) -> None:
+    folder = program.folder / "run"
+    with program.started(*SMALL, "--epochs", 50, "--devices", 2, "--run-dir", folder) as group:
+        wait_for(lambda: step_of(folder) > 5, 60, program.folder)
+        for pid in (group, *processes_of(group)):
+            kill(pid, signal.SIGINT)
+        kill(group, signal.SIGINT)
+        code, _ = end_of(group, program, 20)
+    assert code == 130, errors_of(program)
+    assert saved_step(folder) > 5
+
+
+def test_other_commands_are_ended_at_once(program: Program) -> None:
+    trained = program.train(*SMALL, "--max-steps", 2)
+
+    def interrupted() -> int:
+        os.chdir(program.folder)
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        return main(["test", "--ckpt", str(trained), "--data.eval_batch_size", "1", "--run-dir", "other"])
+
+    done = run_forked(interrupted, program.folder, 20)
+    assert done.code == 143, done.err
+    assert "error: Stopped by SIGTERM" in done.err
