@@ -30,7 +30,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m lit_mnist.bench
+	$(BIN)/python train.py bench
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -64,6 +64,10 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
             from lit_mnist.compare.command import compare
 
             return compare(words[1:], command=_command(argv))
+        if words[:1] == ["bench"] and engine == "lightning":
+            from lit_mnist.bench.command import bench
+
+            return bench(words[1:], command=_command(argv))
         line = read_command_line(words)
         prepared = prepare(line, engine=engine, command=_command(argv))
         job = prepared.job

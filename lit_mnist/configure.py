@@ -70,7 +70,7 @@ class ExperimentCLI(LightningCLI):
                 "exit_on_error": False,
                 # A flag that is nearly right is refused, not guessed at.
                 "allow_abbrev": False,
-                "prog": "train.py [fit|validate|test|predict|compare]",
+                "prog": "train.py [fit|validate|test|predict|compare|bench]",
                 "description": _help(),
             },
             args=arguments,
@@ -245,7 +245,7 @@ def _help() -> str:
     flags = ", ".join(f"{short} = {long}" for short, long in SHORT_FLAGS.items())
     return (
         "Trains, and then tests the best weights on the whole test set. "
-        f"Commands: fit, validate, test, predict, compare. Short flags: {flags}. "
+        f"Commands: fit, validate, test, predict, compare, bench. Short flags: {flags}. "
         "For validate, test and predict: --ckpt RUN_DIR_OR_CKPT; for predict: --images PATH ...; "
         "for compare: --engines all|NAME,NAME,... --repeats N --timed-steps N --features true|false."
     )

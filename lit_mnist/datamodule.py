@@ -106,5 +106,6 @@ class MNISTDataModule(LightningDataModule):
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
             batch_size=self.settings.eval_batch_size,
+            settings=self.settings,
             dtype=self._dtype,
         )

@@ -96,6 +96,9 @@ class DataSettings:
         max_shift: Largest shift in pixels, each way, of `shift` and `affine`.
         max_rotate: Largest rotation in degrees, each way, of `affine`.
         max_scale: Largest relative change of size of `affine`: 0.1 is from 0.9 to 1.1.
+        pipeline: `batched`: pictures become a float batch in one step; `per_sample`: each is turned by itself, by PIL
+            and torchvision, as the classic scripts do: slower, and equal up to rounding.
+        workers: Processes of each rank that load ahead, with `per_sample`; 0: the rank itself turns the samples.
     """
 
     name: Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "emnist"] = "mnist"
@@ -111,6 +114,8 @@ class DataSettings:
     max_shift: int = 2
     max_rotate: float = 10.0
     max_scale: float = 0.1
+    pipeline: Literal["batched", "per_sample"] = "batched"
+    workers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "train_size", "test_size"):
@@ -120,6 +125,11 @@ class DataSettings:
         _require(0 <= self.max_shift <= 14, f"data.max_shift must be from 0 to 14 pixels, but is {self.max_shift}.")
         _require(0 <= self.max_rotate <= 180, f"data.max_rotate must be from 0 to 180, but is {self.max_rotate}.")
         _require(0 <= self.max_scale < 1, f"data.max_scale must be at least 0 and below 1, but is {self.max_scale}.")
+        _require(0 <= self.workers <= 64, f"data.workers must be from 0 to 64, but is {self.workers}.")
+        _require(
+            self.workers == 0 or self.pipeline == "per_sample",
+            f"data.workers {self.workers} needs data.pipeline per_sample: whole batches are cut without workers.",
+        )
 
 
 @dataclass(frozen=True)
@@ -195,7 +205,7 @@ class RunSettings:
         launcher: `agent`: torch's elastic agent starts the ranks of this machine; `spawn`: torch.multiprocessing.spawn.
         servers: Ranks that also are parameter servers, for the engine `parameter_server`.
         trace: What each rank writes down in `trace/`: `none`; `steps`: what it trains on and what comes out, step by
-            step; `traffic`: also what it sends, over a few steps.
+            step; `traffic`: also what it sends, over a few steps; `times`: how long each part of a step takes.
         trace_step: A step after which the trace keeps whole weights, and not only their digests.
     """
 
@@ -209,7 +219,7 @@ class RunSettings:
     threads: int | None = None
     launcher: Literal["agent", "spawn"] = "agent"
     servers: int = 1
-    trace: Literal["none", "steps", "traffic"] = "none"
+    trace: Literal["none", "steps", "traffic", "times"] = "none"
     trace_step: int | None = None
 
     def __post_init__(self) -> None:

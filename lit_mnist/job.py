@@ -103,6 +103,7 @@ class Job:
             rank=rank.rank,
             world_size=rank.world_size,
             batch_size=self.experiment.data.eval_batch_size,
+            settings=self.experiment.data,
             dtype=weight_dtype(self.precision),
         )
 

@@ -35,6 +35,7 @@ _MAY_CHANGE = {
     "trainer.max_steps",
     "data.root",
     "data.eval_batch_size",
+    "data.workers",
 }
 
 

@@ -9,6 +9,8 @@
    Noticed by `test_every_way_to_initialise_is_used_with_its_time_out` in tests/test_collectives.py.
 3. Lightning's handler of SIGTERM and its broadcast at each step: `leave_signals_alone` takes both away. Noticed by
    `test_lightning_leaves_signals_and_steps_alone` in tests/faults/test_signals.py.
+4. DDP's own measurements, which are a prototype of torch's: `measure_every_step` and `hidden_all_reduce_ms`. Noticed by
+   `test_all_parts_are_timed_and_make_up_the_step` in tests/test_waterfall.py.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.stop import STOP, blocked
 
@@ -140,3 +143,18 @@ def timeout_in_force() -> float:
     group = dist.group.WORLD
     assert group is not None
     return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+
+
+def measure_every_step(model: DistributedDataParallel) -> None:
+    """Lets DDP measure its communication in each step, instead of in each hundredth: a prototype of torch's."""
+    model._set_ddp_runtime_logging_sample_rate(1)
+
+
+def hidden_all_reduce_ms(model: DistributedDataParallel) -> float | None:
+    """Returns how long gradients travelled while others were computed, in milliseconds per step, as DDP measures it."""
+    found = model._get_ddp_logging_data()
+    if found.get("num_buckets_reduced") == 1:
+        # It leaves with the last gradient: what DDP counts is the time that its launch takes.
+        return 0.0
+    hidden = found.get("avg_backward_compute_comm_overlap_time")
+    return None if hidden is None else float(hidden) / 1e6

@@ -24,11 +24,18 @@ from lit_mnist.training.precision import UsedPrecision, needs_scaler, resolve_pr
 
 
 class PortableLayerSync(LayerSync):
-    """Synchronised batch norm for the backends that torch's own refuses."""
+    """Synchronised batch norm for the backends that torch's own refuses.
+
+    Args:
+        timeout: Seconds that a rank waits for the others.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Replaces every batch norm by one over all ranks."""
-        return sync_batch_norm(model, "cpu")
+        return sync_batch_norm(model, "cpu", self.timeout)
 
     def revert(self, model: nn.Module) -> nn.Module:
         """Undoes `apply`."""
@@ -77,7 +84,7 @@ class LitTrainer(Trainer):
         synced = several and sync_batchnorm is not False
         plugins: list[Any] = [precision_plugin(resolve_precision(precision, found.kind), found.kind)]
         if synced:
-            plugins.append(TorchSyncBatchNorm() if found.kind == "cuda" else PortableLayerSync())
+            plugins.append(TorchSyncBatchNorm() if found.kind == "cuda" else PortableLayerSync(timeout))
         if several and launched_from_outside():
             plugins.append(TorchElasticEnvironment())
         super().__init__(

@@ -9,7 +9,7 @@ import torch
 
 from lit_mnist.job import Job
 from lit_mnist.offer import load_engine
-from lit_mnist.ranks import Rank
+from lit_mnist.ranks import Rank, keep_memory
 from lit_mnist.reports import SITUATION
 from lit_mnist.training.checkpoint_folder import newest_sound
 
@@ -19,6 +19,7 @@ def do_job(job: Job, rank: Rank) -> None:
     # Lightning, Fabric and Accelerate set a number of their own where the variable is absent.
     os.environ["OMP_NUM_THREADS"] = str(job.threads)
     torch.set_num_threads(job.threads)
+    keep_memory()
     if job.experiment.trainer.deterministic:
         # Without it cuBLAS refuses to be deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -106,7 +106,7 @@ def epoch_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def batch_norm_not_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric, "sync_batch_norm", lambda net, _: net)
+    monkeypatch.setattr(fabric, "sync_batch_norm", lambda net, *_: net)
 
 
 def loss_not_averaged(monkeypatch: pytest.MonkeyPatch) -> None:

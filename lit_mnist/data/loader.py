@@ -1,10 +1,14 @@
-"""Batches cut from pictures in memory: index, convert, augment, normalise, each in one vectorised step per batch."""
+"""Batches cut from pictures in memory: index, convert, augment, normalise, each in one vectorised step per batch.
+
+Where the experiment asks for the classic way, sample by sample, `per_sample.py` makes the pictures instead.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +19,9 @@ from lit_mnist.data.order import Indices, evaluation_rows, rank_rows, train_indi
 from lit_mnist.data.randomness import Draw
 from lit_mnist.experiment import DataSettings
 from lit_mnist.plan import Plan
+
+if TYPE_CHECKING:
+    from lit_mnist.data.per_sample import Augment
 
 # Mean and standard deviation of MNIST's training pixels as shares of 255; the whole family is brought to this scale.
 PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
@@ -57,7 +64,7 @@ class TrainBatches:
     Args:
         split: The training samples.
         plan: Size and number of the micro-batches.
-        settings: Kind and strength of the augmentation.
+        settings: Kind and strength of the augmentation, and which way the pictures are made.
         seed: The experiment's seed.
         epoch: The epoch, from 0.
         rank: This rank.
@@ -90,24 +97,35 @@ class TrainBatches:
         return self.plan.batches_in_epoch(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in range(self.first, len(self)):
-            yield self.cut(batch)
+        batches = range(self.first, len(self))
+        if self.settings.pipeline == "batched":
+            yield from map(self.cut, batches)
+            return
+        chosen = [self._indices(batch) for batch in batches]
+        change = partial(augment, settings=self.settings, seed=self.seed, epoch=self.epoch)
+        made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype, change)
+        for batch, indices, (images, targets) in zip(batches, chosen, made, strict=True):
+            yield self._batch(batch, indices, images, targets)
 
     def cut(self, batch: int) -> Batch:
-        """Returns one micro-batch of the epoch."""
-        plan = self.plan
-        whole = train_indices(self.seed, self.epoch, batch, count=len(self.split), batch_size=plan.batch_size)
-        indices = whole[self.rows]
+        """Returns one micro-batch of the epoch, made in whole batches."""
+        indices = self._indices(batch)
         images = _pictures(self.split, indices, self.dtype)
         images = augment(images, indices, settings=self.settings, seed=self.seed, epoch=self.epoch)
+        return self._batch(batch, indices, normalise(images), self.split.labels[torch.from_numpy(indices.copy())])
+
+    def _indices(self, batch: int) -> Indices:
+        size = self.plan.batch_size
+        return train_indices(self.seed, self.epoch, batch, count=len(self.split), batch_size=size)[self.rows]
+
+    def _batch(self, batch: int, indices: Indices, images: torch.Tensor, targets: torch.Tensor) -> Batch:
         draw = Draw(
             seed=self.seed,
-            number=self.epoch * plan.batches_per_epoch + batch,
-            size=plan.batch_size,
+            number=self.epoch * self.plan.batches_per_epoch + batch,
+            size=self.plan.batch_size,
             rows=torch.arange(self.rows.start, self.rows.stop),
         )
-        chosen = torch.from_numpy(indices.copy())
-        return Batch(normalise(images), self.split.labels[chosen], chosen, draw)
+        return Batch(images, targets, torch.from_numpy(indices.copy()), draw)
 
 
 class EvaluationBatches:
@@ -118,28 +136,56 @@ class EvaluationBatches:
         rank: This rank.
         world_size: Number of ranks.
         batch_size: Samples of a batch; the last may be smaller.
+        settings: Which way the pictures are made; by default in whole batches.
         dtype: Floating-point type of the pictures.
     """
 
     def __init__(
-        self, split: Split, *, rank: int, world_size: int, batch_size: int, dtype: torch.dtype = torch.float32
+        self,
+        split: Split,
+        *,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        settings: DataSettings | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.split = split
         self.rows = evaluation_rows(len(split), rank, world_size)
         self.batch_size = batch_size
+        self.settings = settings or DataSettings()
         self.dtype = dtype
 
     def __len__(self) -> int:
         return math.ceil((self.rows.stop - self.rows.start) / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        for start in range(self.rows.start, self.rows.stop, self.batch_size):
-            indices = np.arange(start, min(start + self.batch_size, self.rows.stop))
-            images = normalise(_pictures(self.split, indices, self.dtype))
-            chosen = torch.from_numpy(indices)
-            yield Batch(images, self.split.labels[chosen], chosen, None)
+        starts = range(self.rows.start, self.rows.stop, self.batch_size)
+        chosen = [np.arange(start, min(start + self.batch_size, self.rows.stop)) for start in starts]
+        if self.settings.pipeline == "batched":
+            yield from map(self._cut, chosen)
+            return
+        made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype)
+        for indices, (images, targets) in zip(chosen, made, strict=True):
+            yield Batch(images, targets, torch.from_numpy(indices), None)
+
+    def _cut(self, indices: Indices) -> Batch:
+        images = normalise(_pictures(self.split, indices, self.dtype))
+        rows = torch.from_numpy(indices)
+        return Batch(images, self.split.labels[rows], rows, None)
 
 
 def _pictures(split: Split, indices: Indices, dtype: torch.dtype) -> torch.Tensor:
     """Returns the samples' pixels from 0 to 255 as floats, [batch, 1, height, width]."""
     return split.images[torch.from_numpy(indices.copy())].unsqueeze(1).to(dtype)
+
+
+def _one_by_one(
+    split: Split, chosen: Sequence[Indices], workers: int, dtype: torch.dtype, change: Augment | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields the pictures and classes of each batch, made sample by sample."""
+    # It imports torchvision, which takes more than a second: only who asks for this way waits for it.
+    from lit_mnist.data.per_sample import Samples, load_batches
+
+    samples = Samples(split, mean=PIXEL_MEAN, std=PIXEL_STD, dtype=dtype, augment=change)
+    return load_batches(samples, chosen, workers)

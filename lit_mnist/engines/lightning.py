@@ -43,7 +43,7 @@ def run(job: Job, rank: Rank) -> None:
     experiment = job.experiment
     device = job.devices.of(rank)
     clock = StepClock(job.plan.batch_size * job.plan.accumulate, job.first_process)
-    _quieten()
+    quieten()
     if rank.world_size > 1 and (store := meeting_point(rank, experiment.run.timeout)):
         # Under torchrun, whose restarts Lightning would mistake for one another; it takes the group that it finds.
         dist.init_process_group(
@@ -154,12 +154,10 @@ def _take_weights(module: LitClassifier, path: Path, rank: Rank) -> None:
             dist.broadcast(tensor, src=0)
 
 
-def _quieten() -> None:
+def quieten() -> None:
     """Leaves out what Lightning says of every run; warnings stay."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # The project's loaders cut batches from memory: worker processes would only slow them down.
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     # The figures are put together over the ranks before they are logged.
     warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
     # The loaders take their position from the step.

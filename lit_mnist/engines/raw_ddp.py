@@ -78,7 +78,7 @@ def run(job: Job, rank: Rank) -> None:
     net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
     net.to(device, weight_dtype(job.precision))
     if job.sync_batchnorm:
-        sync_batch_norm(net, device.type)  # (2)
+        sync_batch_norm(net, device.type, experiment.run.timeout)  # (2)
     # It shares its parameters with `net`, which stays the network to save and to evaluate.
     model = DistributedDataParallel(net, **DDP_OPTIONS)  # (2)
 

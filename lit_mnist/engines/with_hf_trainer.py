@@ -54,7 +54,7 @@ def run(job: Job, rank: Rank) -> None:
     net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
     net.to(device, weight_dtype(job.precision))
     if job.sync_batchnorm:
-        sync_batch_norm(net, device.type)
+        sync_batch_norm(net, device.type, experiment.run.timeout)
 
     # --- optimizer
     optimizer = make_optimizer(net, experiment.model)

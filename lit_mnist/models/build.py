@@ -12,13 +12,12 @@ from lit_mnist.models.convnet import ConvNet
 
 
 def build_net(settings: ModelSettings, *, num_classes: int, seed: int) -> nn.Module:
-    """Returns the network with its initial weights, on the CPU.
+    """Returns the network with its initial weights, on the CPU, in channels-last format.
 
     The weights depend on the seed alone, not on what has drawn random numbers before; the global generator is left as
     it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "weights"))
-        if settings.net == "basicnet":
-            return BasicNet(num_classes, dropout=settings.dropout)
-        return ConvNet(num_classes)
+        net = BasicNet(num_classes, dropout=settings.dropout) if settings.net == "basicnet" else ConvNet(num_classes)
+    return net.to(memory_format=torch.channels_last)

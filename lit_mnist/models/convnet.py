@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from lit_mnist.data.randomness import Draw
+from lit_mnist.models.memory_format import channels_last
 
 
 class ConvNet(nn.Module):
-    """Two 5x5 convolutions of 16 and 32 channels, each with batch norm, ReLU and max pooling, then one linear layer.
+    """Two 5x5 convolutions of 16 and 32 channels, each with batch norm, max pooling and ReLU, then one linear layer.
 
     29,034 parameters for 10 classes.
 
@@ -28,10 +29,11 @@ class ConvNet(nn.Module):
         return nn.Sequential(
             nn.Conv2d(channels_in, channels_out, kernel_size=5, padding=2),
             nn.BatchNorm2d(channels_out),
-            nn.ReLU(),
+            # Before the ReLU, which is the same function with the same gradient: it then computes on a quarter.
             nn.MaxPool2d(2),
+            nn.ReLU(),
         )
 
     def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
         """Returns logits, [batch, num_classes], of pictures [batch, 1, 28, 28]; uses no random numbers."""
-        return self.fc(self.layer2(self.layer1(images)).flatten(1))
+        return self.fc(self.layer2(self.layer1(channels_last(images))).flatten(1))

@@ -50,7 +50,7 @@ class Keeper:
         self.best = -1.0
         run = job.experiment.run
         # Fixed, where the collectives of a step are counted.
-        steps = _STEPS_BETWEEN_TRACED if run.trace != "none" else None
+        steps = _STEPS_BETWEEN_TRACED if run.trace in {"steps", "traffic"} else None
         self._agreement = Agreement(rank, job.devices.of(rank), steps)
         self._step = step
         self._saved_at = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,9 @@ from lit_mnist.training.precision import autocast_dtype, weight_dtype
 from lit_mnist.training.progress import ProgressDisplay
 from lit_mnist.training.result import Trained
 from lit_mnist.training.trace import Trace
+
+if TYPE_CHECKING:
+    from lit_mnist.training.stopwatch import Stopwatch
 
 STEPS_BETWEEN_FIGURES = 50
 
@@ -50,7 +54,10 @@ class Recorder:
         self.display = ProgressDisplay(job.plan.total_steps, step) if rank.is_first else None
         run = job.experiment.run
         self.trace: Trace | None = None
-        if run.trace != "none":
+        self.stopwatch: Stopwatch | None = None
+        if run.trace == "times":
+            self.stopwatch = _start_stopwatch(self, job)
+        elif run.trace != "none":
             dtype = autocast_dtype(job.precision) or weight_dtype(job.precision)
             # An evaluation's collectives, at an epoch's end, belong to no step.
             whole_steps = min(job.plan.total_steps, job.plan.steps_per_epoch) - 1
@@ -85,6 +92,8 @@ class Recorder:
         """
         self.step += 1
         self.clock.step_done()
+        if self.stopwatch:
+            self.stopwatch.step_done()
         self.finite.forget()
         SITUATION.begin_step(self.step + 1)
         if self.trace:
@@ -136,6 +145,8 @@ class Recorder:
             self.heartbeat.close()
         if self.trace:
             self.trace.close()
+        if self.stopwatch:
+            self.stopwatch.close()
         if self.display:
             self.display.close()
         if self.history:
@@ -160,3 +171,11 @@ class Recorder:
         self._loss_sum, self._batches = None, 0
         loss, accuracy = figures.tolist()
         return loss, accuracy
+
+
+def _start_stopwatch(recorder: Recorder, job: Job) -> Stopwatch:
+    from lit_mnist.training.stopwatch import Stopwatch
+
+    stopwatch = Stopwatch(recorder, job.folder)
+    stopwatch.start()
+    return stopwatch

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from lit_mnist.models.exchange import SENT
+
 # Where `tcpi_bytes_sent` lies in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19).
 _TCP_INFO_SIZE, _BYTES_SENT = 248, 200
 # Bytes of an element, by the names that the profiler gives to types.
@@ -50,6 +52,7 @@ class Traffic:
         self._sent: int | None = None
         self._collectives: Counter[str] = Counter()
         self._payload = 0
+        self._exchanged: Counter[str] = Counter()
 
     def start(self) -> None:
         """Begins to count, unless that was done before."""
@@ -59,6 +62,7 @@ class Traffic:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
         self._profile.start()
+        self._exchanged = SENT.copy()
         self._sent_before = bytes_sent()
 
     def step_done(self) -> None:
@@ -73,6 +77,9 @@ class Traffic:
         if sent is not None and self._sent_before is not None:
             self._sent = sent - self._sent_before
         self._profile.stop()
+        exchanged = SENT - self._exchanged
+        self._payload += exchanged.pop("payload", 0)
+        self._collectives.update({f"exchange:{name}": count for name, count in exchanged.items()})
         for event in self._profile.events() or []:
             backend, _, name = event.name.partition(":")
             if backend in {"gloo", "nccl"}:

@@ -1,0 +1,116 @@
+"""Measures what training costs here, as ratios of measurements taken in turns.
+
+    python train.py bench
+    python train.py bench --topics start,overhead --repeats 9
+
+The run folder gets `bench.json` and `bench.html`, the page of it. Nothing else should compute on the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from lit_mnist.bench.rounds import check_repeats, take_rounds
+from lit_mnist.bench.topics import TOPICS
+from lit_mnist.errors import InputError, StoppedError
+from lit_mnist.flags import nearest
+from lit_mnist.ranks import launched_from_outside, threads_per_rank
+from lit_mnist.report.bench import table, write_bench
+from lit_mnist.stop import STOP
+from lit_mnist.training.files import write_text
+from lit_mnist.training.measure import commit, versions
+from lit_mnist.training.run_folder import RunFolder, default_path, shown
+
+JSON, PAGE = "bench.json", "bench.html"
+
+
+def bench(argv: list[str], command: str) -> int:
+    """Runs the bench, and returns 0.
+
+    Raises:
+        InputError: The command line is refused, or a measurement cannot be taken.
+    """
+    if launched_from_outside():
+        raise InputError("bench starts what it measures itself: run it without a launcher.")
+    options = _options(argv)
+    folder = RunFolder.claim(
+        (Path(options.run_dir) if options.run_dir else default_path("bench", make=True)).absolute(),
+        writes=(JSON, PAGE),
+    )
+    STOP.listen(_stop)
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "repeats": options.repeats,
+        "topics": {},
+        "versions": versions(),
+        "commit": commit(),
+        "command": command,
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in options.topics:
+            found["topics"][name] = take_rounds(TOPICS[name](), options.repeats, Path(scratch), _say)
+            # After each topic, so that what was measured stays if the rest is interrupted.
+            write_text(folder.path / JSON, json.dumps(found, indent=2) + "\n")
+            write_bench(folder.path / PAGE, found)
+    print(table(found))
+    print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}")
+    sys.stdout.flush()
+    folder.release()
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    """Returns what this machine computes with."""
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {"processor": _processor(), "cores": threads_per_rank(None, 1), "gpu": gpu}
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message[0].upper()}{message[1:]}. See: python train.py bench --help")
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="train.py bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--topics", default="all", help=f"all, or some of {', '.join(TOPICS)}")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of each topic")
+    parser.add_argument("--run-dir", help="the folder to write into; by default runs/<time>-bench")
+    options = parser.parse_args(argv)
+    check_repeats(options.repeats)
+    names = list(TOPICS) if options.topics == "all" else options.topics.split(",")
+    for name in names:
+        if name not in TOPICS:
+            raise InputError(f"Unknown topic {name!r}{nearest(name, TOPICS) or ': use ' + ', '.join(TOPICS)}.")
+    options.topics = list(dict.fromkeys(names))
+    return options
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _stop(signum: signal.Signals) -> None:
+    raise StoppedError(f"Stopped by {signum.name}.", signum)

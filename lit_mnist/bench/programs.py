@@ -1,0 +1,50 @@
+"""Starts what is measured, each in a process of its own, and reads what it tells."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lit_mnist.errors import InputError
+
+_LONGEST_S = 1800
+
+
+def run_python(*words: object, folder: Path) -> str:
+    """Runs the interpreter with some arguments in a folder, and returns what it printed.
+
+    Raises:
+        InputError: It ended with another exit code than 0; the message holds its last lines.
+    """
+    command = [sys.executable, *map(str, words)]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"A measurement took more than {_LONGEST_S} s: {' '.join(command)}") from error
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise InputError(f"A measurement ended with exit code {done.returncode}: {' '.join(command)}\n{last}")
+    return done.stdout
+
+
+def wall_seconds(*words: object, folder: Path) -> float:
+    """Returns the seconds from the start of the interpreter with some arguments to its end."""
+    start = time.perf_counter()
+    run_python(*words, folder=folder)
+    return time.perf_counter() - start
+
+
+def printed_figures(*words: object, folder: Path) -> dict[str, float]:
+    """Returns the figures that a program prints as JSON in its last line."""
+    last = run_python(*words, folder=folder).strip().splitlines()[-1]
+    return {name: float(value) for name, value in json.loads(last).items()}
+
+
+def train(folder: Path, *flags: object, engine: str = "lightning") -> dict[str, Any]:
+    """Runs a training in a folder, and returns the content of its `result.json`."""
+    run_python("-m", f"lit_mnist.engines.{engine}", *flags, "--run-dir", folder / "run", folder=folder)
+    return dict(json.loads((folder / "run" / "result.json").read_text()))
