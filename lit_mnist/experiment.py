@@ -43,6 +43,10 @@ class ModelSettings:
             up, cosine down to nearly nothing) or `cosine` (after the warm-up, down to zero).
         warmup: Share of the steps, from 0 to 1, over which the rate rises linearly; unset: 0.25 for `onecycle`, else 0.
         label_smoothing: Share of the target probability spread over all classes, in training only.
+        views: Views of a picture whose logits an evaluation takes the mean of: 1, the picture alone; 5 or 9, also
+            copies shifted by a pixel. Training does not see them.
+        compile: Whether torch.compile makes the network's kernels: it takes from ten seconds to minutes at the start,
+            needs a C++ compiler on a CPU, and rounds otherwise.
     """
 
     net: Literal["convnet", "basicnet"] = "convnet"
@@ -55,6 +59,8 @@ class ModelSettings:
     schedule: Literal["constant", "onecycle", "cosine"] = "onecycle"
     warmup: float | None = None
     label_smoothing: float = 0.0
+    views: Literal[1, 5, 9] = 1
+    compile: bool = False
 
     def __post_init__(self) -> None:
         _require(0 <= self.dropout < 1, f"model.dropout must be at least 0 and below 1, but is {self.dropout}.")

@@ -91,6 +91,11 @@ class Offer:
             raise InputError(
                 f"The engine {engine} takes all GPUs that it sees: choose by CUDA_VISIBLE_DEVICES, not by --devices."
             )
+        if experiment.model.compile and world_size > 1:
+            raise InputError(
+                f"model.compile is offered on one device, not on {world_size}: torch.compile fails where "
+                "DistributedDataParallel splits its graph. Leave it out, or use --devices 1."
+            )
         precision = resolve_precision(experiment.trainer.precision, devices.kind)
         if precision == "16-mixed" and (self.half == "nowhere" or (self.half == "cuda" and devices.kind == "cpu")):
             raise InputError(

@@ -50,6 +50,8 @@ COMMANDS = {
     "option that breaks a promise": (["--trainer.limit_train_batches", "3"], ["limit_train_batches", "--max-steps"]),
     "own folder for Lightning": (["--trainer.default_root_dir", "x"], ["default_root_dir", "--run-dir"]),
     "several machines": (["--trainer.num_nodes", "2"], ["num_nodes", "torchrun"]),
+    "compiled on two ranks": (["--model.compile", "true", "--devices", "2"], ["model.compile", "--devices 1"]),
+    "three views": (["--model.views", "3"], ["model.views", "1", "5", "9"]),
     "missing config": (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
     "random seed": (["--seed", "true"], ["seed_everything"]),
     "negative seed": (["--seed", "-1"], ["seed_everything", "-1"]),

@@ -80,7 +80,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
             for peer in exchange._peers.values():
                 peer.close()
         else:
-            with pytest.raises(OSError, match="closed by peer|reset by peer|Broken pipe"):
+            with pytest.raises(OSError, match=r"closed by peer|reset by peer|Broken pipe"):
                 exchange.all_gather(torch.ones(1))
         dist.barrier()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -189,3 +190,35 @@ def test_a_schedule_stays_between_nothing_and_its_peak(schedule: str, warmup: fl
         assert factors[0] < 0.06
         assert factors.index(max(factors)) in {99, 100}
         assert factors[399] < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("net", ["convnet", "basicnet"])
+def test_a_compiled_network_is_the_same_function(net: Literal["convnet", "basicnet"]) -> None:
+    images = torch.randn(32, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for compiled in (False, True):
+        made = build_net(ModelSettings(net=net, compile=compiled), num_classes=10, seed=3)
+        made(images, Draw(1, 0, 32, torch.arange(32))).square().sum().backward()
+        gradients.append({name: parameter.grad for name, parameter in made.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert gradient is not None
+        largest = float(gradient.abs().max())
+        assert torch.allclose(gradients[1][name], gradient, rtol=0, atol=1e-4 * largest + 1e-4), name
+
+
+@pytest.mark.parametrize("net", ["convnet", "basicnet"])
+def test_views_are_the_picture_and_its_shifted_copies_in_evaluation_alone(net: Literal["convnet", "basicnet"]) -> None:
+    plain = build_net(ModelSettings(net=net, dropout=0.0), num_classes=10, seed=3)
+    several = build_net(ModelSettings(net=net, dropout=0.0, views=5), num_classes=10, seed=3)
+    images = torch.zeros(6, 1, 28, 28)
+    images[:, :, 8:20, 8:20] = torch.randn(6, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    draw = Draw(1, 0, 6, torch.arange(6))
+    assert torch.equal(plain(images, draw), several(images, draw))
+    plain.eval(), several.eval()
+    with torch.no_grad():
+        shifted = [images, *(images.roll(by, dim) for dim in (2, 3) for by in (-1, 1))]
+        expected = torch.stack([plain(view) for view in shifted]).mean(dim=0)
+        assert torch.allclose(several(images), expected, atol=1e-5)
+        assert not torch.allclose(several(images), plain(images), atol=1e-3)

@@ -194,16 +194,16 @@ def made_rows(options: ScalingOptions, loads: dict[str, Workload]) -> dict[str, 
 
 
 def made_topic(options: ScalingOptions, loads: dict[str, Workload]) -> dict[str, Any]:
-    points = []
-    for name, ((figures,), (variant, ranks)) in zip(
-        made_rows(options, loads), zip(made_rows(options, loads).values(), options.pairs(), strict=True), strict=True
-    ):
-        assert name == name_of(variant, ranks)
-        shares = {"independent": 0.9, "lock-step": 0.95}
-        points.append({"variant": variant, "ranks": ranks, "beyond_cores": ranks > 2, "efficiency": shares, **figures})
+    rows = made_rows(options, loads)
+    shares = {"independent": 0.9, "lock-step": 0.95}
+    points = [
+        {"variant": variant, "ranks": ranks, "beyond_cores": ranks > 2, "efficiency": shares, **figures}
+        for variant, ranks in options.pairs()
+        for figures in rows[name_of(variant, ranks)]
+    ]
     counted = {"payload_bytes": 100.0, "payload_formula": 100, "bytes_sent": 260.0}
     traffic = [{"engine": RAW_DDP, "ranks": 2, **counted, "data_formula": 100.0, "framing_formula": 144}]
-    model = model_of(options, loads, made_rows(options, loads), cores=2)
+    model = model_of(options, loads, rows, cores=2)
     return json.loads(
         json.dumps({"scaling": {"cores": 2, "threads": 1, "points": points, "traffic": traffic, "model": model}})
     )

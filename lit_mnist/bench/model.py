@@ -2,7 +2,7 @@
 
     T(N) = compute + wait * sqrt(K) * E(N) + per_round * rounds(N) + per_byte * bytes(N)
 
-- compute: seconds per sample times samples per rank; the same code has the same, whatever it shares.
+- compute: seconds per sample times samples per rank; the same loop has the same, whatever it shares.
 - wait: ranks that have the same to do do not end together, and each collective waits for the last. E(N) is the
   expected largest of N standard normal numbers; K collectives cut a step into parts, which vary on their own.
 - rounds: messages that the busiest rank takes, one after the other; bytes: what it moves, likewise. The ring of N
@@ -167,7 +167,7 @@ def fit(points: Sequence[Point], *, cores: int, threads: int) -> StepModel:
     """Returns the model that fits measured steps best.
 
     Args:
-        points: The steps; together they must tell the coefficients apart.
+        points: The steps; they must tell the coefficients apart, and the first is of the loop that does least.
         cores: Cores that the ranks shared.
         threads: Threads of each rank.
 
@@ -179,6 +179,8 @@ def fit(points: Sequence[Point], *, cores: int, threads: int) -> StepModel:
     if len(points) <= unknowns:
         raise InputError(f"A model of {unknowns} coefficients needs more than {unknowns} points, not {len(points)}.")
     rows = np.array([_row(point.workload, point.ranks, loops, cores, threads) for point in points])
+    # What a loop takes beyond the first is fitted, so that none takes less.
+    rows[:, 0] = rows[:, : len(loops)].sum(axis=1)
     seconds = np.array([point.seconds for point in points])
     relative = rows / seconds[:, None]
     # Seconds per byte are a million times smaller than seconds per round.
@@ -186,7 +188,8 @@ def fit(points: Sequence[Point], *, cores: int, threads: int) -> StepModel:
     if np.any(sizes == 0) or np.linalg.matrix_rank(relative / sizes) < unknowns:
         raise InputError("The points are too much alike to fit the model: measure more programs or numbers of ranks.")
     found = _least_squares(relative / sizes, np.ones(len(points))) / sizes
-    *compute, wait, per_round, per_byte = map(float, found)
+    first, *others, wait, per_round, per_byte = map(float, found)
+    compute = [first, *(first + other for other in others)]
     return StepModel(dict(zip(loops, compute, strict=True)), wait, per_round, per_byte, cores, threads)
 
 
@@ -198,10 +201,7 @@ def errors(model: StepModel, points: Sequence[Point]) -> list[float]:
 def held_out_errors(
     points: Sequence[Point], group: Callable[[Point], object], *, cores: int, threads: int
 ) -> list[float | None]:
-    """Returns each point's error by a model that was fitted without all points of its group.
-
-    It is None where the other points do not suffice.
-    """
+    """Returns each point's error by a model fitted without all points of its group; None where the others are few."""
     found: list[float | None] = []
     for point in points:
         others = [other for other in points if group(other) != group(point)]
@@ -240,9 +240,8 @@ def _least_squares(matrix: Matrix, target: Matrix) -> Matrix:
     width = matrix.shape[1]
     best, least = np.zeros(width), math.inf
     for kept in (chosen for size in range(1, width + 1) for chosen in combinations(range(width), size)):
-        part = matrix[:, kept]
-        found = np.linalg.lstsq(part, target, rcond=None)[0]
-        error = float(np.sum((part @ found - target) ** 2))
+        found = np.linalg.lstsq(matrix[:, kept], target, rcond=None)[0]
+        error = float(np.sum((matrix[:, kept] @ found - target) ** 2))
         if np.all(found >= 0) and error < least:
             best, least = np.zeros(width), error
             best[list(kept)] = found

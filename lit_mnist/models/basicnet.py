@@ -9,6 +9,7 @@ from torch import nn
 from lit_mnist.data.randomness import Draw
 from lit_mnist.models.dropout import SeededDropout
 from lit_mnist.models.memory_format import channels_last
+from lit_mnist.models.views import mean_over_views
 
 
 class BasicNet(nn.Module):
@@ -17,10 +18,12 @@ class BasicNet(nn.Module):
     Args:
         num_classes: Number of classes.
         dropout: Dropout rate before the last layer; the first dropout has half of it.
+        views: Views of a picture that an evaluation takes the mean of.
     """
 
-    def __init__(self, num_classes: int = 10, dropout: float = 0.5) -> None:
+    def __init__(self, num_classes: int = 10, dropout: float = 0.5, views: int = 1) -> None:
         super().__init__()
+        self.views = views
         self.conv1 = nn.Conv2d(1, 32, kernel_size=3)
         self.conv2 = nn.Conv2d(32, 64, kernel_size=3)
         self.dropout1 = SeededDropout(dropout / 2, layer=1)
@@ -30,6 +33,12 @@ class BasicNet(nn.Module):
 
     def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
         """Returns logits, [batch, num_classes], of pictures [batch, 1, 28, 28]; in training it needs a draw."""
+        if self.training:
+            return self.logits(images, draw)
+        return mean_over_views(lambda view: self.logits(view, None), images, self.views)
+
+    def logits(self, images: torch.Tensor, draw: Draw | None) -> torch.Tensor:
+        """Returns logits, [batch, num_classes], of one view of each picture."""
         x = F.relu(self.conv1(channels_last(images)))
         # Before the ReLU, which is the same function with the same gradient: it then computes on a quarter.
         x = F.relu(F.max_pool2d(self.conv2(x), 2))

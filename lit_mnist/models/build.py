@@ -19,5 +19,12 @@ def build_net(settings: ModelSettings, *, num_classes: int, seed: int) -> nn.Mod
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "weights"))
-        net = BasicNet(num_classes, dropout=settings.dropout) if settings.net == "basicnet" else ConvNet(num_classes)
+        net: BasicNet | ConvNet
+        if settings.net == "basicnet":
+            net = BasicNet(num_classes, dropout=settings.dropout, views=settings.views)
+        else:
+            net = ConvNet(num_classes, views=settings.views)
+    if settings.compile:
+        # Without the module's call, whose hooks watch each step from outside.
+        net.logits = torch.compile(net.logits)  # type: ignore[method-assign]
     return net.to(memory_format=torch.channels_last)

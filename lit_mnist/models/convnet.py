@@ -7,6 +7,7 @@ from torch import nn
 
 from lit_mnist.data.randomness import Draw
 from lit_mnist.models.memory_format import channels_last
+from lit_mnist.models.views import mean_over_views
 
 
 class ConvNet(nn.Module):
@@ -16,10 +17,12 @@ class ConvNet(nn.Module):
 
     Args:
         num_classes: Number of classes.
+        views: Views of a picture that an evaluation takes the mean of.
     """
 
-    def __init__(self, num_classes: int = 10) -> None:
+    def __init__(self, num_classes: int = 10, views: int = 1) -> None:
         super().__init__()
+        self.views = views
         self.layer1 = self._block(1, 16)
         self.layer2 = self._block(16, 32)
         self.fc = nn.Linear(32 * 7 * 7, num_classes)
@@ -36,4 +39,8 @@ class ConvNet(nn.Module):
 
     def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
         """Returns logits, [batch, num_classes], of pictures [batch, 1, 28, 28]; uses no random numbers."""
+        return self.logits(images) if self.training else mean_over_views(self.logits, images, self.views)
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns logits, [batch, num_classes], of one view of each picture."""
         return self.fc(self.layer2(self.layer1(channels_last(images))).flatten(1))

@@ -47,10 +47,10 @@ def scaling_section(topic: Mapping[str, Any]) -> str:
     """
     found = part(topic, "scaling")
     points = _rows(found.get("points"))
-    cores, threads = _value(found.get("cores")), _value(found.get("threads"))
-    edge = cores / threads if cores and threads else None
     if not points:
         return "<p class=quiet>No scaling was measured.</p>"
+    cores, threads = _value(found.get("cores")), _value(found.get("threads"))
+    edge = cores / threads if cores and threads else None
     lines = _lines(points, ("images_per_s",)), _lines(points, ("efficiency", BASES[0]))
     return (
         _figure("Throughput", "images/s of all ranks", lines[0], lines[0], edge)
@@ -81,8 +81,7 @@ def _model(model: Mapping[str, Any], edge: float | None) -> str:
             continue
         name = f"{plain(row.get('variant'))}, {plain(row.get('network'))}, predicted"
         for lines, key, write in ((times, "step_ms", number), (shares, "efficiency", percent)):
-            line = _line(_rows(row.get("points")), (key,))
-            if line:
+            if line := _line(_rows(row.get("points")), (key,)):
                 lines.append(Series(f"c{1 + len(shares) % (STYLES - 1)}", name, write(line[-1][1]), line))
     return (
         f'<p class="quiet method">{MODEL}</p><p class="quiet method">Median error: {"; ".join(told)}. '
