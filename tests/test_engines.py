@@ -120,7 +120,7 @@ def test_without_synchronised_batch_norm_every_engine_evaluates_rank_0_s_network
         assert all(result[name] == results[0][name] for result in results[1:]), name
 
 
-@pytest.mark.parametrize("net", ["convnet", "basicnet"])
+@pytest.mark.parametrize("net", ["convnet", pytest.param("basicnet", marks=pytest.mark.slow)])
 def test_one_device_and_two_ranks_differ_by_rounding_alone(program: Program, net: str) -> None:
     flags = ("--precision", "64-true", "--batch-size", 32, "--data.train_size", 960, "--max-steps", 30, *SGD)
     one = trained(program, "single", "--model.net", net, *flags)

@@ -46,7 +46,7 @@ def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_pat
             for row in values[1:]:
                 total += row
             assert torch.equal(exchange.all_reduce(values[rank.rank]), total)
-        assert SENT == {"all_gather": 6, "payload": 2 * (4 + 8 * 33 + 4 * 1_000_003)}
+        assert SENT == {"exchange": 6, "payload": 2 * (4 + 8 * 33 + 4 * 1_000_003)}
 
     on_ranks(work, tmp_path, world_size)
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from lit_mnist.ranks import own_address
 
-# What this process has sent so far: calls by name, and `payload`, the bytes handed to them.
+# What this process has sent so far: `exchange`, the number of calls, and `payload`, the bytes handed to them.
 SENT: Counter[str] = Counter()
 _TOKEN = 16
 _ADDRESS = 4
@@ -59,7 +59,7 @@ class Exchange:
         gathered = own.new_empty((world_size, own.numel()))
         gathered[rank] = own
         rows = gathered.view(torch.uint8).numpy()
-        SENT.update(all_gather=1, payload=own.nbytes)
+        SENT.update(exchange=1, payload=own.nbytes)
         for start in range(0, own.nbytes, _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             for peer in self._peers.values():

@@ -79,7 +79,7 @@ class Traffic:
         self._profile.stop()
         exchanged = SENT - self._exchanged
         self._payload += exchanged.pop("payload", 0)
-        self._collectives.update({f"exchange:{name}": count for name, count in exchanged.items()})
+        self._collectives.update(exchanged)
         for event in self._profile.events() or []:
             backend, _, name = event.name.partition(":")
             if backend in {"gloo", "nccl"}:
