@@ -52,7 +52,7 @@ class ModelSettings:
     net: Literal["convnet", "basicnet"] = "convnet"
     dropout: float = 0.5
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = 0.2
+    lr: float = 0.1
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 0.0
@@ -110,7 +110,7 @@ class DataSettings:
     name: Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "emnist"] = "mnist"
     root: str | None = None
     emnist_split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = "balanced"
-    batch_size: int = 128
+    batch_size: int = 64
     batch_per: Literal["global", "rank"] = "global"
     eval_batch_size: int = 1000
     val_size: int = 5000

@@ -58,7 +58,7 @@ COMMANDS = {
     "negative rate": (["--lr", "-1"], ["model.lr", "-1"]),
     "endless rate": (["--lr", ".inf"], ["model.lr", "inf"]),
     "nothing to train on": (["--data.val_size", "60000"], ["data.val_size", "60000"]),
-    "too few for a batch": (["--data.train_size", "100"], ["100", "128"]),
+    "too few for a batch": (["--data.train_size", "50"], ["50", "64"]),
     "missing folder of data": (["--data.root", "nowhere"], ["nowhere"]),
     "missing checkpoint": (["--resume", "nowhere"], ["nowhere"]),
     "test without a checkpoint": (["test"], ["--ckpt"]),

@@ -15,7 +15,7 @@ from lit_mnist.ranks import threads_per_rank
 
 # Enough for a median after the warm-up; no validation, and a short test.
 _SHORT = ("--data.val_size", 0, "--data.test_size", 100, "--trainer.accelerator", "cpu")
-_STEPS = 220
+_STEPS = 120
 _SEED_RECIPE = (
     *("--lr", 1e-4, "--model.momentum", 0, "--model.nesterov", "false", "--model.schedule", "constant"),
     *("--batch-size", 32, "--data.batch_per", "rank", "--precision", "32-true", "--trainer.sync_batchnorm", "false"),
@@ -112,7 +112,7 @@ def engines() -> Topic:
             Ratio("single, 1 rank", "bare loop, 1 rank"),
             *(Ratio(f"{name}, 2 ranks", "raw_ddp, 2 ranks") for name in names[1:]),
         ),
-        notes=("The default experiment: batch 128 over all ranks, the precision that auto chooses here.",),
+        notes=("The default experiment: batch 64 over all ranks, the precision that auto chooses here.",),
     )
 
 
