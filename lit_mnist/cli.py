@@ -20,20 +20,14 @@ from pathlib import Path
 import torch
 from torch.distributed import DistNetworkError
 
+from lit_mnist.addresses import choose_interface, stay_on_loopback
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.flags import read_command_line
 from lit_mnist.job import Job
 from lit_mnist.launch import Work, launch
 from lit_mnist.offer import load_engine
 from lit_mnist.prepare import Prepared, prepare
-from lit_mnist.ranks import (
-    Rank,
-    adopt_slurm,
-    choose_interface,
-    die_with_parent,
-    launched_from_outside,
-    stay_on_loopback,
-)
+from lit_mnist.ranks import Rank, adopt_slurm, die_with_parent, launched_from_outside
 from lit_mnist.record import program
 from lit_mnist.reports import SITUATION, end_rank, foreseen, told_here, write_report
 from lit_mnist.spawn import spawn

@@ -73,6 +73,8 @@ def read_command_line(argv: list[str]) -> CommandLine:
     if argv and not argv[0].startswith("-"):
         verbs = [name for name in get_args(Verb) if name != "train"]
         if argv[0] not in verbs:
+            if argv[0] in {"compare", "bench"}:
+                raise InputError(f"{argv[0]} comes first, and is train.py's own: python train.py {argv[0]} ...")
             known = [*verbs, "compare", "bench"]
             raise InputError(f"Unknown command {argv[0]!r}{nearest(argv[0], known) or ': use ' + ', '.join(known)}.")
         verb, argv = argv[0], argv[1:]  # type: ignore[assignment]

@@ -22,9 +22,10 @@ from pathlib import Path
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
+from lit_mnist.addresses import stay_on_loopback
 from lit_mnist.board import Board
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
-from lit_mnist.ranks import Rank, die_with_parent, stay_on_loopback
+from lit_mnist.ranks import Rank, die_with_parent
 from lit_mnist.rendezvous import LoopbackRendezvous, run_id
 from lit_mnist.reports import SITUATION, describe, end_rank, foreseen, is_consequence, tell
 from lit_mnist.seams import Attempt, WatchfulAgent

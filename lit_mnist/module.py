@@ -74,10 +74,6 @@ class LitClassifier(LightningModule):
         self.loss = loss.detach()
         return {"loss": weighed, "logits": logits.detach()}
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        """Moves a batch as the other engines do, without a search for tensors in all that it holds."""
-        return batch.to(device)
-
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Notes the learning rate of the step that comes."""
         self.rate = optimizer.param_groups[0]["lr"]

@@ -43,6 +43,7 @@ class Offer:
         spawn: Whether its ranks can be started by torch.multiprocessing.spawn.
         servers: Whether it has parameter servers.
         extras: Whether it takes further options of Lightning's Trainer.
+        compile: Whether its network can be compiled, on one device.
     """
 
     processes: Literal["ranks", "one", "devices"] = "ranks"
@@ -53,6 +54,7 @@ class Offer:
     spawn: bool = False
     servers: bool = False
     extras: bool = False
+    compile: bool = False
 
     def check(self, engine: str, verb: Verb, experiment: Experiment, extras: tuple[str, ...]) -> None:
         """Refuses, by name, what the engine does not offer.
@@ -91,10 +93,10 @@ class Offer:
             raise InputError(
                 f"The engine {engine} takes all GPUs that it sees: choose by CUDA_VISIBLE_DEVICES, not by --devices."
             )
-        if experiment.model.compile and world_size > 1:
+        if experiment.model.compile and (world_size > 1 or not self.compile):
             raise InputError(
-                f"model.compile is offered on one device, not on {world_size}: torch.compile fails where "
-                "DistributedDataParallel splits its graph. Leave it out, or use --devices 1."
+                "model.compile is offered on one device, by the engines lightning and single: torch.compile fails "
+                "where DistributedDataParallel splits its graph. Leave it out, or use --devices 1."
             )
         precision = resolve_precision(experiment.trainer.precision, devices.kind)
         if precision == "16-mixed" and (self.half == "nowhere" or (self.half == "cuda" and devices.kind == "cpu")):

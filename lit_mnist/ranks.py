@@ -7,9 +7,6 @@ import os
 import platform
 import re
 import signal
-import socket
-import struct
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -17,15 +14,11 @@ import torch
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import TrainerSettings
 
-_LOOPBACK = "lo" if platform.system() == "Linux" else "lo0"
 _PR_SET_PDEATHSIG = 1
-_SIOCGIFADDR = 0x8915
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 1 << 30
 # Step ids from here on are no tasks of srun: the batch script itself, an interactive shell, ...
 _SLURM_SPECIAL_STEPS = 0xFFFFFFF0
-# A documentation address (RFC 5737): only the way there is looked up, and nothing is sent.
-_FAR_AWAY = "192.0.2.1"
 
 
 @dataclass(frozen=True)
@@ -180,82 +173,13 @@ def die_with_parent(parent: int | None = None) -> None:
 def keep_memory() -> None:
     """Lets this process keep memory that a step has freed for the next one (glibc; elsewhere nothing).
 
-    By default malloc gives each freed tensor of more than some 100 KiB back to the kernel, which clears it, page by
-    page, before the next step gets it again: a sixth to a fifth of the ConvNet's step in float32.
+    By default malloc gives large blocks back to the kernel, which clears them, page by page, before the next step gets
+    them again: a tenth to a fifth of the ConvNet's step.
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        # Older releases refuse a threshold above half of a heap.
+        for threshold in (_KEPT_BYTES, 1 << 25):
+            if mallopt(_M_MMAP_THRESHOLD, threshold):
+                break
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-def stay_on_loopback() -> None:
-    """Keeps the ranks' connections within this machine, unless the user has named an interface.
-
-    Without a name gloo listens on the address that the host's name resolves to, which may be reached from outside.
-    """
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(variable, _LOOPBACK)
-
-
-def choose_interface() -> None:
-    """Names the network interface for the ranks of several machines, unless the user has named one.
-
-    It is the one through which this machine reaches the meeting point. Without a name gloo listens on the address that
-    the host's name resolves to, which often is 127.0.1.1 and reached by no other machine. Where no interface can be
-    found, nothing is named.
-    """
-    if "GLOO_SOCKET_IFNAME" in os.environ or platform.system() != "Linux":
-        return
-    master = os.environ["MASTER_ADDR"]
-    # On the first machine its own name may resolve to loopback, too: then it is the one that leads out of it.
-    for target in (master, _FAR_AWAY):
-        address = _address_towards(target)
-        if address is None or (address.startswith("127.") and not master.startswith(("127.", "localhost"))):
-            continue
-        if name := _interface_with(address):
-            os.environ["GLOO_SOCKET_IFNAME"] = name
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-        return
-
-
-def own_address() -> str:
-    """Returns this machine's IPv4 address on the interface that the ranks use; on one machine it is a loopback one."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    if name and platform.system() == "Linux":
-        return _address_of(name)
-    return _address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1")) or "127.0.0.1"
-
-
-def _address_towards(host: str) -> str | None:
-    """Returns this machine's own IPv4 address on the way to a host, or None where there is no way."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        try:
-            # Connecting a datagram socket sends nothing.
-            way.connect((host, 9))
-        except OSError:
-            return None
-        return str(way.getsockname()[0])
-
-
-def _interface_with(address: str) -> str | None:
-    """Returns the name of the interface that has an IPv4 address, or None (Linux)."""
-    for _, name in socket.if_nameindex():
-        with suppress(OSError):
-            if _address_of(name) == address:
-                return name
-    return None
-
-
-def _address_of(interface: str) -> str:
-    """Returns the IPv4 address of an interface (Linux).
-
-    Raises:
-        OSError: There is no such interface, or it has none.
-    """
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-    # The address follows the name (16 bytes), the family (2) and the port (2).
-    return socket.inet_ntoa(answer[20:24])

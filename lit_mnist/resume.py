@@ -25,8 +25,9 @@ from lit_mnist.training.precision import UsedPrecision
 _WORD = re.compile(r"[\w.:=,+-]*")
 _PATHS = ("data.root", "run.dir", "run.resume")
 _LONGEST = 3_000
-# What may differ between a checkpoint and the run that takes it up: where and how far, not what.
+# What may differ between a checkpoint and the run that takes it up: where, how and how far, not what.
 _MAY_CHANGE = {
+    "model.compile",
     "trainer.devices",
     "trainer.num_nodes",
     "trainer.accelerator",
@@ -107,7 +108,8 @@ class Saved:
     def to_evaluate(self) -> dict[str, Any]:
         """Returns the experiment as the values to start from when the weights are evaluated, on whatever devices."""
         exact = self.experiment["trainer"]["precision"] == "64-true"
-        return {**self.experiment, "trainer": {"precision": "64-true" if exact else "auto"}, "run": {}}
+        trainer, model = {"precision": "64-true" if exact else "auto"}, {**self.experiment["model"], "compile": False}
+        return {**self.experiment, "model": model, "trainer": trainer, "run": {}}
 
     def check_evaluation(self, experiment: Experiment, dataset: Dataset, *, validates: bool) -> None:
         """Refuses another network, data with other classes, or a validation split that was trained on.
@@ -182,7 +184,7 @@ def _check_weights(path: Path, weights: dict[str, Any], num_classes: int, experi
         raise InputError(f"{path} tells {num_classes} classes apart: no data set here has as many.")
     # Shapes alone: on this device nothing is computed or kept.
     with torch.device("meta"):
-        net = build_net(ModelSettings(**experiment["model"]), num_classes=num_classes, seed=0)
+        net = build_net(ModelSettings(**{**experiment["model"], "compile": False}), num_classes=num_classes, seed=0)
     wanted = {f"net.{name}": tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     found = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in weights.items()}
     if wanted != found or not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):

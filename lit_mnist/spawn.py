@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch.multiprocessing as mp
 
+from lit_mnist.addresses import stay_on_loopback
 from lit_mnist.board import Board
 from lit_mnist.launch import BOARD, Forwarder, Work, first_failure, make_scratch, rank_main
-from lit_mnist.ranks import stay_on_loopback
 from lit_mnist.rendezvous import LoopbackRendezvous, run_id
 from lit_mnist.seams import Attempt, end_processes
 from lit_mnist.stop import STOP, blocked

@@ -39,7 +39,7 @@ def taken(folder: Path, order: list[str]) -> dict[str, object]:
         ["A note."],
     )
     return {
-        "machine": {"processor": "<one>", "cores": 2, "gpu": None},
+        "machine": {"processor": "<one>", "cores": 2},
         "repeats": 3,
         "topics": {"speed": take_rounds(topic, 3, folder, lambda _: None)},
         "versions": {"torch": "2"},

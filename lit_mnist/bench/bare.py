@@ -1,12 +1,13 @@
 """Bare loops over tensors in memory: what the engines' speed is measured against, and the time of an evaluation.
 
-    python -m lit_mnist.bench.bare train --batch-size 128 --steps 220
+    python -m lit_mnist.bench.bare train --batch-size 64 --steps 220
     python -m lit_mnist.bench.bare infer
     python -m lit_mnist.bench.bare lightning
 
 `train` makes steps of the default network and optimizer on float tensors; `infer` puts the 10,000 test pictures
 through the network and counts the right answers; `lightning` does the same by the Trainer, with the project's exact
-metrics. The last line is JSON. Batch, precision, memory format and threads are those of the engines.
+metrics. The last line is JSON. Batch, precision, memory format, kept memory and threads are those of
+the engines.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lit_mnist.data.dataset import Split, load_dataset
 from lit_mnist.data.loader import normalise
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.ranks import threads_per_rank
+from lit_mnist.ranks import keep_memory, threads_per_rank
 from lit_mnist.training.measure import WARM_UP_STEPS, unshared_memory
 from lit_mnist.training.optimizer import make_optimizer
 from lit_mnist.training.precision import UsedPrecision, autocast, resolve_precision
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=threads_per_rank(None, 1))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_memory()
     precision = resolve_precision(options.precision, "cpu")
     if options.mode == "train":
         figures = train(options.batch_size, options.steps, precision)

@@ -34,8 +34,8 @@ from torch.utils.data.distributed import DistributedSampler
 from torchvision import transforms
 from torchvision.datasets import MNIST
 
+from lit_mnist.addresses import stay_on_loopback
 from lit_mnist.data.mnist import EMBEDDED, FILES
-from lit_mnist.ranks import stay_on_loopback
 from lit_mnist.training.measure import WARM_UP_STEPS, unshared_memory
 
 SEED = 3407
@@ -194,7 +194,7 @@ def figures(clock: Clock, ranks: int, accuracy: float | None) -> dict[str, float
         "mean_images_per_s": ranks * BATCH_SIZE / statistics.mean(steps),
         "seconds": sum(clock.epochs),
         **({"accuracy": accuracy} if accuracy is not None else {}),
-        "peak_memory_bytes": clock.peak_memory,
+        "memory_bytes": clock.peak_memory,
     }
 
 

@@ -4,6 +4,7 @@
     python train.py bench --topics start,overhead --repeats 9
 
 The run folder gets `bench.json` and `bench.html`, the page of it. Nothing else should compute on the machine meanwhile.
+It is the processor that is measured, also where there are GPUs.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
-
-import torch
 
 from lit_mnist.bench.rounds import check_repeats, take_rounds
 from lit_mnist.bench.topics import TOPICS
@@ -34,10 +33,10 @@ JSON, PAGE = "bench.json", "bench.html"
 
 
 def bench(argv: list[str], command: str) -> int:
-    """Runs the bench, and returns 0.
+    """Runs the bench, and returns 0, or 2 where a topic could not be measured.
 
     Raises:
-        InputError: The command line is refused, or a measurement cannot be taken.
+        InputError: The command line is refused.
     """
     if launched_from_outside():
         raise InputError("bench starts what it measures itself: run it without a launcher.")
@@ -47,6 +46,7 @@ def bench(argv: list[str], command: str) -> int:
         writes=(JSON, PAGE),
     )
     STOP.listen(_stop)
+    failed = 0
     found: dict[str, Any] = {
         "machine": machine(),
         "repeats": options.repeats,
@@ -55,23 +55,28 @@ def bench(argv: list[str], command: str) -> int:
         "commit": commit(),
         "command": command,
     }
-    with tempfile.TemporaryDirectory() as scratch:
+    try:
         for name in options.topics:
-            found["topics"][name] = take_rounds(TOPICS[name](), options.repeats, Path(scratch), _say)
+            with tempfile.TemporaryDirectory() as scratch:
+                try:
+                    found["topics"][name] = take_rounds(TOPICS[name](), options.repeats, Path(scratch), _say)
+                except InputError as error:
+                    failed += 1
+                    _say(f"error: {name} could not be measured. {error}")
             # After each topic, so that what was measured stays if the rest is interrupted.
             write_text(folder.path / JSON, json.dumps(found, indent=2) + "\n")
             write_bench(folder.path / PAGE, found)
+    finally:
+        folder.release()
     print(table(found))
     print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}")
     sys.stdout.flush()
-    folder.release()
-    return 0
+    return InputError.exit_code if failed else 0
 
 
 def machine() -> dict[str, Any]:
     """Returns what this machine computes with."""
-    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-    return {"processor": _processor(), "cores": threads_per_rank(None, 1), "gpu": gpu}
+    return {"processor": _processor(), "cores": threads_per_rank(None, 1)}
 
 
 def _processor() -> str:

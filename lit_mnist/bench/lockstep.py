@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -35,7 +36,7 @@ from lit_mnist.experiment import Experiment
 from lit_mnist.job import Splits, plan_for, split_dataset
 from lit_mnist.launch import launch
 from lit_mnist.models.build import build_net
-from lit_mnist.ranks import Rank, threads_per_rank
+from lit_mnist.ranks import Rank, keep_memory, threads_per_rank
 from lit_mnist.training.ddp import DDP_OPTIONS
 from lit_mnist.training.measure import WARM_UP_STEPS, StepClock
 from lit_mnist.training.optimizer import make_optimizer
@@ -44,6 +45,7 @@ from lit_mnist.training.schedule import make_schedule
 
 Shared = Literal["step", "nothing", "ddp", "flat"]
 _CPU = torch.device("cpu")
+_SECONDS_TO_WAIT = 60
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ class Options:
 def train_in_step(options: Options, splits: Splits, rank: Rank) -> None:
     """Trains one rank; rank 0 prints the figures of all."""
     torch.set_num_threads(threads_per_rank(options.threads, rank.local_world_size))
-    dist.init_process_group("gloo", rank=rank.rank, world_size=rank.world_size)
+    keep_memory()
+    timeout = timedelta(seconds=_SECONDS_TO_WAIT)
+    dist.init_process_group("gloo", rank=rank.rank, world_size=rank.world_size, timeout=timeout)
     experiment, shared = options.experiment(), options.shared
     plan = plan_for(experiment, splits, rank.world_size)
     precision = resolve_precision(experiment.trainer.precision, _CPU.type)

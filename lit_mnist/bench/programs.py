@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,8 +22,12 @@ def run_python(*words: object, folder: Path) -> str:
         InputError: It ended with another exit code than 0; the message holds its last lines.
     """
     command = [sys.executable, *map(str, words)]
+    # All of them on the processor: what is compared must compute on the same device.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_LONGEST_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise InputError(f"A measurement took more than {_LONGEST_S} s: {' '.join(command)}") from error
     if done.returncode:

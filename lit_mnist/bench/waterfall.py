@@ -51,7 +51,7 @@ class WaterfallOptions:
     """
 
     ranks: int = 2
-    batch_size: int = 128
+    batch_size: int = 64
     steps: int = 220
     flags: Sequence[str] = ()
 
@@ -155,7 +155,7 @@ class NearlyNothing(nn.Module):
         num_classes: Number of classes.
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, views: int) -> None:
         super().__init__()
         self.fc = nn.Linear(28, num_classes)
 

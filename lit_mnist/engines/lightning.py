@@ -34,7 +34,9 @@ from lit_mnist.training.measure import StepClock
 from lit_mnist.training.precision import weight_dtype
 from lit_mnist.training.recorder import Recorder
 
-OFFER = Offer(verbs=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere", extras=True)
+OFFER = Offer(
+    verbs=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere", extras=True, compile=True
+)
 
 
 def run(job: Job, rank: Rank) -> None:

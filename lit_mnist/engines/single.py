@@ -30,7 +30,13 @@ from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState, net_weights
 
-OFFER = Offer(processes="one", verbs=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere")
+OFFER = Offer(
+    processes="one",
+    verbs=("train", "fit", "validate", "test", "predict"),
+    resume=True,
+    half="everywhere",
+    compile=True,
+)
 
 
 def run(job: Job, rank: Rank) -> None:

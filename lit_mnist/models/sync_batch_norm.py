@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from lit_mnist.models.exchange import Exchange
+from lit_mnist.exchange import Exchange
 
 
 class PortableSyncBatchNorm(nn.BatchNorm2d):
@@ -152,6 +152,9 @@ def share_buffers(net: nn.Module) -> None:
 
 def unsync_batch_norm(net: nn.Module) -> nn.Module:
     """Undoes `sync_batch_norm` on a CPU; returns the network."""
+    for layer in net.modules():
+        if isinstance(layer, PortableSyncBatchNorm):
+            layer.exchange.close()
     return _replace(net, PortableSyncBatchNorm, nn.BatchNorm2d)
 
 

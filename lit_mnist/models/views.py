@@ -9,16 +9,17 @@ import torch.nn.functional as F
 
 # Down and right, in pixels: the picture itself, its four neighbours, and the four across the corners.
 _SHIFTS = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
-VIEWS = (1, 5, 9)
 
 
 def mean_over_views(logits: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, views: int) -> torch.Tensor:
-    """Returns the mean of a network's logits over shifted views of each picture (as airbench does on CIFAR-10).
+    """Returns the mean of a network's logits over shifted views of each picture.
+
+    airbench does so on CIFAR-10, with other views and weights (Jordan: 94% on CIFAR-10 in 3.29 Seconds, 2024).
 
     Args:
         logits: The network: from pictures to logits, [batch, classes].
         images: [batch, channels, height, width]; what is moved in from outside repeats their edge.
-        views: One of `VIEWS`; with 1 the pictures alone are looked at.
+        views: 1, 5 or 9; with 1 the pictures alone are looked at.
 
     Returns:
         [batch, classes], in 32 bits at least where there are several views.

@@ -146,7 +146,7 @@ def _ratio(ratio: Section) -> list[Cell]:
 
 def _machine(bench: Section) -> str:
     machine = bench["machine"]
-    parts = [text(machine["processor"]), f"{count(machine['cores'])} cores", text(machine["gpu"] or "no GPU")]
+    parts = [text(machine["processor"]), f"{count(machine['cores'])} cores"]
     return one_line([*parts, f"medians of {count(bench['repeats'])} interleaved rounds"])
 
 

@@ -5,7 +5,6 @@ What is predicted is called so; what was measured are dots. Colours come from th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from lit_mnist.report.comparison import page_table
 from lit_mnist.report.comparison_rows import Cell, Column, Grid
 from lit_mnist.report.comparison_verdict import part, plain
 from lit_mnist.report.curves import GRID, Point, Series, path, place
-from lit_mnist.report.formats import MISSING, SPACE, count, number, percent, text
+from lit_mnist.report.formats import MISSING, SPACE, count, finite, number, percent, text
 
 STYLES = 6
 BASES = ("independent", "lock-step")
@@ -49,7 +48,7 @@ def scaling_section(topic: Mapping[str, Any]) -> str:
     points = _rows(found.get("points"))
     if not points:
         return "<p class=quiet>No scaling was measured.</p>"
-    cores, threads = _value(found.get("cores")), _value(found.get("threads"))
+    cores, threads = finite(found.get("cores")), finite(found.get("threads"))
     edge = cores / threads if cores and threads else None
     lines = _lines(points, ("images_per_s",)), _lines(points, ("efficiency", BASES[0]))
     return (
@@ -69,7 +68,7 @@ def _model(model: Mapping[str, Any], edge: float | None) -> str:
         return f"<p class=quiet>No model was fitted: {text(model.get('refused'))}</p>"
     errors = {words: part(part(model, "errors"), name) for name, words in TESTED.items()}
     size = {
-        words: [percent(_value(each.get(name))) for name in ("median", "largest")] for words, each in errors.items()
+        words: [percent(finite(each.get(name))) for name in ("median", "largest")] for words, each in errors.items()
     }
     told = [f"{median} {words} (largest {largest})" for words, (median, largest) in size.items()]
     here = [row for row in points if row.get("variant") == DRAWN]
@@ -95,14 +94,14 @@ def _model(model: Mapping[str, Any], edge: float | None) -> str:
 def _coefficients(found: Mapping[str, Any]) -> str:
     values = {f"a sample of the {loop}": seconds for loop, seconds in part(found, "compute").items()}
     values |= {"waiting": found.get("wait"), "a round": found.get("per_round"), "a byte": found.get("per_byte")}
-    told = (f"{text(name)} {_in('µs', _value(seconds), 1e6)}" for name, seconds in values.items())
+    told = (f"{text(name)} {_in('µs', finite(seconds), 1e6)}" for name, seconds in values.items())
     return f"Coefficients: {', '.join(told)}."
 
 
 def _networks(predictions: Sequence[Mapping[str, Any]]) -> str:
     told = dict.fromkeys(
-        f"{text(row.get('network'))}: {_in('µs', _value(row.get('latency_s')), 1e6)}, "
-        f"{_in('MB/s', _value(row.get('bandwidth_bytes_per_s')), 1e-6)}"
+        f"{text(row.get('network'))}: {_in('µs', finite(row.get('latency_s')), 1e6)}, "
+        f"{_in('MB/s', finite(row.get('bandwidth_bytes_per_s')), 1e-6)}"
         for row in predictions
     )
     return f"Latency and bandwidth, assumed: {'; '.join(told)}." if told else ""
@@ -116,9 +115,9 @@ def _speed_grid(points: Sequence[Mapping[str, Any]]) -> Grid:
     ]
     rows = []
     for row in sorted(points, key=lambda row: str(row.get("variant"))):
-        ranks = Cell(count(_value(row.get("ranks"))), below="more than cores" if row.get("beyond_cores") else "")
-        shown = [number(_value(row.get(name))) for name in ("images_per_s", "step_ms")]
-        shown += [percent(_value(part(row, "efficiency").get(base))) for base in BASES]
+        ranks = Cell(count(finite(row.get("ranks"))), below="more than cores" if row.get("beyond_cores") else "")
+        shown = [number(finite(row.get(name))) for name in ("images_per_s", "step_ms")]
+        shown += [percent(finite(part(row, "efficiency").get(base))) for base in BASES]
         rows.append([Cell(plain(row.get("variant"))), ranks, *map(Cell, shown)])
     return Grid(columns, rows)
 
@@ -128,9 +127,9 @@ def _fit_grid(points: Sequence[Mapping[str, Any]]) -> Grid:
     rows = [
         [
             Cell(plain(row.get("variant"))),
-            Cell(count(_value(row.get("ranks")))),
-            *(Cell(number(_value(row.get(name)))) for name in ("measured_ms", "predicted_ms")),
-            *(Cell(_signed(_value(row.get(name)))) for name in TESTED),
+            Cell(count(finite(row.get("ranks")))),
+            *(Cell(number(finite(row.get(name)))) for name in ("measured_ms", "predicted_ms")),
+            *(Cell(_signed(finite(row.get(name)))) for name in TESTED),
         ]
         for row in points
     ]
@@ -144,11 +143,11 @@ def _traffic(traffic: Sequence[Mapping[str, Any]]) -> str:
     titles = ("Ranks", "Payload", "by formula", "Data sent, by formula", "with gloo's framing", "Sent, counted", "More")
     rows = []
     for row in traffic:
-        data, framing, sent = (_value(row.get(name)) for name in ("data_formula", "framing_formula", "bytes_sent"))
+        data, framing, sent = (finite(row.get(name)) for name in ("data_formula", "framing_formula", "bytes_sent"))
         whole = None if data is None or framing is None else data + framing
         more = sent / whole - 1 if sent is not None and whole else None
-        payload = [_value(row.get(name)) for name in ("payload_bytes", "payload_formula")]
-        shown = [count(each) for each in (_value(row.get("ranks")), *payload, data, whole, sent)]
+        payload = [finite(row.get(name)) for name in ("payload_bytes", "payload_formula")]
+        shown = [count(each) for each in (finite(row.get("ranks")), *payload, data, whole, sent)]
         rows.append([Cell(plain(row.get("engine"))), *map(Cell, [*shown, _signed(more)])])
     table = Grid([Column("Engine"), *(Column(title, style="figure") for title in titles)], rows)
     return f'<p class="quiet method">{BYTES}</p>{page_table("Bytes of a step", table)}'
@@ -225,8 +224,8 @@ def _line(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Point]
     line = []
     for row in rows:
         *outer, last = keys
-        y = _value((part(row, outer[0]) if outer else row).get(last))
-        x = _value(row.get("ranks"))
+        y = finite((part(row, outer[0]) if outer else row).get(last))
+        x = finite(row.get("ranks"))
         if x is not None and x >= 1 and y is not None:
             line.append((x, y))
     return sorted(line)
@@ -234,12 +233,6 @@ def _line(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Point]
 
 def _rows(value: object) -> list[Mapping[str, Any]]:
     return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
-
-
-def _value(value: object) -> float | None:
-    """Returns a figure, or None for what is no number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def _in(unit: str, value: float | None, factor: float = 1.0) -> str:

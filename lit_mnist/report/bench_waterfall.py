@@ -6,14 +6,13 @@ to the step that was measured without any probe is the remainder. Colours come f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_mnist.report.comparison import page_table
 from lit_mnist.report.comparison_rows import Cell, Column, Grid
 from lit_mnist.report.curves import place
-from lit_mnist.report.formats import MISSING, SPACE, percent, text
+from lit_mnist.report.formats import MISSING, SPACE, finite, percent, text
 from lit_mnist.training.timer import ALL_REDUCE, BACKWARD, BATCH_NORM, COPY, DATA, FORWARD, OPTIMIZER
 
 ROW = 36  # pixels of a part: its name, and its bar below
@@ -47,7 +46,7 @@ def waterfall_section(topic: Mapping[str, Any]) -> str:
     engines = {str(name): one for name, one in found.items() if isinstance(one, Mapping)} if found else {}
     if not engines:
         return "<p class=quiet>No waterfall was measured.</p>"
-    ends = [_value(one.get(name)) for one in engines.values() for name in ("sum_ms", "untraced_ms")]
+    ends = [finite(one.get(name)) for one in engines.values() for name in ("sum_ms", "untraced_ms")]
     longest = max((end for end in ends if end is not None), default=0.0)
     keys = "".join(f'<span class=key><i style="border-color:{colour}"></i>{words}</span> ' for colour, words in KINDS)
     drawn = "".join(_figure(name, one, longest) for name, one in engines.items())
@@ -59,8 +58,8 @@ def waterfall_section(topic: Mapping[str, Any]) -> str:
 
 def _figure(name: str, engine: Mapping[str, Any], longest: float) -> str:
     """Returns one engine's picture."""
-    parts, step = _parts(engine), _value(engine.get("untraced_ms"))
-    covered = _value(engine.get("covered"))
+    parts, step = _parts(engine), finite(engine.get("untraced_ms"))
+    covered = finite(engine.get("covered"))
     share = MISSING if covered is None else percent(covered)
     told = f"{_ms(step)} per step; the parts explain {share}"
     rows: list[str] = []
@@ -68,7 +67,7 @@ def _figure(name: str, engine: Mapping[str, Any], longest: float) -> str:
     for part, spent in parts:
         rows.append(_row(len(rows), part, spent, start, longest, COLOURS.get(part, "var(--soft)")))
         start += spent or 0.0
-    left = _value(engine.get("remainder_ms"))
+    left = finite(engine.get("remainder_ms"))
     rows.append(_row(len(rows), REMAINDER, left, start, longest, "var(--ink)", opacity=0.35))
     rows.append(_row(len(rows), STEP, step, 0.0, longest, "var(--ink)"))
     edge = "" if step is None or not longest else place(step / longest)
@@ -109,7 +108,7 @@ def _grid(engines: Mapping[str, Mapping[str, Any]]) -> Grid:
         (HIDDEN, "hidden_all_reduce_ms"),
         (SEPARATE, "separate_ms"),
     ):
-        rows.append((name, [_value(one.get(key)) for one in engines.values()]))
+        rows.append((name, [finite(one.get(key)) for one in engines.values()]))
     columns = [Column("ms per step"), *(Column(name, style="figure") for name in engines)]
     several = len(engines) > 1
     if several:
@@ -124,13 +123,7 @@ def _grid(engines: Mapping[str, Mapping[str, Any]]) -> Grid:
 
 
 def _parts(engine: Mapping[str, Any]) -> list[tuple[str, float | None]]:
-    return [(str(part.get("name")), _value(part.get("ms"))) for part in engine.get("parts") or []]
-
-
-def _value(found: Any) -> float | None:
-    """Returns a figure, or None for what is no number."""
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if is_number and math.isfinite(found) else None
+    return [(str(part.get("name")), finite(part.get("ms"))) for part in engine.get("parts") or []]
 
 
 def _plain(value: float | None, *, signed: bool = False) -> str:

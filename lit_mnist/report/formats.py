@@ -21,6 +21,12 @@ def text(value: object) -> str:
     return html.escape(str(value).translate(_CONTROL), quote=True)
 
 
+def finite(value: object) -> float | None:
+    """Returns a figure of a file, or None for what is no finite number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """Returns a number with `digits` significant digits and grouped thousands."""
     if value is None:

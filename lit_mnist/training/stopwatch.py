@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lit_mnist.data.loader import Batch, TrainBatches
-from lit_mnist.models.exchange import Exchange
+from lit_mnist.exchange import Exchange
 from lit_mnist.seams import hidden_all_reduce_ms, measure_every_step
 from lit_mnist.training.files import write_text
 from lit_mnist.training.keeper import Keeper

@@ -19,10 +19,11 @@ from test_bad_input import refused
 from torch.distributed.run import config_from_args, parse_args
 
 from faults.conftest import SMALL, Tell
+from lit_mnist.addresses import choose_interface
 from lit_mnist.configure import configure
 from lit_mnist.errors import InputError
 from lit_mnist.flags import read_command_line
-from lit_mnist.ranks import Rank, adopt_slurm, choose_interface, launched_from_outside
+from lit_mnist.ranks import Rank, adopt_slurm, launched_from_outside
 
 TASK = {
     "SLURM_STEP_ID": "0",
