@@ -105,7 +105,7 @@ def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
     bare = {name.removeprefix("net."): value for name, value in saved["state_dict"].items()}
     assert weights_sha256(module.net.state_dict()) == weights_sha256(bare)
     assert "_instantiator" not in saved["hyper_parameters"]
-    assert saved["hyper_parameters"]["lr"] == 0.2
+    assert saved["hyper_parameters"]["lr"] == 0.1
 
 
 def test_a_checkpoint_from_another_gpu_loads_on_a_machine_without_one(
