@@ -138,7 +138,7 @@ def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.Monk
         ("lightning", 2, ()),
         ("raw_ddp", 2, ("--trainer.accumulate_grad_batches", 3)),
         ("raw_ddp", 2, ("--precision", "16-mixed")),
-        ("lightning", 2, ("--precision", "16-mixed", "--model.net", "basicnet")),
+        pytest.param("lightning", 2, ("--precision", "16-mixed", "--model.net", "basicnet"), marks=pytest.mark.slow),
         ("single", 1, ()),
         ("lightning", 1, ("--trainer.gradient_clip_val", 1.0)),
     ],
