@@ -240,8 +240,8 @@ class RunSettings:
             f"{self.inject}.",
         )
         _require(
-            self.trace_step is None or self.trace != "none",
-            "run.trace_step needs a trace: set run.trace, too.",
+            self.trace_step is None or self.trace in {"steps", "traffic"},
+            "run.trace_step needs a trace of the weights: set run.trace to steps or traffic, too.",
         )
         _require(self.servers >= 1, f"run.servers must be at least 1, but is {self.servers}.")
         _require(0 < self.timeout < 1e6, f"run.timeout must be above 0 seconds, but is {self.timeout}.")
