@@ -51,7 +51,10 @@ COMMANDS = {
     "own folder for Lightning": (["--trainer.default_root_dir", "x"], ["default_root_dir", "--run-dir"]),
     "several machines": (["--trainer.num_nodes", "2"], ["num_nodes", "torchrun"]),
     "compiled on two ranks": (["--model.compile", "true", "--devices", "2"], ["model.compile", "--devices 1"]),
-    "a traced step without weights": (["--run.trace", "times", "--run.trace_step", "5"], ["run.trace_step", "steps or traffic"]),
+    "a traced step without weights": (
+        ["--run.trace", "times", "--run.trace_step", "5"],
+        ["run.trace_step", "steps or traffic"],
+    ),
     "three views": (["--model.views", "3"], ["model.views", "1", "5", "9"]),
     "missing config": (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
     "random seed": (["--seed", "true"], ["seed_everything"]),
