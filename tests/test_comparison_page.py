@@ -303,8 +303,8 @@ def test_the_captions_say_what_is_counted(tmp_path: Path) -> None:
     page, text = write(tmp_path, comparison).text, " ".join(" ".join(lines(comparison)).split())
     for name, words in (
         ("Sent", "bytes that the kernel's TCP counters show for the busiest rank"),
-        ("Payload", "bytes handed to collectives and sends, as torch's profiler sees them"),
-        ("Calls", "collectives, sends and receives per step"),
+        ("Payload", "bytes handed to collectives, sends and batch norm's exchange"),
+        ("Calls", "collectives, sends, receives and exchanges per step"),
     ):
         assert f"{name} {words}" in page
         assert f"{name.lower()} {words}" in text

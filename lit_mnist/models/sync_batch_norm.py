@@ -1,8 +1,8 @@
-"""Batch norm over the samples of all ranks, on every backend.
+"""Batch norm over the samples of all ranks, on GPUs and CPUs.
 
-`torch.nn.SyncBatchNorm` refuses tensors on the CPU. This one computes the same function from what every backend
-offers: the statistics are gathered in the forward pass, and two sums per channel are reduced in the backward pass.
-The result is that of `nn.BatchNorm2d` on the ranks' batches put together: output, gradients and running buffers.
+`torch.nn.SyncBatchNorm` refuses tensors on the CPU. This one computes the same function there: the ranks exchange their
+statistics in the forward pass, and two sums per channel in the backward pass. The result is that of `nn.BatchNorm2d` on
+the ranks' batches put together: output, gradients and running buffers.
 """
 
 from __future__ import annotations

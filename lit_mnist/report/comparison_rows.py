@@ -28,8 +28,8 @@ EXPECTED = {
 }
 COUNTED = {
     "Sent": "bytes that the kernel's TCP counters show for the busiest rank",
-    "Payload": "bytes handed to collectives and sends, as torch's profiler sees them",
-    "Calls": "collectives, sends and receives per step",
+    "Payload": "bytes handed to collectives, sends and batch norm's exchange",
+    "Calls": "collectives, sends, receives and exchanges per step",
 }
 
 

@@ -1,4 +1,4 @@
-"""Counts what a rank sends: bytes by the kernel's counters, collectives and their content by torch's profiler."""
+"""Counts what a rank sends: bytes by the kernel's counters, collectives by torch's profiler, exchanges by their count."""
 
 from __future__ import annotations
 
