@@ -1,4 +1,4 @@
-"""Counts what a rank sends: bytes by the kernel's counters, collectives by torch's profiler, exchanges by their count."""
+"""Counts what a rank sends: bytes by the kernel's counters, collectives by torch's profiler, and exchanges."""
 
 from __future__ import annotations
 
