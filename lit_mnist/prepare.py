@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
+from lit_mnist.checks import check_accelerate, check_evaluation, check_extras, check_fault, check_launch
 from lit_mnist.configure import Configuration, configure
 from lit_mnist.data.dataset import Dataset, Split, load_dataset
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, RunSettings, TrainerSettings
+from lit_mnist.experiment import Experiment, TrainerSettings
 from lit_mnist.flags import CommandLine
 from lit_mnist.job import Job, Splits, plan_for, split_dataset
 from lit_mnist.offer import Offer, load_engine
@@ -58,7 +58,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     Raises:
         InputError: Something is wrong; nothing was written.
     """
-    _check_accelerate()
+    check_accelerate()
     saved = _saved(line)
     trains = line.verb in {"train", "fit"}
     base = None if saved is None else saved.to_resume() if trains else saved.to_evaluate()
@@ -74,17 +74,17 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         saved.check_same(experiment)
     devices, world_size = _ranks(experiment.trainer)
     offer.check_devices(engine, experiment, devices, world_size)
-    _check_launch(experiment.run, world_size)
+    check_launch(experiment.run, world_size)
     dataset, splits, files = _load(line, experiment)
     if experiment.trainer.devices == "auto" and line.verb == "predict" and not launched_from_outside():
         devices = Devices(devices.kind, devices.numbers[: len(splits.test)])
         world_size = devices.count
-    _check_evaluation(line, splits, world_size)
+    check_evaluation(line, splits, world_size)
     plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size)
     if offer.processes == "devices":
         # One process takes the whole batch; the devices count where `batch_per` multiplies by the ranks.
         plan = replace(plan, world_size=1)
-    _check_fault(experiment.run, plan)
+    check_fault(experiment.run, plan)
     if saved and trains:
         # It may have been lost while it tested its weights.
         may_be_done = _takes_up(line) and not (Path(str(line.run_dir)) / RESULT).exists()
@@ -132,38 +132,6 @@ def _load(line: CommandLine, experiment: Experiment) -> tuple[Dataset, Splits, t
     return dataset, replace(splits, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64))), files
 
 
-def _check_launch(run: RunSettings, world_size: int) -> None:
-    """Refuses options of the launch that do not fit how the ranks are started, or how many they are."""
-    outside = launched_from_outside()
-    if outside and run.launcher != "agent":
-        raise InputError("run.launcher is for ranks that this command starts: here an outside launcher has.")
-    if run.launcher != "agent" and world_size == 1:
-        raise InputError("run.launcher is for several ranks: one rank runs in this process.")
-    if run.servers > world_size:
-        raise InputError(f"run.servers is {run.servers}, but each has its rank, and there are {world_size}.")
-    if outside and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) and not run.dir:
-        raise InputError("A restart by torchrun goes on in the folder that --run-dir names: give --run-dir.")
-    if run.max_restarts and (outside or run.launcher != "agent"):
-        raise InputError("run.max_restarts is for ranks that torch's elastic agent starts here: it has no effect.")
-
-
-def _check_fault(run: RunSettings, plan: Plan) -> None:
-    """Refuses a fault that would never come."""
-    if run.fault and (run.fault[1] >= plan.world_size or run.fault[2] > plan.total_steps):
-        ranks, steps = f"0 to {plan.world_size - 1}", f"1 to {plan.total_steps}"
-        raise InputError(f"run.inject is {run.inject}, but the ranks are {ranks}, and the steps {steps}.")
-
-
-def _check_accelerate() -> None:
-    """Refuses a start by `accelerate launch` that has, on CPUs, made one process where several were asked for."""
-    asked_for_several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
-    if asked_for_several and "RANK" not in os.environ:
-        raise InputError(
-            "accelerate launch was asked for several processes and has started one, as it does on CPUs: start them by "
-            "torchrun, or by --devices without a launcher."
-        )
-
-
 def print_once(text: str) -> None:
     """Prints on rank 0, where an outside launcher has started several of this process."""
     if not launched_from_outside() or Rank.from_environment().is_first:
@@ -174,25 +142,6 @@ def run_folder_of(checkpoint: Path) -> Path | None:
     """Returns the run folder that a checkpoint lies in, or None where it lies elsewhere."""
     folder = checkpoint.resolve().parent
     return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).exists() else None
-
-
-def check_extras(configuration: Configuration) -> None:
-    """Makes the further Trainer options once, so that a wrong one is refused before anything is written.
-
-    Raises:
-        InputError: One cannot be made, or would do what the project does itself.
-    """
-    try:
-        made = configuration.extras.make().get("callbacks", [])
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"trainer.{configuration.extras.names[0]} cannot be made: {reason}") from error
-    for callback in made if isinstance(made, list) else [made]:
-        if isinstance(callback, Checkpoint | ProgressBar):
-            raise InputError(
-                f"trainer.callbacks names {type(callback).__name__}: the project keeps its checkpoints and shows its "
-                "progress itself."
-            )
 
 
 def _saved(line: CommandLine) -> Saved | None:
@@ -251,18 +200,6 @@ def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
         )
     own = replace(trainer, devices=trainer.devices if isinstance(trainer.devices, list) else rank.local_world_size)
     return choose_devices(own), rank.world_size
-
-
-def _check_evaluation(line: CommandLine, splits: Splits, world_size: int) -> None:
-    """Refuses a split with fewer samples than ranks, of which some would have nothing to evaluate."""
-    if line.verb == "validate" and not len(splits.validation):
-        raise InputError("data.val_size is 0: there is nothing to validate on.")
-    sizes = {"validation": len(splits.validation) if line.verb in {"train", "fit", "validate"} else 0}
-    sizes["test"] = len(splits.test) if line.verb in {"train", "test", "predict"} else 0
-    for name, size in sizes.items():
-        if 0 < size < world_size:
-            what = f"There are {size} pictures" if line.images else f"The {name} split has {size} samples"
-            raise InputError(f"{what}, fewer than the {world_size} ranks: use fewer ranks.")
 
 
 def _claim(line: CommandLine, configuration: Configuration, checkpoint: Path | None) -> tuple[Path, RunFolder | None]:

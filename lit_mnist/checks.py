@@ -1,0 +1,94 @@
+"""What is refused before a rank starts, though each setting by itself is right: it does not fit the rest."""
+
+from __future__ import annotations
+
+import os
+
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+
+from lit_mnist.configure import Configuration
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import RunSettings
+from lit_mnist.flags import CommandLine
+from lit_mnist.job import Splits
+from lit_mnist.plan import Plan
+from lit_mnist.ranks import launched_from_outside
+
+
+def check_launch(run: RunSettings, world_size: int) -> None:
+    """Refuses options of the launch that do not fit how the ranks are started, or how many they are.
+
+    Raises:
+        InputError: One does not fit.
+    """
+    outside = launched_from_outside()
+    if outside and run.launcher != "agent":
+        raise InputError("run.launcher is for ranks that this command starts: here an outside launcher has.")
+    if run.launcher != "agent" and world_size == 1:
+        raise InputError("run.launcher is for several ranks: one rank runs in this process.")
+    if run.servers > world_size:
+        raise InputError(f"run.servers is {run.servers}, but each has its rank, and there are {world_size}.")
+    if outside and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) and not run.dir:
+        raise InputError("A restart by torchrun goes on in the folder that --run-dir names: give --run-dir.")
+    if run.max_restarts and (outside or run.launcher != "agent"):
+        raise InputError("run.max_restarts is for ranks that torch's elastic agent starts here: it has no effect.")
+
+
+def check_fault(run: RunSettings, plan: Plan) -> None:
+    """Refuses a fault that would never come.
+
+    Raises:
+        InputError: It names a rank or a step that there is not.
+    """
+    if run.fault and (run.fault[1] >= plan.world_size or run.fault[2] > plan.total_steps):
+        ranks, steps = f"0 to {plan.world_size - 1}", f"1 to {plan.total_steps}"
+        raise InputError(f"run.inject is {run.inject}, but the ranks are {ranks}, and the steps {steps}.")
+
+
+def check_accelerate() -> None:
+    """Refuses a start by `accelerate launch` that has, on CPUs, made one process where several were asked for.
+
+    Raises:
+        InputError: It has.
+    """
+    asked_for_several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
+    if asked_for_several and "RANK" not in os.environ:
+        raise InputError(
+            "accelerate launch was asked for several processes and has started one, as it does on CPUs: start them by "
+            "torchrun, or by --devices without a launcher."
+        )
+
+
+def check_extras(configuration: Configuration) -> None:
+    """Makes the further Trainer options once, so that a wrong one is refused before anything is written.
+
+    Raises:
+        InputError: One cannot be made, or would do what the project does itself.
+    """
+    try:
+        made = configuration.extras.make().get("callbacks", [])
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"trainer.{configuration.extras.names[0]} cannot be made: {reason}") from error
+    for callback in made if isinstance(made, list) else [made]:
+        if isinstance(callback, Checkpoint | ProgressBar):
+            raise InputError(
+                f"trainer.callbacks names {type(callback).__name__}: the project keeps its checkpoints and shows its "
+                "progress itself."
+            )
+
+
+def check_evaluation(line: CommandLine, splits: Splits, world_size: int) -> None:
+    """Refuses a split with fewer samples than ranks, of which some would have nothing to evaluate.
+
+    Raises:
+        InputError: There are too few.
+    """
+    if line.verb == "validate" and not len(splits.validation):
+        raise InputError("data.val_size is 0: there is nothing to validate on.")
+    sizes = {"validation": len(splits.validation) if line.verb in {"train", "fit", "validate"} else 0}
+    sizes["test"] = len(splits.test) if line.verb in {"train", "test", "predict"} else 0
+    for name, size in sizes.items():
+        if 0 < size < world_size:
+            what = f"There are {size} pictures" if line.images else f"The {name} split has {size} samples"
+            raise InputError(f"{what}, fewer than the {world_size} ranks: use fewer ranks.")
