@@ -62,6 +62,8 @@ def give_name(path: Path, name: Path) -> None:
         copy_file(path, name)
         return
     os.replace(temporary, name)  # noqa: PTH105
+    # A rename between two names of one file does nothing: so it is where a run was killed after it had got this far.
+    temporary.unlink(missing_ok=True)
     _flush_folder(name.parent)
 
 

@@ -234,6 +234,17 @@ def test_a_read_only_folder_is_refused_at_the_start(program: Program, trained: P
     assert "cannot be written: Read-only file system" in done.err
 
 
+def test_the_save_after_one_that_was_killed_leaves_nothing_stray(trained: Path) -> None:
+    """The killed one had given the last checkpoint its second name already, and had got no further."""
+    before, checkpoints = newest(trained)["global_step"], trained / "checkpoints"
+    (checkpoints / f"step-{before:08d}.ckpt").unlink(missing_ok=True)
+    os.link(checkpoints / "last.ckpt", checkpoints / f"step-{before:08d}.ckpt")
+    saving(trained, before + 1, is_best=False)()
+    names = sorted(path.name for path in checkpoints.iterdir())
+    assert names == ["best.ckpt", "last.ckpt", f"step-{before:08d}.ckpt"]
+    assert read_checkpoint(checkpoints / f"step-{before:08d}.ckpt")["global_step"] == before
+
+
 def test_where_there_are_no_hard_links_a_copy_is_made(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
