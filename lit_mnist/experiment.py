@@ -98,10 +98,12 @@ class DataSettings:
         val_size: Samples taken off the training set for validation; 0 for none.
         train_size: Train on the first so many samples (after the validation split) only.
         test_size: Test on the first so many samples only.
-        augment: `none`, `shift` (whole pixels) or `affine` (rotation, scale and sub-pixel shift).
-        max_shift: Largest shift in pixels, each way, of `shift` and `affine`.
-        max_rotate: Largest rotation in degrees, each way, of `affine`.
-        max_scale: Largest relative change of size of `affine`: 0.1 is from 0.9 to 1.1.
+        augment: `none`, `shift` (whole pixels), `affine` (rotation, scale and sub-pixel shift) or `elastic` (`affine`,
+            and smooth random distortions).
+        max_shift: Largest shift in pixels, each way.
+        max_rotate: Largest rotation in degrees, each way, of `affine` and `elastic`.
+        max_scale: Largest relative change of size of `affine` and `elastic`: 0.1 is from 0.9 to 1.1.
+        max_distort: Largest distortion in pixels, along each axis, of `elastic`.
         pipeline: `batched`: pictures become a float batch in one step; `per_sample`: each is turned by itself, by PIL
             and torchvision, as the classic scripts do: slower, and equal up to rounding.
         workers: Processes of each rank that load ahead, with `per_sample`; 0: the rank itself turns the samples.
@@ -116,10 +118,11 @@ class DataSettings:
     val_size: int = 5000
     train_size: int | None = None
     test_size: int | None = None
-    augment: Literal["none", "shift", "affine"] = "none"
+    augment: Literal["none", "shift", "affine", "elastic"] = "none"
     max_shift: int = 2
     max_rotate: float = 10.0
     max_scale: float = 0.1
+    max_distort: float = 4.0
     pipeline: Literal["batched", "per_sample"] = "batched"
     workers: int = 0
 
@@ -128,7 +131,9 @@ class DataSettings:
             value = getattr(self, name)
             _require(value is None or value >= 1, f"data.{name} must be at least 1, but is {value}.")
         _require(self.val_size >= 0, f"data.val_size must be at least 0, but is {self.val_size}.")
-        _require(0 <= self.max_shift <= 14, f"data.max_shift must be from 0 to 14 pixels, but is {self.max_shift}.")
+        for name in ("max_shift", "max_distort"):
+            value = getattr(self, name)
+            _require(0 <= value <= 14, f"data.{name} must be from 0 to 14 pixels, but is {value}.")
         _require(0 <= self.max_rotate <= 180, f"data.max_rotate must be from 0 to 180, but is {self.max_rotate}.")
         _require(0 <= self.max_scale < 1, f"data.max_scale must be at least 0 and below 1, but is {self.max_scale}.")
         _require(0 <= self.workers <= 64, f"data.workers must be from 0 to 64, but is {self.workers}.")
