@@ -22,7 +22,6 @@ from lit_mnist.training.result import Trained, build_result, total_memory
 from lit_mnist.training.run_folder import REPORT, RESULT, RunFolder, shown
 
 PREDICTIONS, GRID = "predictions.csv", "predictions.png"
-_MISTAKES_SHOWN = 40
 # Indices, predicted classes and their probabilities, each [batch].
 Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -50,7 +49,7 @@ def finish(
         trained: Figures of the training, where there was one.
         validation: The last evaluation on the validation split.
         test: The evaluation on the test split.
-        wrong: The test samples classified wrongly, the surest first.
+        wrong: The surest of the test samples classified wrongly, the surest first.
     """
     memory = total_memory(clock, rank, device, job.first_process)
     if not rank.is_first or job.verb == "predict":
@@ -70,7 +69,7 @@ def finish(
     images, labels = job.splits.test.images, job.splits.test.labels
     mistakes = [
         Mistake(images[index].numpy(), index, int(labels[index]), predicted, probability)
-        for index, predicted, probability in wrong[:_MISTAKES_SHOWN]
+        for index, predicted, probability in wrong
     ]
     write_report(
         job.folder / REPORT,

@@ -15,6 +15,9 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from lit_mnist.errors import NonFiniteError
 
+# As many as a report shows.
+MISTAKES_KEPT = 40
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -73,23 +76,40 @@ def evaluation_of(confusion: torch.Tensor, loss_sum: torch.Tensor, expected: int
     )
 
 
-def mistakes(logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> list[Wrong]:
-    """Returns the samples of a batch that are classified wrongly; arguments as of `Tally.add`."""
+def mistakes(logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Returns the samples of a batch that are classified wrongly: a row for each, with the fields of `Wrong`.
+
+    A tensor and no list, which took a network without training as long as a part of its forward pass.
+
+    Args:
+        logits: [batch, classes].
+        targets: Classes, int64 [batch].
+        indices: The samples' numbers, int64 [batch].
+
+    Returns:
+        float64 [wrong samples, 3], on the CPU; a double holds each sample's number exactly.
+    """
     predicted = logits.argmax(dim=1)
-    wrong = (predicted != targets).cpu()
-    probability = logits.cpu()[wrong].softmax(dim=1).amax(dim=1)
-    found = (indices.cpu()[wrong], predicted.cpu()[wrong], probability)
-    return list(map(Wrong._make, zip(*(figures.tolist() for figures in found), strict=True)))
+    rows = (predicted != targets).nonzero()[:, 0]
+    probability = logits[rows].softmax(dim=1).amax(dim=1).cpu()
+    return torch.stack([indices.cpu()[rows.cpu()].double(), predicted[rows].cpu().double(), probability.double()], 1)
 
 
-def gather_mistakes(own: list[Wrong]) -> list[Wrong]:
-    """Returns the mistakes of all ranks, the surest first; every rank must call it."""
-    found = own
+def gather_mistakes(own: list[torch.Tensor]) -> list[Wrong]:
+    """Returns the surest mistakes of all ranks, at most `MISTAKES_KEPT`; every rank must call it.
+
+    Args:
+        own: What `mistakes` found in each of this rank's batches, in the samples' order.
+    """
+    found = torch.cat([torch.zeros(0, len(Wrong._fields), dtype=torch.float64), *own])
+    # Before they become objects: a network without training makes thousands, and Python looks through all it has.
+    rows = found[found[:, 2].argsort(descending=True, stable=True)[:MISTAKES_KEPT]].tolist()
     if dist.is_initialized() and dist.get_world_size() > 1:
-        gathered: list[list[Wrong]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(gathered, own)
-        found = [wrong for part in gathered for wrong in part]
-    return sorted(found, key=lambda wrong: (-wrong.probability, wrong.sample))
+        gathered: list[list[list[float]]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(gathered, rows)
+        rows = [row for part in gathered for row in part]
+    wrong = [Wrong(int(sample), int(predicted), probability) for sample, predicted, probability in rows]
+    return sorted(wrong, key=lambda mistake: (-mistake.probability, mistake.sample))[:MISTAKES_KEPT]
 
 
 class Tally:
@@ -102,13 +122,13 @@ class Tally:
     Attributes:
         confusion: Counts, rows the true and columns the predicted class, int64 [classes, classes].
         loss_sum: Sum of the cross-entropies in nats, float64 scalar, so that the order of summation does not show.
-        wrong: The samples classified wrongly, where they are noted.
+        wrong: What `mistakes` found in each batch, where they are noted.
     """
 
     def __init__(self, num_classes: int, device: torch.device) -> None:
         self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.wrong: list[Wrong] = []
+        self.wrong: list[torch.Tensor] = []
 
     def add(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
         """Adds a batch.
@@ -123,7 +143,7 @@ class Tally:
         self.confusion += cells.bincount(minlength=self.confusion.numel()).view_as(self.confusion)
         self.loss_sum += F.cross_entropy(logits, targets, reduction="sum").double()
         if indices is not None:
-            self.wrong += mistakes(logits, targets, indices)
+            self.wrong.append(mistakes(logits, targets, indices))
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:
@@ -142,7 +162,7 @@ class ExactMetrics(nn.Module):
         self.confusion = MulticlassConfusionMatrix(num_classes, validate_args=False)
         # In double precision, so that the order of summation over the ranks does not show.
         self.loss_sum = SumMetric(nan_strategy="disable").set_dtype(torch.float64)
-        self._wrong: list[Wrong] = []
+        self._wrong: list[torch.Tensor] = []
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
         """Adds a batch; arguments as of `Tally.add`."""
@@ -150,7 +170,7 @@ class ExactMetrics(nn.Module):
         self.confusion.update(logits.argmax(dim=1), targets)
         self.loss_sum.update(F.cross_entropy(logits, targets, reduction="sum").double())
         if indices is not None:
-            self._wrong += mistakes(logits, targets, indices)
+            self._wrong.append(mistakes(logits, targets, indices))
 
     def wrong(self) -> list[Wrong]:
         """Returns the mistakes over all ranks, the surest first; every rank must call it."""
