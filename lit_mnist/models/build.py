@@ -9,6 +9,7 @@ from lit_mnist.data.randomness import derived_seed
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.basicnet import BasicNet
 from lit_mnist.models.convnet import ConvNet
+from lit_mnist.models.dropout import SeededDropout
 
 
 def build_net(settings: ModelSettings, *, num_classes: int, seed: int) -> nn.Module:
@@ -25,6 +26,10 @@ def build_net(settings: ModelSettings, *, num_classes: int, seed: int) -> nn.Mod
         else:
             net = ConvNet(num_classes, views=settings.views)
     if settings.compile:
+        for layer in net.modules():
+            if isinstance(layer, SeededDropout):
+                # The 64-bit arithmetic of its seeds is not torch's.
+                layer.kept = torch.compiler.disable(layer.kept)  # type: ignore[method-assign]
         # Without the module's call, whose hooks watch each step from outside.
         net.logits = torch.compile(net.logits)  # type: ignore[method-assign]
     return net.to(memory_format=torch.channels_last)
