@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Program, processes_of, result_of, wait_for
+from conftest import Program, processes_of, ranks_of, result_of, wait_for
 from faults.conftest import end_of, errors_of, step_of
 
 from lit_mnist.configure import configure
@@ -152,7 +152,12 @@ def left_in_the_temporary_folder() -> set[str]:
 
 @pytest.mark.parametrize(
     ("victim", "signum", "code"),
-    [("worker", signal.SIGKILL, 3), ("launcher", signal.SIGKILL, -9), ("group", signal.SIGTERM, 143)],
+    [
+        ("worker", signal.SIGKILL, 3),
+        ("rank", signal.SIGKILL, 3),
+        ("launcher", signal.SIGKILL, -9),
+        ("group", signal.SIGTERM, 143),
+    ],
 )
 def test_nothing_is_left_of_workers_whatever_ends(
     program: Program, victim: str, signum: signal.Signals, code: int
@@ -163,16 +168,19 @@ def test_nothing_is_left_of_workers_whatever_ends(
         wait_for(lambda: step_of(folder) > 3, 60, program.folder)
         workers = workers_of(group)
         assert len(workers) == 4
+        ranks = ranks_of(group, [pid for pid in processes_of(group) if pid not in workers])
         if victim == "group":
             os.killpg(group, signum)
         else:
-            os.kill(group if victim == "launcher" else max(workers), signum)
+            os.kill({"worker": max(workers), "rank": ranks[1], "launcher": group}[victim], signum)
         ended, _ = end_of(group, program, 20)
     told = errors_of(program)
     assert ended == code, told
     if victim == "worker":
         assert re.search(r"Rank \d .* failed in step \d+:", told), told
         assert "DataLoader worker" in told
+    if victim == "rank":
+        assert re.search(r"Rank 1 .* was killed by SIGKILL in step \d+", told), told
     if victim == "group":
         assert re.search(r"error: Stopped by SIGTERM after step \d+\.", told), told
 
