@@ -109,7 +109,7 @@ class MNISTDataModule(LightningDataModule):
             split,
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
-            batch_size=self.settings.eval_batch_size,
+            batch_size=self.settings.evaluated_at_once,
             settings=self.settings,
             dtype=self._dtype,
         )

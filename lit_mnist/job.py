@@ -102,7 +102,7 @@ class Job:
             split,
             rank=rank.rank,
             world_size=rank.world_size,
-            batch_size=self.experiment.data.eval_batch_size,
+            batch_size=self.experiment.data.evaluated_at_once,
             settings=self.experiment.data,
             dtype=weight_dtype(self.precision),
         )
