@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ class Extremes:
         predicted = logits.argmax(dim=1)
         scores = scene_scores(predicted, targets, self._num_classes)
         # A scene without any pixel of a class has no score.
-        found = [(row, score) for row, score in enumerate(scores.tolist()) if score == score]
+        found = [(row, score) for row, score in enumerate(scores.tolist()) if math.isfinite(score)]
         masks = predicted.to(torch.uint8).cpu().numpy()
         added = [Scored(int(indices[row]), score, masks[row].copy()) for row, score in found]
         self.scored = extremes_of([*self.scored, *added])
