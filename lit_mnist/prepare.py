@@ -8,15 +8,24 @@ from pathlib import Path
 
 import torch
 
-from lit_mnist.checks import check_accelerate, check_evaluation, check_extras, check_fault, check_launch
+from lit_mnist.checks import (
+    check_accelerate,
+    check_batch_norm,
+    check_evaluation,
+    check_extras,
+    check_fault,
+    check_launch,
+)
 from lit_mnist.configure import Configuration, configure
-from lit_mnist.data.dataset import Dataset, Split, load_dataset
+from lit_mnist.data.dataset import Dataset, Split, dataset_of
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, TrainerSettings
+from lit_mnist.experiment import SCENE_NAMES, Experiment, TrainerSettings
 from lit_mnist.flags import CommandLine
 from lit_mnist.job import Job, Splits, plan_for, split_dataset
+from lit_mnist.models.weights import read_weights
 from lit_mnist.offer import Offer, load_engine
 from lit_mnist.plan import Plan
+from lit_mnist.predict.scenes import MASKS, OVERLAYS, own_scenes
 from lit_mnist.ranks import Devices, Rank, choose_devices, launched_from_outside, threads_per_rank
 from lit_mnist.record import GRID, PREDICTIONS
 from lit_mnist.resume import Saved
@@ -35,7 +44,7 @@ _WRITES = {
     "fit": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
     "validate": (CONFIG, RESULT, REPORT),
     "test": (CONFIG, RESULT, REPORT),
-    "predict": (PREDICTIONS, GRID),
+    "predict": (PREDICTIONS, GRID, MASKS, OVERLAYS),
 }
 
 
@@ -85,6 +94,8 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         # One process takes the whole batch; the devices count where `batch_per` multiplies by the ranks.
         plan = replace(plan, world_size=1)
     check_fault(experiment.run, plan)
+    if trains:
+        check_batch_norm(experiment, plan, world_size)
     if saved and trains:
         # It may have been lost while it tested its weights.
         may_be_done = _takes_up(line) and not (Path(str(line.run_dir)) / RESULT).exists()
@@ -92,6 +103,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         print_once(f"note: going on from {shown(saved.path.absolute())} after step {saved.step}")
     elif saved:
         saved.check_evaluation(experiment, dataset, validates=line.verb == "validate")
+    weights = None if saved else read_weights(experiment.model, num_classes=dataset.num_classes)
 
     folder, claimed = _claim(line, configuration, saved.path if saved else None)
     job = Job(
@@ -108,6 +120,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         command=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
         checkpoint=saved.path if saved else None,
+        weights=weights,
         files=files,
         extras=configuration.extras if configuration.extras.names else None,
     )
@@ -121,15 +134,20 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
 def _load(line: CommandLine, experiment: Experiment) -> tuple[Dataset, Splits, tuple[Path, ...]]:
     """Loads the data, and the user's pictures in place of the test set where there are any."""
     data = experiment.data
-    dataset = load_dataset(data.name, Path(data.root) if data.root else None, data.emnist_split)
-    splits = split_dataset(experiment, dataset)
     if not line.images:
-        return dataset, splits, ()
+        dataset = dataset_of(data)
+        return dataset, split_dataset(experiment, dataset), ()
     from lit_mnist.predict.images import find_images, read_digits
 
     files = tuple(find_images([Path(image) for image in line.images]))
+    if data.name in SCENE_NAMES:
+        # Nothing of the data set is needed but the names of its classes, and who predicts may not have its files.
+        dataset = own_scenes(files, data)
+        return dataset, Splits(dataset.train, dataset.train, dataset.test), files
+    dataset = dataset_of(data)
     digits = read_digits(files)
-    return dataset, replace(splits, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64))), files
+    own = Split(digits, torch.zeros(len(digits), dtype=torch.int64))
+    return dataset, replace(split_dataset(experiment, dataset), test=own), files
 
 
 def print_once(text: str) -> None:

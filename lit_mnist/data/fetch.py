@@ -111,7 +111,7 @@ def _try_addresses(archive: Archive, partial: Path) -> list[str]:
     failures = []
     for address in archive.addresses:
         try:
-            with _without_traces(utils.tqdm):
+            with without_traces(utils.tqdm):
                 utils.download_url(address, os.fspath(partial), archive.name, archive.md5)
         except (OSError, RuntimeError, HTTPException) as error:
             failures.append(f"{address}: {error}")
@@ -121,7 +121,7 @@ def _try_addresses(archive: Archive, partial: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _without_traces(bar: type) -> Iterator[None]:
+def without_traces(bar: type) -> Iterator[None]:
     """Bounds the wait for a silent network, and keeps the progress bar from leaving its monitor thread behind.
 
     torchvision sets no timeout; the ranks are forked after the download, and a fork wants no other threads.
