@@ -1,4 +1,4 @@
-"""Masks as palette PNGs in the colours of Pascal VOC."""
+"""The classes' colours of Pascal VOC: masks as palette PNGs, and pictures tinted with them."""
 
 from __future__ import annotations
 
@@ -32,3 +32,21 @@ def palette_png(mask: npt.NDArray[np.uint8]) -> bytes:
     # No bits are saved: a reader need not know of palettes with fewer than 8.
     image.save(buffer, "PNG", bits=8, compress_level=6)
     return buffer.getvalue()
+
+
+def tinted(picture: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Returns a picture, uint8 [height, width, 3], in which each class but the background has its colour.
+
+    Args:
+        picture: Red, green and blue, uint8 [height, width, 3].
+        mask: Its classes, uint8 [height, width]; along the edge of a class the colour is full, inside it is half.
+    """
+    edge = np.zeros(mask.shape, bool)
+    for one, other in ((np.s_[1:], np.s_[:-1]), (np.s_[:, 1:], np.s_[:, :-1])):
+        differ = mask[one] != mask[other]
+        edge[one] |= differ
+        edge[other] |= differ
+    colours = PALETTE[mask]
+    mixed = ((picture.astype(np.uint16) + colours + 1) // 2).astype(np.uint8)
+    shown = np.where(edge[..., None], colours, mixed)
+    return np.where((mask == 0)[..., None], picture, shown)
