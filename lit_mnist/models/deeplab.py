@@ -86,12 +86,18 @@ def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractC
 
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Keeps batch norm from counting pictures into its running statistics that it has counted already."""
+    """Keeps batch norm from counting pictures into its running statistics that it has counted already.
+
+    It counts them into copies: without any statistics it would keep other tensors for its backward pass than before.
+    """
     norms = [layer for layer in block.modules() if isinstance(layer, nn.BatchNorm2d | nn.SyncBatchNorm)]
-    for layer in norms:
-        layer.track_running_stats = False
+    kept = [dict(layer.named_buffers(recurse=False)) for layer in norms]
+    for layer, buffers in zip(norms, kept, strict=True):
+        for name, buffer in buffers.items():
+            setattr(layer, name, buffer.clone())
     try:
         yield
     finally:
-        for layer in norms:
-            layer.track_running_stats = True
+        for layer, buffers in zip(norms, kept, strict=True):
+            for name, buffer in buffers.items():
+                setattr(layer, name, buffer)

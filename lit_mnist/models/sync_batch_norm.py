@@ -40,8 +40,7 @@ class PortableSyncBatchNorm(nn.BatchNorm2d):
         if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
             return super().forward(x)
         count, mean, variance = _global_statistics(x.detach(), self.exchange)
-        if self.track_running_stats:
-            self._update_running(count, mean, variance)
+        self._update_running(count, mean, variance)
         return _Normalise.apply(x, self.weight, self.bias, mean, variance, count, self.eps, self.exchange)
 
     @torch.no_grad()
