@@ -63,8 +63,7 @@ def make_scene(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:
         u, v = _turned((x - right) / radius, (y - down) / radius, next(draw))
         inside = _OUTLINES[kind](u, v) < 0
         hue = (kind + 0.5 + _HUE_SPREAD * (2 * next(draw) - 1)) / len(_OUTLINES) % 1
-        colours = _textured(u, v, draw, hue=hue, saturation=0.55 + 0.45 * next(draw))
-        picture = np.where(inside[..., None], colours, picture)
+        picture[inside] = _textured(u[inside], v[inside], draw, hue=hue, saturation=0.55 + 0.45 * next(draw))
         classes[inside] = kind + 1
     noise = uniform(seed, "noise", number, np.arange(side * side)).reshape(side, side, 1) - 0.5
     levels = np.clip(picture + _NOISE * noise, 0, 1) * 255 + 0.5
@@ -121,17 +120,17 @@ _OUTLINES = (_circle, _square, _triangle, _star, _ring, _cross)
 
 
 def _textured(u: Floats, v: Floats, draw: Iterator[float], *, hue: float, saturation: float) -> Floats:
-    """Returns colours, float64 [side, side, 3] from 0 to 1, of a plain, striped, chequered or dotted surface."""
+    """Returns colours, float64 [..., 3] from 0 to 1, at places of a plain, striped, chequered or dotted surface."""
     kind, fineness, light, contrast = int(4 * next(draw)), 1.5 + 2 * next(draw), next(draw), next(draw)
     across, along = u * fineness, v * fineness
     if kind == 0:
         pattern = np.clip(0.5 + 0.3 * u, 0, 1)
     elif kind == 1:
-        pattern = (across % 1 < 0.5).astype(np.float64)
+        pattern = (across - np.floor(across) < 0.5).astype(np.float64)
     elif kind == 2:
-        pattern = (np.floor(across) + np.floor(along)) % 2
+        pattern = ((np.floor(across) + np.floor(along)).astype(np.int64) & 1).astype(np.float64)
     else:
-        right, down = across % 1 - 0.5, along % 1 - 0.5
+        right, down = across - np.floor(across) - 0.5, along - np.floor(along) - 0.5
         pattern = (right * right + down * down < 0.08).astype(np.float64)
     bright = _colour(hue, saturation, 0.6 + 0.4 * light)
     dark = bright * (0.45 + 0.4 * contrast)
