@@ -15,7 +15,7 @@ from lit_mnist.data.fetch import exclusive
 from lit_mnist.data.palette import palette_png
 from lit_mnist.data.scenes import Scenes
 from lit_mnist.data.shapes import make_scene
-from lit_mnist.data.voc import LISTS, MASKS, PICTURES, load_scenes
+from lit_mnist.data.voc import LISTS, MASKS, PICTURES, content_sha256, load_scenes
 from lit_mnist.errors import InputError
 
 # The number is to be raised with whatever changes a byte: an older folder then stays as it is.
@@ -23,6 +23,8 @@ NAME = "shapes-1"
 TRAIN, TEST, SIDE = 2000, 500, 96
 _SEED = 2012
 _JPEG_QUALITY = 92
+# The file that tells the digest of what was made.
+_DIGEST = "sha256.txt"
 
 
 def load_shapes(root: Path | None, num_classes: int) -> tuple[str, str, Scenes, Scenes]:
@@ -50,10 +52,17 @@ def load_shapes(root: Path | None, num_classes: int) -> tuple[str, str, Scenes, 
         raise InputError(
             f"The shapes cannot be kept in {root}: {error}. Name a folder that can be written to with data.root."
         ) from error
+    advice = f"Delete {folder} to have the shapes made again."
     try:
-        return load_scenes(folder, num_classes)
+        source, sha256, train, test = load_scenes(folder, num_classes)
+        made = (folder / _DIGEST).read_text()
     except InputError as error:
-        raise InputError(f"{error}. Delete {folder} to have the shapes made again.") from error
+        raise InputError(f"{error}. {advice}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{folder / _DIGEST} cannot be read ({error}). {advice}") from error
+    if sha256 != made:
+        raise InputError(f"{folder}: these are not the shapes that were made here, but other files. {advice}")
+    return source, sha256, train, test
 
 
 def _make(root: Path, folder: Path) -> None:
@@ -62,6 +71,7 @@ def _make(root: Path, folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         write_shapes(partial, train=TRAIN, test=TEST, side=SIDE)
+        (partial / _DIGEST).write_text(content_sha256(partial))
         partial.replace(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -26,6 +26,8 @@ from lit_mnist.errors import InputError
 from lit_mnist.training.files import write_text
 
 LISTS, PICTURES, MASKS = Path("ImageSets/Segmentation"), Path("JPEGImages"), Path("SegmentationClass")
+# The lists of the training and of the test split.
+SPLITS = ("train", "val")
 _MOST_LIST_BYTES = 10_000_000
 _MOST_FILE_BYTES = 200_000_000
 # Files from which on the first reading is told of: it takes seconds.
@@ -81,15 +83,16 @@ def load_scenes(folder: Path, num_classes: int) -> tuple[str, str, Scenes, Scene
         num_classes: Number of classes, the border not counted.
 
     Returns:
-        The source: the folder, and that it was verified; the SHA-256 over the names and contents of all files that the
-        two lists name, in their order; the training and the test split.
+        The source: the folder, and that it was verified; the SHA-256 of its content, see `content_sha256`; the training
+        and the test split.
 
     Raises:
         InputError: A file is missing or damaged, a picture and its mask have different sizes, or a mask holds another
             class; the message names the file.
     """
-    train, test = (_listed(folder, name) for name in ("train", "val"))
-    sha256 = _checked(folder, {"train": train, "val": test}, num_classes)
+    splits = {name: _listed(folder, name) for name in SPLITS}
+    sha256 = _checked(folder, splits, num_classes)
+    train, test = splits.values()
     return f"{folder} (every file decoded and hashed, once while sizes and times stay)", sha256, train, test
 
 
@@ -124,11 +127,11 @@ def _checked(folder: Path, splits: dict[str, Scenes], num_classes: int) -> str:
         place = _notes()
         with exclusive(place, "check data, as noted in"):
             memory = place / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}.json"
-            known = _remembered(memory, stamp) or _digest(folder, splits, num_classes)
+            known = _remembered(memory, stamp) or _verified(folder, splits, num_classes)
             write_text(memory, json.dumps({"folder": str(folder), "stamp": stamp, "sha256": known}))
     except OSError as error:
         print(f"note: the check of {folder} cannot be remembered ({error}): each start repeats it", file=sys.stderr)
-    return known or _digest(folder, splits, num_classes)
+    return known or _verified(folder, splits, num_classes)
 
 
 def _notes() -> Path:
@@ -167,15 +170,30 @@ def _stamp(splits: dict[str, Scenes], num_classes: int) -> str:
     return digest.hexdigest()
 
 
-def _digest(folder: Path, splits: dict[str, Scenes], num_classes: int) -> str:
+def _verified(folder: Path, splits: dict[str, Scenes], num_classes: int) -> str:
     """Reads all scenes as the training will, and returns the digest of their files."""
     total = sum(map(len, splits.values()))
     if total > _MANY:
         print(f"note: reading the {total:,} scenes of {folder}, once while they stay as they are", file=sys.stderr)
+    for scenes in splits.values():
+        for picture, mask in zip(scenes.images, scenes.masks, strict=True):
+            check_scene(picture, mask, num_classes)
+    return _digest(splits)
+
+
+def content_sha256(folder: Path) -> str:
+    """Returns the SHA-256 over the names and contents of all files that a folder's lists name, in their order.
+
+    Raises:
+        InputError: A file is missing or cannot be read.
+    """
+    return _digest({name: _listed(folder, name) for name in SPLITS})
+
+
+def _digest(splits: dict[str, Scenes]) -> str:
     digest = hashlib.sha256()
     for split, scenes in splits.items():
         for picture, mask in zip(scenes.images, scenes.masks, strict=True):
-            check_scene(picture, mask, num_classes)
             digest.update(f"{split}/{picture.stem}\n".encode())
             for path in (picture, mask):
                 digest.update(_file_digest(path))
