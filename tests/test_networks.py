@@ -171,14 +171,14 @@ def test_metrics_are_torchmetrics_own() -> None:
     expected = multiclass_accuracy(logits, targets, 5, average="none")
     assert found.per_class == pytest.approx(expected.tolist())
     assert found.loss == pytest.approx(float(nn.functional.cross_entropy(logits, targets)))
-    wrong = metrics.wrong()
+    wrong = metrics.examples()
     assert len(wrong) == 500 - int(np.trace(found.confusion))
     assert [item.probability for item in wrong] == sorted((item.probability for item in wrong), reverse=True)
     with pytest.raises(AssertionError, match="500 samples were evaluated"):
         metrics.compute(501)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "onecycle", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "onecycle", "cosine", "polynomial"])
 @pytest.mark.parametrize("warmup", [None, 0.0, 0.5, 1.0])
 @pytest.mark.parametrize("total", [1, 2, 400])
 def test_a_schedule_stays_between_nothing_and_its_peak(schedule: str, warmup: float | None, total: int) -> None:
