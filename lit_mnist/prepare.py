@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from lit_mnist.checks import (
     check_accelerate,
     check_batch_norm,
@@ -17,18 +15,18 @@ from lit_mnist.checks import (
     check_launch,
 )
 from lit_mnist.configure import Configuration, configure
-from lit_mnist.data.dataset import Dataset, Split, dataset_of
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SCENE_NAMES, Experiment, TrainerSettings
+from lit_mnist.experiment import TrainerSettings
 from lit_mnist.flags import CommandLine
-from lit_mnist.job import Job, Splits, plan_for, split_dataset
+from lit_mnist.job import Job, plan_for
 from lit_mnist.models.weights import read_weights
 from lit_mnist.offer import Offer, load_engine
 from lit_mnist.plan import Plan
-from lit_mnist.predict.scenes import MASKS, OVERLAYS, own_scenes
+from lit_mnist.predict.scenes import MASKS, OVERLAYS
 from lit_mnist.ranks import Devices, Rank, choose_devices, launched_from_outside, threads_per_rank
 from lit_mnist.record import GRID, PREDICTIONS
 from lit_mnist.resume import Saved
+from lit_mnist.samples import load_samples
 from lit_mnist.training.checkpoint import BEST, LAST, find_checkpoint
 from lit_mnist.training.checkpoint_folder import newest_sound, remove_damaged
 from lit_mnist.training.faults import injected
@@ -84,7 +82,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     devices, world_size = _ranks(experiment.trainer)
     offer.check_devices(engine, experiment, devices, world_size)
     check_launch(experiment.run, world_size)
-    dataset, splits, files = _load(line, experiment)
+    dataset, splits, files = load_samples(experiment, [Path(image) for image in line.images])
     if experiment.trainer.devices == "auto" and line.verb == "predict" and not launched_from_outside():
         devices = Devices(devices.kind, devices.numbers[: len(splits.test)])
         world_size = devices.count
@@ -129,25 +127,6 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
             f"note: {plan.dropped} samples of each epoch fill no whole batch of {plan.batch_size} and are left out"
         )
     return Prepared(job, claimed)
-
-
-def _load(line: CommandLine, experiment: Experiment) -> tuple[Dataset, Splits, tuple[Path, ...]]:
-    """Loads the data, and the user's pictures in place of the test set where there are any."""
-    data = experiment.data
-    if not line.images:
-        dataset = dataset_of(data)
-        return dataset, split_dataset(experiment, dataset), ()
-    from lit_mnist.predict.images import find_images, read_digits
-
-    files = tuple(find_images([Path(image) for image in line.images]))
-    if data.name in SCENE_NAMES:
-        # Nothing of the data set is needed but the names of its classes, and who predicts may not have its files.
-        dataset = own_scenes(files, data)
-        return dataset, Splits(dataset.train, dataset.train, dataset.test), files
-    dataset = dataset_of(data)
-    digits = read_digits(files)
-    own = Split(digits, torch.zeros(len(digits), dtype=torch.int64))
-    return dataset, replace(split_dataset(experiment, dataset), test=own), files
 
 
 def print_once(text: str) -> None:
