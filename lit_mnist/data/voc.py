@@ -4,8 +4,8 @@ Pictures are `JPEGImages/NAME.jpg`, masks `SegmentationClass/NAME.png`; `ImageSe
 list the names, and `val` is the test split, since VOC keeps its own test set's masks to itself. The format is described
 at http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
 
-To decode the 2,913 pairs of VOC takes a good part of a minute. What was found sound is therefore remembered in the
-user's cache, by the paths, sizes and times of change of all files: a start reads none of them again while these stay.
+To decode the 2,913 pairs of VOC takes 15 seconds and more. What was found sound is therefore remembered in the user's
+cache, by the paths, sizes and times of change of all files: a start reads none of them again while these stay.
 """
 
 from __future__ import annotations
