@@ -29,7 +29,6 @@ from lit_mnist.training.result import Trained, build_result, total_memory
 from lit_mnist.training.run_folder import REPORT, RESULT, RunFolder, shown
 
 PREDICTIONS, GRID = "predictions.csv", "predictions.png"
-_MISTAKES_SHOWN = 40
 # Indices, predicted classes and their probabilities, each [batch]; of scenes the classes are [batch, height, width].
 Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Row = TypeVar("Row", bound=tuple[Any, ...])
@@ -91,7 +90,7 @@ def _mistakes(job: Job, examples: list[Example]) -> list[Mistake]:
     split = job.splits.test
     if isinstance(split, Scenes):
         return []
-    wrong = [example for example in examples if isinstance(example, Wrong)][:_MISTAKES_SHOWN]
+    wrong = [example for example in examples if isinstance(example, Wrong)]
     return [
         Mistake(split.images[index].numpy(), index, int(split.labels[index]), predicted, probability)
         for index, predicted, probability in wrong

@@ -84,7 +84,7 @@ def test_overflowing_steps_are_left_out_by_every_engine_alike(
         original(self, *args, **{**kwargs, "init_scale": 2.0**22})  # type: ignore[arg-type]
 
     monkeypatch.setattr(torch.amp.GradScaler, "__init__", large)
-    flags = ("--devices", 2, *SGD, "--batch-size", 16, "--data.train_size", 160, "--trainer.gradient_clip_val", 1.0)
+    flags = ("--devices", 2, *SGD, "--batch-size", 8, "--data.train_size", 80, "--trainer.gradient_clip_val", 1.0)
     words = (*flags, "--precision", "16-mixed", "--max-steps", 10)
     runs = {engine: trained(program, engine, *words) for engine in ("raw_ddp", "lightning", "fabric")}
     assert_equal(runs)

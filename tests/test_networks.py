@@ -23,6 +23,7 @@ from lit_mnist.models.dropout import SeededDropout
 from lit_mnist.models.sync_batch_norm import PortableSyncBatchNorm, sync_batch_norm, unsync_batch_norm
 from lit_mnist.ranks import Rank
 from lit_mnist.training.evaluation import ExactMetrics
+from lit_mnist.training.examples import MISTAKES_KEPT, Wrong
 from lit_mnist.training.schedule import rate_factor
 
 
@@ -172,8 +173,14 @@ def test_metrics_are_torchmetrics_own() -> None:
     assert found.per_class == pytest.approx(expected.tolist())
     assert found.loss == pytest.approx(float(nn.functional.cross_entropy(logits, targets)))
     wrong = metrics.examples()
-    assert len(wrong) == 500 - int(np.trace(found.confusion))
-    assert [item.probability for item in wrong] == sorted((item.probability for item in wrong), reverse=True)
+    probability, predicted = logits.softmax(dim=1).max(dim=1)
+    errors = [n for n in range(500) if predicted[n] != targets[n]]
+    surest = sorted(errors, key=lambda n: -float(probability[n]))[:MISTAKES_KEPT]
+    assert len(errors) > MISTAKES_KEPT
+    assert all(isinstance(item, Wrong) for item in wrong)
+    assert [item.sample for item in wrong] == surest
+    assert [item.predicted for item in wrong] == [int(predicted[n]) for n in surest]
+    assert [item.probability for item in wrong] == pytest.approx([float(probability[n]) for n in surest])
     with pytest.raises(AssertionError, match="500 samples were evaluated"):
         metrics.compute(501)
 
@@ -201,11 +208,12 @@ def test_a_compiled_network_is_the_same_function(net: Literal["convnet", "basicn
     for compiled in (False, True):
         made = build_net(ModelSettings(net=net, compile=compiled), num_classes=10, seed=3)
         made(images, Draw(1, 0, 32, torch.arange(32))).square().sum().backward()
-        gradients.append({name: parameter.grad for name, parameter in made.named_parameters()})
+        gradients.append({name: p.grad for name, p in made.named_parameters() if p.grad is not None})
+    # Of the whole gradient: that of a bias before batch norm is zero but for rounding.
+    largest = max(float(gradient.abs().max()) for gradient in gradients[0].values())
+    assert set(gradients[0]) == set(gradients[1]) == {name for name, _ in made.named_parameters()}
     for name, gradient in gradients[0].items():
-        assert gradient is not None
-        largest = float(gradient.abs().max())
-        assert torch.allclose(gradients[1][name], gradient, rtol=0, atol=1e-4 * largest + 1e-4), name
+        assert torch.allclose(gradients[1][name], gradient, rtol=0, atol=1e-4 * largest), name
 
 
 @pytest.mark.parametrize("views", [5, 9])

@@ -11,7 +11,7 @@ from lit_mnist.experiment import ModelSettings
 from lit_mnist.training.precision import cpu_computes_bfloat16, resolve_precision
 from lit_mnist.training.schedule import rate_factor
 
-SMALL = ("--data.train_size", 640, "--data.val_size", 0, "--data.test_size", 40, "--batch-size", 32)
+SMALL = ("--data.train_size", 160, "--data.val_size", 0, "--data.test_size", 40, "--batch-size", 8)
 
 
 def test_auto_is_what_the_device_is_good_at() -> None:
@@ -61,9 +61,8 @@ def test_a_skipped_step_leaves_the_schedule_where_it_was(
 
 def test_the_gpu_configuration_runs_on_a_cpu_in_float16(program: Program) -> None:
     config = ROOT / "configs" / "gpu.yaml"
-    few = ("--data.train_size", 640, "--data.val_size", 0, "--data.test_size", 100, "--batch-size", 32)
-    folder = program.train("--config", config, "--devices", 2, "--trainer.accelerator", "cpu", "--max-steps", 20, *few)
+    folder = program.train("--config", config, "--devices", 2, "--trainer.accelerator", "cpu", "--max-steps", 4, *SMALL)
     result = result_of(folder)
     assert result["precision"] == "16-mixed"
-    assert result["steps"] == 20
+    assert result["steps"] == 4
     assert result["config"]["trainer"]["sync_batchnorm"] is True

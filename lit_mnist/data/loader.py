@@ -117,9 +117,10 @@ class TrainBatches:
         """Returns one micro-batch of the epoch, made in whole batches; not of scenes."""
         assert isinstance(self.split, Split)
         indices = self._indices(batch)
-        images = _pictures(self.split, indices, self.dtype)
+        rows = torch.from_numpy(indices.copy())
+        images = self.split.images[rows].unsqueeze(1).to(self.dtype)
         images = augment(images, indices, settings=self.settings, seed=self.seed, epoch=self.epoch)
-        return self._batch(batch, indices, normalise(images), self.split.labels[torch.from_numpy(indices.copy())])
+        return self._batch(batch, indices, normalise(images), self.split.labels[rows])
 
     def _scene_change(self) -> Change | None:
         if self.settings.augment == "none":
@@ -175,27 +176,23 @@ class EvaluationBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         starts = range(self.rows.start, self.rows.stop, self.batch_size)
-        chosen = [np.arange(start, min(start + self.batch_size, self.rows.stop)) for start in starts]
+        parts = [slice(start, min(start + self.batch_size, self.rows.stop)) for start in starts]
+        chosen = [np.arange(part.start, part.stop) for part in parts]
         if isinstance(self.split, Scenes):
             made = _scenes(self.split, chosen, self.settings, self.dtype)
         elif self.settings.pipeline == "batched":
-            yield from map(self._cut, chosen)
+            yield from map(self._cut, parts)
             return
         else:
             made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype)
         for indices, (images, targets) in zip(chosen, made, strict=True):
             yield Batch(images, targets, torch.from_numpy(indices), None)
 
-    def _cut(self, indices: Indices) -> Batch:
+    def _cut(self, part: slice) -> Batch:
         assert isinstance(self.split, Split)
-        images = normalise(_pictures(self.split, indices, self.dtype))
-        rows = torch.from_numpy(indices)
-        return Batch(images, self.split.labels[rows], rows, None)
-
-
-def _pictures(split: Split, indices: Indices, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the samples' pixels from 0 to 255 as floats, [batch, 1, height, width]."""
-    return split.images[torch.from_numpy(indices.copy())].unsqueeze(1).to(dtype)
+        # What lies together in memory needs no index operation, which takes three times as long.
+        images = normalise(self.split.images[part].unsqueeze(1).to(self.dtype))
+        return Batch(images, self.split.labels[part], torch.arange(part.start, part.stop), None)
 
 
 def _one_by_one(

@@ -11,6 +11,7 @@ from lit_mnist.data.randomness import derived_seed
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.basicnet import BasicNet
 from lit_mnist.models.convnet import ConvNet
+from lit_mnist.models.dropout import SeededDropout
 
 
 def build_net(
@@ -32,6 +33,10 @@ def build_net(
         net = _make(settings, num_classes)
     if settings.compile:
         assert isinstance(net, ConvNet | BasicNet)
+        for layer in net.modules():
+            if isinstance(layer, SeededDropout):
+                # The 64-bit arithmetic of its seeds is not torch's.
+                layer.kept = torch.compiler.disable(layer.kept)  # type: ignore[method-assign]
         # Without the module's call, whose hooks watch each step from outside.
         net.logits = torch.compile(net.logits)  # type: ignore[method-assign]
     if weights:

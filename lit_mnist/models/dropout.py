@@ -39,8 +39,12 @@ class SeededDropout(nn.Module):
             return x
         if draw is None:
             raise ValueError("Dropout in training needs a draw: call the network with (images, draw).")
+        keep = self.kept(x, draw)
+        return x * keep.to(x.dtype) / (1 - self.rate)
+
+    def kept(self, x: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """Returns which values stay, bool of x's shape."""
         seed = derived_seed(draw.seed, "dropout", draw.number, self.layer)
         generator = torch.Generator(device=x.device).manual_seed(seed)
         whole = torch.rand((draw.size, *x.shape[1:]), generator=generator, dtype=torch.float32, device=x.device)
-        keep = whole[draw.rows] >= self.rate
-        return x * keep.to(x.dtype) / (1 - self.rate)
+        return whole[draw.rows] >= self.rate
