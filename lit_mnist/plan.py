@@ -41,9 +41,9 @@ class Plan:
     lr: float
 
     @classmethod
-    def without_training(cls, world_size: int) -> Plan:
-        """Returns the plan of a run that only evaluates."""
-        return cls(world_size, 0, 1, 0, 0, 0, 0, 0, 0.0)
+    def without_training(cls, world_size: int, lr: float) -> Plan:
+        """Returns the plan of a run that only evaluates; an optimizer is made, but makes no step."""
+        return cls(world_size, 0, 1, 0, 0, 0, 0, 0, lr)
 
     def batches_in_epoch(self, epoch: int) -> int:
         """Returns how many micro-batches the run takes of an epoch, fewer than all where `max_steps` ends it."""

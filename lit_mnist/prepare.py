@@ -87,7 +87,8 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         devices = Devices(devices.kind, devices.numbers[: len(splits.test)])
         world_size = devices.count
     check_evaluation(line, splits, world_size)
-    plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size)
+    lr = experiment.model.lr
+    plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size, lr)
     if offer.processes == "devices":
         # One process takes the whole batch; the devices count where `batch_per` multiplies by the ranks.
         plan = replace(plan, world_size=1)

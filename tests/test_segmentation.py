@@ -52,7 +52,8 @@ def flags(voc: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[o
 
 
 def test_one_rank_and_two_train_the_same_weights(program: Program, flags: tuple[object, ...]) -> None:
-    exact = (*flags, "--precision", "64-true", "--max-steps", 10, "--data.augment", "crop")
+    # A larger rate makes more of a rounding error with each step.
+    exact = (*flags, "--precision", "64-true", "--max-steps", 10, "--lr", 0.003, "--data.augment", "crop")
     one, two = (program.train("--devices", ranks, *exact) for ranks in (1, 2))
     assert largest_difference(weights_of(one), weights_of(two)) <= 1e-8
     first, second = result_of(one), result_of(two)

@@ -2,7 +2,7 @@
 
 Each scene is a function of (seed, number). Only sums, products, quotients and square roots are used, which every
 machine rounds alike, so that a scene has the same bytes everywhere. Colour gives a shape's class away only in part:
-neighbouring classes share half of their hues, so that a network must learn the outlines, too.
+neighbouring classes share a third of their hues, so that a network must learn the outlines, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_SHAPES = 4
 # A shape's largest radius, and the range of it, as shares of the picture's side.
 _LEAST_RADIUS, _MOST_RADIUS = 0.17, 0.34
 # The hues of a class spread so far to both sides of its own, as a share of the distance between two classes.
-_HUE_SPREAD = 0.75
+_HUE_SPREAD = 0.6
 _NOISE = 0.12
 # Random numbers that a scene, and each of its shapes, has at its disposal.
 _DRAWN = 16

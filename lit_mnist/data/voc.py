@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import stat
 import sys
@@ -126,9 +127,11 @@ def _checked(folder: Path, splits: dict[str, Scenes], num_classes: int) -> str:
     try:
         place = _notes()
         with exclusive(place, "check data, as noted in"):
-            memory = place / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}.json"
-            known = _remembered(memory, stamp) or _verified(folder, splits, num_classes)
-            write_text(memory, json.dumps({"folder": str(folder), "stamp": stamp, "sha256": known}))
+            memory = place / f"{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]}.json"
+            known = _remembered(memory, stamp)
+            if not known:
+                known = _verified(folder, splits, num_classes)
+                write_text(memory, json.dumps({"folder": str(folder), "stamp": stamp, "sha256": known}))
     except OSError as error:
         print(f"note: the check of {folder} cannot be remembered ({error}): each start repeats it", file=sys.stderr)
     return known or _verified(folder, splits, num_classes)
@@ -144,12 +147,13 @@ def _notes() -> Path:
     return place
 
 
-def _remembered(memory: Path, stamp: str) -> str | None:
+def _remembered(memory: Path, stamp: str) -> str:
+    """Returns the digest that was noted with a stamp, or nothing."""
     with suppress(OSError, ValueError):
         found = json.loads(memory.read_bytes())
         if isinstance(found, dict) and found.get("stamp") == stamp and isinstance(found.get("sha256"), str):
             return str(found["sha256"])
-    return None
+    return ""
 
 
 def _stamp(splits: dict[str, Scenes], num_classes: int) -> str:
