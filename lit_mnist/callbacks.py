@@ -108,11 +108,11 @@ class KeepCheckpoints(Callback):
         self.keeper.epoch_done(trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best accuracy so far."""
+        """Returns the best score so far."""
         return {"best": self.keeper.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the best accuracy so far."""
+        """Takes the best score so far."""
         self.keeper.resume(state_dict["best"])
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
 from lit_mnist.configure import Configuration
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import RunSettings
+from lit_mnist.experiment import SCENE_NAMES, Experiment, RunSettings
 from lit_mnist.flags import CommandLine
 from lit_mnist.job import Splits
 from lit_mnist.plan import Plan
@@ -32,6 +32,25 @@ def check_launch(run: RunSettings, world_size: int) -> None:
         raise InputError("A restart by torchrun goes on in the folder that --run-dir names: give --run-dir.")
     if run.max_restarts and (outside or run.launcher != "agent"):
         raise InputError("run.max_restarts is for ranks that torch's elastic agent starts here: it has no effect.")
+
+
+def check_batch_norm(experiment: Experiment, plan: Plan, devices: int) -> None:
+    """Refuses a scene alone on a rank whose batch norm sees no other's: a branch of the network sees it as one pixel.
+
+    Args:
+        experiment: The experiment.
+        plan: Its plan.
+        devices: Devices that a micro-batch is split over.
+
+    Raises:
+        InputError: There would be such a rank.
+    """
+    synchronised = plan.world_size > 1 and experiment.trainer.sync_batchnorm is not False
+    if experiment.data.name in SCENE_NAMES and plan.batch_size // devices == 1 and not synchronised:
+        raise InputError(
+            f"data.batch_size {experiment.data.batch_size} leaves one scene to each rank, of which batch norm cannot "
+            "take a mean: raise it, or with several ranks leave trainer.sync_batchnorm on."
+        )
 
 
 def check_fault(run: RunSettings, plan: Plan) -> None:

@@ -24,6 +24,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment, ModelSettings, RunSettings, TrainerSettings
 from lit_mnist.flags import SHORT_FLAGS
 from lit_mnist.module import LitClassifier
+from lit_mnist.task import check_task
 from lit_mnist.trainer import LitTrainer
 
 _EXTRAS = ("callbacks", "detect_anomaly", "benchmark")
@@ -85,7 +86,9 @@ class ExperimentCLI(LightningCLI):
         parser.link_arguments("seed_everything", "model.seed")
         parser.link_arguments("seed_everything", "data.seed")
         parser.link_arguments(
-            ("data.name", "data.emnist_split"), "model.num_classes", lambda name, split: len(class_names(name, split))
+            ("data.name", "data.emnist_split", "data.border"),
+            "model.num_classes",
+            lambda name, split, border: len(class_names(name, split, border)),
         )
         parser.set_defaults(self._base)
 
@@ -164,6 +167,7 @@ def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Co
         trainer=_section(TrainerSettings, "trainer", config),
         run=_section(RunSettings, "run", config),
     )
+    check_task(experiment)
     return Configuration(experiment, TrainerExtras(_check_further_options(cli), tuple(arguments)))
 
 

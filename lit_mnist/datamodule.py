@@ -1,14 +1,13 @@
-"""The LightningDataModule: verified pictures in memory, cut into batches by the project's own order."""
+"""The LightningDataModule: verified pictures, cut into batches by the project's own order."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
 
-from lit_mnist.data.dataset import load_dataset
+from lit_mnist.data.dataset import AnySplit, Scenes, dataset_of
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
 from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.job import Splits, plan_for, split_dataset
@@ -17,7 +16,7 @@ from lit_mnist.training.precision import weight_dtype
 
 
 class MNISTDataModule(LightningDataModule):
-    """Batches of MNIST or one of its family.
+    """Batches of MNIST or one of its family, or of scenes.
 
     Its loaders know their rank: the Trainer must leave them alone (`use_distributed_sampler=False`), and ask for a new
     one at each epoch (`reload_dataloaders_every_n_epochs=1`).
@@ -46,9 +45,7 @@ class MNISTDataModule(LightningDataModule):
     def splits(self) -> Splits:
         """The samples, loaded at the first need."""
         if self._splits is None:
-            root = Path(self.settings.root) if self.settings.root else None
-            dataset = load_dataset(self.settings.name, root, self.settings.emnist_split)
-            self._splits = split_dataset(self.experiment, dataset)
+            self._splits = split_dataset(self.experiment, dataset_of(self.settings))
         return self._splits
 
     @property
@@ -97,19 +94,21 @@ class MNISTDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> EvaluationBatches:
         """Returns this rank's part of the test split."""
-        return self._evaluation(self.splits.test)
+        split = self.splits.test
+        # See Job.evaluation_batches.
+        return self._evaluation(split, batch_size=1 if isinstance(split, Scenes) else None)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Moves a batch as the other engines do, without a search for tensors in all that it holds."""
         return batch.to(device)
 
-    def _evaluation(self, split: Any) -> EvaluationBatches:
+    def _evaluation(self, split: AnySplit, batch_size: int | None = None) -> EvaluationBatches:
         assert self.trainer is not None
         return EvaluationBatches(
             split,
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
-            batch_size=self.settings.eval_batch_size,
+            batch_size=batch_size or self.settings.evaluated_at_once,
             settings=self.settings,
             dtype=self._dtype,
         )

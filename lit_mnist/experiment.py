@@ -15,11 +15,20 @@ from typing import Any, Literal
 
 from lit_mnist.errors import InputError
 
+Net = Literal[
+    "convnet",
+    "basicnet",
+    "deeplabv3_resnet101",
+    "deeplabv3_resnet50",
+    "deeplabv3_mobilenet_v3_large",
+    "deeplabv3_small",
+]
 Precision = Literal["auto", "32-true", "64-true", "16-mixed", "bf16-mixed"]
 # A number of steps, or of seconds; neither is zero.
 _PERIOD = r"[1-9]\d{0,8}|(?!0+\.?0*s)\d{1,9}(\.\d{1,3})?s"
 _FAULT = r"(kill|raise|stop|nan):rank=(\d{1,6}),step=([1-9]\d{0,8})"
 DATA_NAMES = ("mnist", "fashion_mnist", "kmnist", "qmnist", "emnist")
+SCENE_NAMES = ("voc2012", "shapes")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -32,15 +41,25 @@ class ModelSettings:
     """The network and how its weights are moved.
 
     Args:
-        net: `convnet` (5x5 convolutions with batch norm) or `basicnet` (3x3 convolutions with dropout).
-        dropout: Dropout rate of `basicnet` before its last layer; its convolutional part drops half as much.
+        net: For digits `convnet` (5x5 convolutions with batch norm) or `basicnet` (3x3 convolutions with dropout); for
+            scenes torchvision's `deeplabv3_resnet101`, `deeplabv3_resnet50` or `deeplabv3_mobilenet_v3_large`, or
+            `deeplabv3_small`, the same built small enough for a CPU.
+        weights: Where a training starts from: `none`, from random weights; `backbone`, with torchvision's weights of
+            the backbone, trained on ImageNet; or a file of weights: .pt or .pth, .safetensors, or a checkpoint.
+        checkpoint_activations: Whether a deeplabv3 keeps only its stages' inputs of the forward pass, and computes the
+            rest once more in the backward pass: less memory for more time, and the same weights.
+        dropout: Dropout rate of `basicnet` before its last layer, whose convolutional part drops half as much; or of a
+            deeplabv3 after its pyramid of dilated convolutions.
         optimizer: `sgd`, `adam` or `adamw`.
         lr: Learning rate; with a schedule other than `constant`, its peak.
+        lr_scale: How the rate follows the batch where `data.batch_per: rank` makes it grow with the ranks: `none`: not;
+            `linear`: it is multiplied by the number of ranks; `sqrt`: by its square root.
         momentum: Momentum of `sgd`.
         nesterov: Whether `sgd` uses Nesterov's form of momentum.
         weight_decay: Weight decay: an L2 term in the gradient for `sgd` and `adam`, decoupled for `adamw`.
         schedule: Course of the learning rate over the optimizer steps of the run: `constant`, `onecycle` (linear
-            up, cosine down to nearly nothing) or `cosine` (after the warm-up, down to zero).
+            up, cosine down to nearly nothing), `cosine` or `polynomial` (after the warm-up, down to zero, the latter as
+            the power 0.9 of the steps that are left).
         warmup: Share of the steps, from 0 to 1, over which the rate rises linearly; unset: 0.25 for `onecycle`, else 0.
         label_smoothing: Share of the target probability spread over all classes, in training only.
         views: Views of a picture whose logits an evaluation takes the mean of: 1, the picture alone; 5 or 9, also
@@ -49,20 +68,24 @@ class ModelSettings:
             needs a C++ compiler on a CPU, and rounds otherwise.
     """
 
-    net: Literal["convnet", "basicnet"] = "convnet"
+    net: Net = "convnet"
+    weights: str = "none"
+    checkpoint_activations: bool = False
     dropout: float = 0.5
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.1
+    lr_scale: Literal["none", "linear", "sqrt"] = "none"
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 0.0
-    schedule: Literal["constant", "onecycle", "cosine"] = "onecycle"
+    schedule: Literal["constant", "onecycle", "cosine", "polynomial"] = "onecycle"
     warmup: float | None = None
     label_smoothing: float = 0.0
     views: Literal[1, 5, 9] = 1
     compile: bool = False
 
     def __post_init__(self) -> None:
+        _require(bool(self.weights), "model.weights is empty: say none, backbone, or a file of weights.")
         _require(0 <= self.dropout < 1, f"model.dropout must be at least 0 and below 1, but is {self.dropout}.")
         _require(0 < self.lr < math.inf, f"model.lr must be above 0 and finite, but is {self.lr}.")
         _require(0 <= self.momentum < 1, f"model.momentum must be at least 0 and below 1, but is {self.momentum}.")
@@ -89,36 +112,45 @@ class DataSettings:
     """The data set, its split, and how batches are cut from it.
 
     Args:
-        name: `mnist` (embedded in the package), or `fashion_mnist`, `kmnist`, `qmnist`, `emnist` (downloaded once).
+        name: Digits: `mnist` (embedded in the package), or `fashion_mnist`, `kmnist`, `qmnist`, `emnist` (downloaded
+            once). Scenes, of which every pixel has a class: `voc2012` (Pascal VOC), or `shapes` (made once).
         root: Folder of the data files. Without one, MNIST comes from the package, the others from the user's cache.
+        download: Whether `voc2012` is downloaded, once, where its files are missing.
         emnist_split: Which of EMNIST's splits, where `name` is `emnist`.
         batch_size: Samples of one micro-batch over all ranks (or of one rank: see `batch_per`).
         batch_per: `global`: `batch_size` counts all ranks' samples; `rank`: it is multiplied by the number of ranks.
-        eval_batch_size: Samples that a rank evaluates at once; it changes no result.
+        eval_batch_size: Samples that a rank evaluates at once, which changes no result; unset: 1000, of scenes 16.
         val_size: Samples taken off the training set for validation; 0 for none.
         train_size: Train on the first so many samples (after the validation split) only.
         test_size: Test on the first so many samples only.
-        augment: `none`, `shift` (whole pixels), `affine` (rotation, scale and sub-pixel shift) or `elastic` (`affine`,
-            and smooth random distortions).
+        image_size: Height and width, in pixels, that scenes are brought to.
+        border: What becomes of the pixels that `voc2012` and `shapes` mark as an object's border, by 255: `ignore`:
+            they count nowhere; `class`: they are one more class.
+        augment: For digits `none`, `shift` (whole pixels), `affine` (rotation, scale and sub-pixel shift) or `elastic`
+            (`affine`, and smooth random distortions); for scenes `none` or `crop` (random scale, place and flip).
         max_shift: Largest shift in pixels, each way.
         max_rotate: Largest rotation in degrees, each way, of `affine` and `elastic`.
         max_scale: Largest relative change of size of `affine` and `elastic`: 0.1 is from 0.9 to 1.1.
         max_distort: Largest distortion in pixels, along each axis, of `elastic`.
         pipeline: `batched`: pictures become a float batch in one step; `per_sample`: each is turned by itself, by PIL
             and torchvision, as the classic scripts do: slower, and equal up to rounding.
-        workers: Processes of each rank that load ahead, with `per_sample`; 0: the rank itself turns the samples.
+        workers: Processes of each rank that load ahead, with `per_sample` and for scenes, which are always read one by
+            one; 0: the rank itself turns the samples.
     """
 
-    name: Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "emnist"] = "mnist"
+    name: Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "emnist", "voc2012", "shapes"] = "mnist"
     root: str | None = None
+    download: bool = False
     emnist_split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = "balanced"
     batch_size: int = 64
     batch_per: Literal["global", "rank"] = "global"
-    eval_batch_size: int = 1000
+    eval_batch_size: int | None = None
     val_size: int = 5000
     train_size: int | None = None
     test_size: int | None = None
-    augment: Literal["none", "shift", "affine", "elastic"] = "none"
+    image_size: int = 256
+    border: Literal["ignore", "class"] = "ignore"
+    augment: Literal["none", "shift", "affine", "elastic", "crop"] = "none"
     max_shift: int = 2
     max_rotate: float = 10.0
     max_scale: float = 0.1
@@ -137,10 +169,16 @@ class DataSettings:
         _require(0 <= self.max_rotate <= 180, f"data.max_rotate must be from 0 to 180, but is {self.max_rotate}.")
         _require(0 <= self.max_scale < 1, f"data.max_scale must be at least 0 and below 1, but is {self.max_scale}.")
         _require(0 <= self.workers <= 64, f"data.workers must be from 0 to 64, but is {self.workers}.")
+        _require(16 <= self.image_size <= 4096, f"data.image_size must be from 16 to 4096, but is {self.image_size}.")
         _require(
-            self.workers == 0 or self.pipeline == "per_sample",
+            self.workers == 0 or self.pipeline == "per_sample" or self.name in SCENE_NAMES,
             f"data.workers {self.workers} needs data.pipeline per_sample: whole batches are cut without workers.",
         )
+
+    @property
+    def evaluated_at_once(self) -> int:
+        """Samples that a rank evaluates at once."""
+        return self.eval_batch_size or (16 if self.name in SCENE_NAMES else 1000)
 
 
 @dataclass(frozen=True)

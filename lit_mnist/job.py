@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from lit_mnist.data.dataset import Dataset, Split
+from lit_mnist.data.dataset import AnySplit, Dataset, Scenes
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.data.order import Indices, validation_split
+from lit_mnist.data.order import validation_split
 from lit_mnist.experiment import Experiment
 from lit_mnist.plan import Plan, make_plan
 from lit_mnist.ranks import Devices, Rank
@@ -28,9 +29,9 @@ Verb = Literal["train", "fit", "validate", "test", "predict"]
 class Splits:
     """The samples that an experiment trains, validates and tests on."""
 
-    train: Split
-    validation: Split
-    test: Split
+    train: AnySplit
+    validation: AnySplit
+    test: AnySplit
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Job:
         command: The command as it was typed.
         first_process: The process from whose start times count.
         checkpoint: The checkpoint to resume from or to evaluate.
+        weights: Weights to begin a training with, by name, in place of the random ones.
         files: The user's pictures, where they are predicted instead of the test set; they stand in `splits.test`.
         extras: The further options of Lightning's Trainer.
     """
@@ -68,6 +70,7 @@ class Job:
     command: str
     first_process: int
     checkpoint: Path | None = None
+    weights: Mapping[str, torch.Tensor] | None = None
     files: tuple[Path, ...] = ()
     extras: TrainerExtras | None = None
 
@@ -96,13 +99,15 @@ class Job:
             dtype=weight_dtype(self.precision),
         )
 
-    def evaluation_batches(self, split: Split, rank: Rank) -> EvaluationBatches:
+    def evaluation_batches(self, split: AnySplit, rank: Rank) -> EvaluationBatches:
         """Returns the batches of a split that a rank evaluates."""
+        # A picture's own figures round otherwise beside others: alone, it is the same on any number of ranks.
+        alone = self.verb == "predict" and isinstance(split, Scenes)
         return EvaluationBatches(
             split,
             rank=rank.rank,
             world_size=rank.world_size,
-            batch_size=self.experiment.data.eval_batch_size,
+            batch_size=1 if alone else self.experiment.data.evaluated_at_once,
             settings=self.experiment.data,
             dtype=weight_dtype(self.precision),
         )
@@ -131,17 +136,10 @@ def split_dataset(experiment: Experiment, dataset: Dataset) -> Splits:
     data = experiment.data
     train, validation = validation_split(experiment.seed_everything, len(dataset.train), data.val_size)
     return Splits(
-        train=_take(dataset.train, train[: data.train_size]),
-        validation=_take(dataset.train, validation),
-        test=_take(dataset.test, np.arange(min(data.test_size or len(dataset.test), len(dataset.test)))),
+        train=dataset.train.take(train[: data.train_size]),
+        validation=dataset.train.take(validation),
+        test=dataset.test.take(np.arange(min(data.test_size or len(dataset.test), len(dataset.test)))),
     )
-
-
-def _take(split: Split, chosen: Indices) -> Split:
-    """Returns some samples of a split; by numpy, since a torch operation in the parent might start threads."""
-    if len(chosen) == len(split):
-        return split
-    return Split(torch.from_numpy(split.images.numpy()[chosen]), torch.from_numpy(split.labels.numpy()[chosen]))
 
 
 def plan_for(experiment: Experiment, splits: Splits, world_size: int) -> Plan:

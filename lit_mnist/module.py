@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.optim import Optimizer
@@ -17,13 +16,15 @@ from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers
-from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics, predictions_of
+from lit_mnist.training.examples import Example
+from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.schedule import make_schedule
 
 
 class LitClassifier(LightningModule):
-    """A classifier of pictures; `LitClassifier.load_from_checkpoint(path)` gives a trained one.
+    """A classifier of pictures, or of their pixels; `LitClassifier.load_from_checkpoint(path)` gives a trained one.
 
     Args:
         num_classes: Number of classes.
@@ -39,13 +40,13 @@ class LitClassifier(LightningModule):
         self.metrics = ExactMetrics(num_classes)
         self.validation: Evaluation | None = None
         self.tested: Evaluation | None = None
-        self.wrong: list[Wrong] = []
+        self.examples: list[Example] = []
         self.steps_made = 0
         self.rate = 0.0
         self.loss = torch.tensor(0.0)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns logits, [batch, classes], of normalised pictures [batch, 1, 28, 28]."""
+        """Returns logits, [batch, classes, ...], of normalised pictures, [batch, channels, height, width]."""
         return self.net(images)
 
     @property
@@ -56,7 +57,7 @@ class LitClassifier(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Returns the optimizer, and its schedule over the steps of the run."""
-        optimizer = make_optimizer(self.net, self.settings)
+        optimizer = make_optimizer(self.net, replace(self.settings, lr=self._data.plan.lr))
         schedule = make_schedule(optimizer, self.settings, self._data.plan.total_steps)
         # Only a step that the optimizer makes gets here: the GradScaler leaves out one whose gradient overflowed.
         optimizer.register_step_post_hook(self._step_made)
@@ -68,7 +69,7 @@ class LitClassifier(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
         """Returns the loss of a micro-batch, weighed so that a shorter last window is a mean over its samples, too."""
         logits = self.net(batch.images, batch.draw)
-        loss = F.cross_entropy(logits, batch.targets, label_smoothing=self.settings.label_smoothing)
+        loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
         plan = self._data.plan
         weighed = accumulated_loss(loss, plan.window(batch_idx), plan.accumulate)
         self.loss = loss.detach()
@@ -105,15 +106,18 @@ class LitClassifier(LightningModule):
         """Puts the ranks' sums together."""
         self.validation = self._evaluated(len(self._data.splits.validation))
         # For callbacks that watch a figure, such as EarlyStopping.
-        self.log_dict({"val_loss": self.validation.loss, "val_accuracy": self.validation.accuracy})
+        figures = {"val_loss": self.validation.loss, "val_accuracy": self.validation.accuracy}
+        if self.validation.mean_iou is not None:
+            figures["val_mean_iou"] = self.validation.mean_iou
+        self.log_dict(figures)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Adds a batch to the sums, and notes its mistakes."""
+        """Adds a batch to the sums, and notes what is shown of it."""
         self.metrics.update(self.net(batch.images), batch.targets, batch.indices)
 
     def on_test_epoch_end(self) -> None:
-        """Puts the ranks' sums and mistakes together."""
-        self.wrong = self.metrics.wrong()
+        """Puts the ranks' sums and examples together."""
+        self.examples = self.metrics.examples()
         self.tested = self._evaluated(len(self._data.splits.test))
 
     def _evaluated(self, count: int) -> Evaluation:
@@ -122,6 +126,5 @@ class LitClassifier(LightningModule):
         return evaluation
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns indices, predicted classes and their probabilities, each [batch]."""
-        probability, predicted = self.net(batch.images).float().softmax(dim=1).max(dim=1)
-        return batch.indices, predicted, probability
+        """Returns the samples' numbers, int64 [batch], and what `predictions_of` says of them."""
+        return batch.indices, *predictions_of(self.net(batch.images))

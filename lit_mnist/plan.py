@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
+
+# What the learning rate is multiplied by where the batch is multiplied by the number of ranks: linearly (Goyal et al.:
+# Accurate, Large Minibatch SGD, 2017), or so that a step's noise stays (Krizhevsky: One weird trick, 2014).
+_RATE: dict[str, Callable[[int], float]] = {"none": lambda ranks: 1.0, "linear": float, "sqrt": math.sqrt}
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class Plan:
         total_steps: Optimizer steps of the run: the smaller of the epochs' and `max_steps`.
         epochs: Epochs begun in the run; the last may be cut short by `max_steps`.
         dropped: Samples of each epoch that fill no whole micro-batch.
+        lr: The learning rate, or its peak, with which this many ranks train.
     """
 
     world_size: int
@@ -32,11 +38,12 @@ class Plan:
     total_steps: int
     epochs: int
     dropped: int
+    lr: float
 
     @classmethod
-    def without_training(cls, world_size: int) -> Plan:
-        """Returns the plan of a run that only evaluates."""
-        return cls(world_size, 0, 1, 0, 0, 0, 0, 0)
+    def without_training(cls, world_size: int, lr: float) -> Plan:
+        """Returns the plan of a run that only evaluates; an optimizer is made, but makes no step."""
+        return cls(world_size, 0, 1, 0, 0, 0, 0, 0, lr)
 
     def batches_in_epoch(self, epoch: int) -> int:
         """Returns how many micro-batches the run takes of an epoch, fewer than all where `max_steps` ends it."""
@@ -96,4 +103,5 @@ def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan
         total_steps=total_steps,
         epochs=math.ceil(total_steps / steps_per_epoch),
         dropped=train_count - batches * batch_size,
+        lr=experiment.model.lr * _RATE[experiment.model.lr_scale](world_size),
     )

@@ -6,20 +6,27 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from lit_mnist.checks import check_accelerate, check_evaluation, check_extras, check_fault, check_launch
+from lit_mnist.checks import (
+    check_accelerate,
+    check_batch_norm,
+    check_evaluation,
+    check_extras,
+    check_fault,
+    check_launch,
+)
 from lit_mnist.configure import Configuration, configure
-from lit_mnist.data.dataset import Dataset, Split, load_dataset
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, TrainerSettings
+from lit_mnist.experiment import TrainerSettings
 from lit_mnist.flags import CommandLine
-from lit_mnist.job import Job, Splits, plan_for, split_dataset
+from lit_mnist.job import Job, plan_for
+from lit_mnist.models.weights import read_weights
 from lit_mnist.offer import Offer, load_engine
 from lit_mnist.plan import Plan
+from lit_mnist.predict.scenes import MASKS, OVERLAYS
 from lit_mnist.ranks import Devices, Rank, choose_devices, launched_from_outside, threads_per_rank
 from lit_mnist.record import GRID, PREDICTIONS
 from lit_mnist.resume import Saved
+from lit_mnist.samples import load_samples
 from lit_mnist.training.checkpoint import BEST, LAST, find_checkpoint
 from lit_mnist.training.checkpoint_folder import newest_sound, remove_damaged
 from lit_mnist.training.faults import injected
@@ -35,7 +42,7 @@ _WRITES = {
     "fit": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
     "validate": (CONFIG, RESULT, REPORT),
     "test": (CONFIG, RESULT, REPORT),
-    "predict": (PREDICTIONS, GRID),
+    "predict": (PREDICTIONS, GRID, MASKS, OVERLAYS),
 }
 
 
@@ -75,16 +82,19 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     devices, world_size = _ranks(experiment.trainer)
     offer.check_devices(engine, experiment, devices, world_size)
     check_launch(experiment.run, world_size)
-    dataset, splits, files = _load(line, experiment)
+    dataset, splits, files = load_samples(experiment, [Path(image) for image in line.images])
     if experiment.trainer.devices == "auto" and line.verb == "predict" and not launched_from_outside():
         devices = Devices(devices.kind, devices.numbers[: len(splits.test)])
         world_size = devices.count
     check_evaluation(line, splits, world_size)
-    plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size)
+    lr = experiment.model.lr
+    plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size, lr)
     if offer.processes == "devices":
         # One process takes the whole batch; the devices count where `batch_per` multiplies by the ranks.
         plan = replace(plan, world_size=1)
     check_fault(experiment.run, plan)
+    if trains:
+        check_batch_norm(experiment, plan, world_size)
     if saved and trains:
         # It may have been lost while it tested its weights.
         may_be_done = _takes_up(line) and not (Path(str(line.run_dir)) / RESULT).exists()
@@ -92,6 +102,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         print_once(f"note: going on from {shown(saved.path.absolute())} after step {saved.step}")
     elif saved:
         saved.check_evaluation(experiment, dataset, validates=line.verb == "validate")
+    weights = None if saved else read_weights(experiment.model, num_classes=dataset.num_classes)
 
     folder, claimed = _claim(line, configuration, saved.path if saved else None)
     job = Job(
@@ -108,6 +119,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         command=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
         checkpoint=saved.path if saved else None,
+        weights=weights,
         files=files,
         extras=configuration.extras if configuration.extras.names else None,
     )
@@ -116,20 +128,6 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
             f"note: {plan.dropped} samples of each epoch fill no whole batch of {plan.batch_size} and are left out"
         )
     return Prepared(job, claimed)
-
-
-def _load(line: CommandLine, experiment: Experiment) -> tuple[Dataset, Splits, tuple[Path, ...]]:
-    """Loads the data, and the user's pictures in place of the test set where there are any."""
-    data = experiment.data
-    dataset = load_dataset(data.name, Path(data.root) if data.root else None, data.emnist_split)
-    splits = split_dataset(experiment, dataset)
-    if not line.images:
-        return dataset, splits, ()
-    from lit_mnist.predict.images import find_images, read_digits
-
-    files = tuple(find_images([Path(image) for image in line.images]))
-    digits = read_digits(files)
-    return dataset, replace(splits, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64))), files
 
 
 def print_once(text: str) -> None:

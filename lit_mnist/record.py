@@ -7,23 +7,31 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from lit_mnist.data.scenes import Scenes, read_mask, read_picture, resized
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.job import Job
+from lit_mnist.predict.scenes import MASKS, OVERLAYS, write_scene_table, write_scenes
 from lit_mnist.ranks import Rank
 from lit_mnist.report.page import Mistake, write_report
-from lit_mnist.training.evaluation import Evaluation, Wrong
+from lit_mnist.report.scenes import ShownScene
+from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.examples import Example, Wrong
+from lit_mnist.training.extremes import Scored
 from lit_mnist.training.history import read_history
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.result import Trained, build_result, total_memory
 from lit_mnist.training.run_folder import REPORT, RESULT, RunFolder, shown
 
 PREDICTIONS, GRID = "predictions.csv", "predictions.png"
-# Indices, predicted classes and their probabilities, each [batch].
+# Indices, predicted classes and their probabilities, each [batch]; of scenes the classes are [batch, height, width].
 Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 def finish(
@@ -36,7 +44,7 @@ def finish(
     trained: Trained | None,
     validation: Evaluation | None,
     test: Evaluation | None,
-    wrong: list[Wrong],
+    examples: list[Example],
 ) -> None:
     """Writes what the job has come to; every rank must call it.
 
@@ -49,7 +57,7 @@ def finish(
         trained: Figures of the training, where there was one.
         validation: The last evaluation on the validation split.
         test: The evaluation on the test split.
-        wrong: The surest of the test samples classified wrongly, the surest first.
+        examples: What is shown of the test.
     """
     memory = total_memory(clock, rank, device, job.first_process)
     if not rank.is_first or job.verb == "predict":
@@ -66,19 +74,45 @@ def finish(
         test=test,
     )
     RunFolder(job.folder).write_result(result)
-    images, labels = job.splits.test.images, job.splits.test.labels
-    mistakes = [
-        Mistake(images[index].numpy(), index, int(labels[index]), predicted, probability)
-        for index, predicted, probability in wrong
-    ]
     write_report(
         job.folder / REPORT,
         result=result,
         history=read_history(job.folder),
-        mistakes=mistakes,
+        mistakes=_mistakes(job, examples),
         class_names=job.dataset.class_names,
+        scenes=_scenes(job, examples),
     )
     _summarise(job, rank, trained, validation, test)
+
+
+def _mistakes(job: Job, examples: list[Example]) -> list[Mistake]:
+    """Returns the surest of the digits classified wrongly, for the report."""
+    split = job.splits.test
+    if isinstance(split, Scenes):
+        return []
+    wrong = [example for example in examples if isinstance(example, Wrong)]
+    return [
+        Mistake(split.images[index].numpy(), index, int(split.labels[index]), predicted, probability)
+        for index, predicted, probability in wrong
+    ]
+
+
+def _scenes(job: Job, examples: list[Example]) -> list[ShownScene]:
+    """Returns the best and worst scenes, for the report, as the network saw them."""
+    split, data = job.splits.test, job.experiment.data
+    if not isinstance(split, Scenes):
+        return []
+    shown = []
+    for example in examples:
+        if isinstance(example, Scored):
+            path = split.images[example.sample]
+            truth = read_mask(
+                split.masks[example.sample], job.dataset.num_classes, border_is_class=data.border == "class"
+            )
+            picture, true = resized(read_picture(path), truth, data.image_size)
+            pixels, classes = np.asarray(picture), np.asarray(true)
+            shown.append(ShownScene(pixels, classes, example.mask, path.stem, example.sample, example.score))
+    return shown
 
 
 def _summarise(
@@ -90,7 +124,12 @@ def _summarise(
         skipped = f", {trained.skipped_steps} left out by the GradScaler" if trained.skipped_steps else ""
         print(f"trained   {trained.steps_now} steps on {ranks}, {job.precision}, in {trained.seconds:.1f} s{skipped}")
     for name, evaluation in (("validated", validation if not test else None), ("tested", test)):
-        if evaluation:
+        if evaluation and evaluation.mean_iou is not None:
+            print(
+                f"{name:<9} mean IoU {evaluation.mean_iou:.2%}, pixel accuracy {evaluation.accuracy:.2%} "
+                f"({evaluation.count} scenes), loss {evaluation.loss:.4f}"
+            )
+        elif evaluation:
             right = sum(evaluation.confusion[i][i] for i in range(len(evaluation.confusion)))
             print(f"{name:<9} {evaluation.accuracy:.2%} ({right} of {evaluation.count}), loss {evaluation.loss:.4f}")
     print(f"results   {shown(job.folder / RESULT)}, {shown(job.folder / REPORT)}")
@@ -114,30 +153,30 @@ def program(engine: str = "lightning") -> str:
 
 
 def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> None:
-    """Writes one ordered table of all ranks' predictions and a picture of the first; every rank must call it.
+    """Writes one ordered table of all ranks' predictions, and pictures; every rank must call it.
+
+    Of digits, rank 0 draws the first; of scenes, each rank writes masks and overlays of those that it has predicted.
 
     Args:
         job: The job.
         rank: This rank.
         batches: This rank's predictions.
     """
+    if isinstance(job.splits.test, Scenes):
+        _write_scenes(job, rank, job.splits.test, batches)
+        return
     rows = [
         (index, predicted, probability)
         for batch in batches
         for index, predicted, probability in zip(*(figures.tolist() for figures in batch), strict=True)
     ]
-    if rank.world_size > 1:
-        gathered: list[list[tuple[int, int, float]]] = [[] for _ in range(rank.world_size)]
-        dist.all_gather_object(gathered, rows)
-        rows = [row for part in gathered for row in part]
-    if not all(math.isfinite(probability) for _, _, probability in rows):
-        raise NonFiniteError("The network's outputs are not finite: the training of this checkpoint has diverged.")
+    rows = _of_all_ranks(rank, rows)
+    _check_finite(probability for _, _, probability in rows)
     if not rank.is_first:
         return
     from lit_mnist.predict.grid import draw_grid
     from lit_mnist.predict.table import write_table
 
-    rows.sort()
     split, files = job.splits.test, job.files
     assert [index for index, _, _ in rows] == list(range(len(split)))
     predicted = torch.tensor([row[1] for row in rows])
@@ -154,3 +193,29 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
     )
     print(f"predicted {len(rows)} pictures: {shown(job.folder / PREDICTIONS)}, {shown(job.folder / GRID)}")
     sys.stdout.flush()
+
+
+def _write_scenes(job: Job, rank: Rank, scenes: Scenes, batches: Iterable[Prediction]) -> None:
+    rows = _of_all_ranks(rank, write_scenes(job.folder, scenes, batches, job.experiment.data))
+    _check_finite(row.probability for row in rows)
+    if not rank.is_first:
+        return
+    assert [row.sample for row in rows] == list(range(len(scenes)))
+    write_scene_table(job.folder / PREDICTIONS, rows, scenes.images, job.dataset.class_names)
+    places = ", ".join(shown(job.folder / name) for name in (PREDICTIONS, MASKS, OVERLAYS))
+    print(f"predicted {len(rows)} pictures: {places}")
+    sys.stdout.flush()
+
+
+def _of_all_ranks(rank: Rank, rows: list[Row]) -> list[Row]:
+    """Returns the rows of all ranks, each of which begins with a sample's number, in their order."""
+    if rank.world_size > 1:
+        gathered: list[list[Row]] = [[] for _ in range(rank.world_size)]
+        dist.all_gather_object(gathered, rows)
+        rows = [row for part in gathered for row in part]
+    return sorted(rows)
+
+
+def _check_finite(probabilities: Iterable[float]) -> None:
+    if not all(map(math.isfinite, probabilities)):
+        raise NonFiniteError("The network's outputs are not finite: the training of this checkpoint has diverged.")

@@ -23,11 +23,13 @@ from lit_mnist.training.precision import UsedPrecision
 
 # What a setting of a saved experiment may look like, where it is no path.
 _WORD = re.compile(r"[\w.:=,+-]*")
-_PATHS = ("data.root", "run.dir", "run.resume")
+_PATHS = ("data.root", "model.weights", "run.dir", "run.resume")
 _LONGEST = 3_000
 # What may differ between a checkpoint and the run that takes it up: where, how and how far, not what.
 _MAY_CHANGE = {
     "model.compile",
+    "model.weights",
+    "model.checkpoint_activations",
     "trainer.devices",
     "trainer.num_nodes",
     "trainer.accelerator",
@@ -35,6 +37,7 @@ _MAY_CHANGE = {
     "trainer.max_epochs",
     "trainer.max_steps",
     "data.root",
+    "data.download",
     "data.eval_batch_size",
     "data.workers",
 }

@@ -19,7 +19,7 @@ def test_the_default_configuration_is_the_code_s_defaults() -> None:
     assert configure([]).experiment == Experiment()
 
 
-@pytest.mark.parametrize("name", ["default", "seed", "basicnet", "gpu"])
+@pytest.mark.parametrize("name", ["default", "seed", "basicnet", "gpu", "voc", "voc_modern", "shapes"])
 def test_a_configuration_says_only_what_is_taken(name: str) -> None:
     path = ROOT / "configs" / f"{name}.yaml"
     found = configure([f"--config={path}"]).experiment.to_dict()

@@ -22,7 +22,8 @@ from lit_mnist.models.build import build_net
 from lit_mnist.models.dropout import SeededDropout
 from lit_mnist.models.sync_batch_norm import PortableSyncBatchNorm, sync_batch_norm, unsync_batch_norm
 from lit_mnist.ranks import Rank
-from lit_mnist.training.evaluation import MISTAKES_KEPT, ExactMetrics
+from lit_mnist.training.evaluation import ExactMetrics
+from lit_mnist.training.examples import MISTAKES_KEPT, Wrong
 from lit_mnist.training.schedule import rate_factor
 
 
@@ -171,11 +172,12 @@ def test_metrics_are_torchmetrics_own() -> None:
     expected = multiclass_accuracy(logits, targets, 5, average="none")
     assert found.per_class == pytest.approx(expected.tolist())
     assert found.loss == pytest.approx(float(nn.functional.cross_entropy(logits, targets)))
-    wrong = metrics.wrong()
+    wrong = metrics.examples()
     probability, predicted = logits.softmax(dim=1).max(dim=1)
     errors = [n for n in range(500) if predicted[n] != targets[n]]
     surest = sorted(errors, key=lambda n: -float(probability[n]))[:MISTAKES_KEPT]
     assert len(errors) > MISTAKES_KEPT
+    assert all(isinstance(item, Wrong) for item in wrong)
     assert [item.sample for item in wrong] == surest
     assert [item.predicted for item in wrong] == [int(predicted[n]) for n in surest]
     assert [item.probability for item in wrong] == pytest.approx([float(probability[n]) for n in surest])
@@ -183,7 +185,7 @@ def test_metrics_are_torchmetrics_own() -> None:
         metrics.compute(501)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "onecycle", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "onecycle", "cosine", "polynomial"])
 @pytest.mark.parametrize("warmup", [None, 0.0, 0.5, 1.0])
 @pytest.mark.parametrize("total", [1, 2, 400])
 def test_a_schedule_stays_between_nothing_and_its_peak(schedule: str, warmup: float | None, total: int) -> None:

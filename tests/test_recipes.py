@@ -31,3 +31,9 @@ def test_the_basicnet_recipe_ends_near_its_published_figures(program: Program) -
     assert result["validation"]["loss"] <= 0.10
     assert result["test"]["loss"] <= 0.10
     assert result["test"]["accuracy"] >= 0.975
+
+
+def test_shapes_are_told_apart_after_a_few_epochs(program: Program) -> None:
+    result = result_of(program.train("--config", ROOT / "configs" / "shapes.yaml", "--devices", 2, timeout=1700))
+    assert result["test"]["count"] == 500
+    assert result["test"]["mean_iou"] > 0.80

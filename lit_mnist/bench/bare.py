@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_mnist.data.dataset import Split, load_dataset
+from lit_mnist.data.dataset import AnySplit, Split, load_dataset
 from lit_mnist.data.loader import normalise
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
@@ -34,12 +34,13 @@ from lit_mnist.training.precision import UsedPrecision, autocast, resolve_precis
 
 _CPU = torch.device("cpu")
 _EVALUATIONS = 7
-_EVALUATION_BATCH = Experiment().data.eval_batch_size
+_EVALUATION_BATCH = Experiment().data.evaluated_at_once
 
 
 def train(batch_size: int, steps: int, precision: UsedPrecision) -> dict[str, float]:
     """Trains a bare loop, and returns its images per second over the median step after the warm-up."""
     split = load_dataset("mnist", None).train
+    assert isinstance(split, Split)
     images = normalise(split.images.unsqueeze(1).float())
     net, settings = _net(), ModelSettings()
     optimizer = make_optimizer(net, settings)
@@ -62,6 +63,7 @@ def train(batch_size: int, steps: int, precision: UsedPrecision) -> dict[str, fl
 def infer(precision: UsedPrecision) -> dict[str, float]:
     """Evaluates by a bare loop, and returns its images per second: the median of some evaluations."""
     split = load_dataset("mnist", None).test
+    assert isinstance(split, Split)
     images = normalise(split.images.unsqueeze(1).float())
     net = _net().eval()
 
@@ -104,7 +106,7 @@ def _net() -> nn.Module:
     return build_net(ModelSettings(), num_classes=10, seed=42)
 
 
-def _speed(evaluate: Callable[[], object], split: Split) -> dict[str, float]:
+def _speed(evaluate: Callable[[], object], split: AnySplit) -> dict[str, float]:
     durations = []
     for _ in range(_EVALUATIONS):
         start = time.perf_counter()

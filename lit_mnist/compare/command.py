@@ -17,7 +17,7 @@ from lit_mnist.compare.runs import Options, measure, verify, watch, why_not
 from lit_mnist.compare.variants import choose_variants
 from lit_mnist.compare.verdict import judge
 from lit_mnist.configure import Configuration, configure
-from lit_mnist.data.dataset import load_dataset
+from lit_mnist.data.dataset import dataset_of
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.flags import CommandLine, read_command_line
 from lit_mnist.job import plan_for, split_dataset
@@ -47,14 +47,19 @@ def compare(argv: list[str], command: str) -> int:
     configuration = configure(line.arguments)
     experiment = configuration.experiment
     _check(line, configuration)
-    data = experiment.data
-    dataset = load_dataset(data.name, Path(data.root) if data.root else None, data.emnist_split)
+    dataset = dataset_of(experiment.data)
     devices = choose_devices(experiment.trainer)
     plan = plan_for(experiment, split_dataset(experiment, dataset), devices.count)
     threads = threads_per_rank(experiment.run.threads, devices.count)
     options = Options(
         variants=choose_variants(own["--engines"]),
-        flags=[*_experiment_flags(line.arguments), "--data.batch_per=global", f"--data.batch_size={plan.batch_size}"],
+        flags=[
+            *_experiment_flags(line.arguments),
+            "--data.batch_per=global",
+            f"--data.batch_size={plan.batch_size}",
+            "--model.lr_scale=none",
+            f"--model.lr={plan.lr!r}",
+        ],
         ranks=devices.count,
         repeats=int(own["--repeats"]),
         timed_steps=min(int(own["--timed-steps"]), plan.total_steps),

@@ -1,4 +1,7 @@
-"""The data set of an experiment as two pairs of tensors, verified: `load_dataset("mnist", None).train.images`."""
+"""The data set of an experiment, verified: `dataset_of(settings).train.images`.
+
+Digits are tensors in memory, scenes are files.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,13 @@ from pathlib import Path
 from lit_mnist.data.family import load_family
 from lit_mnist.data.idx import Split
 from lit_mnist.data.mnist import load_mnist
+from lit_mnist.data.scenes import IGNORED, Scenes
 from lit_mnist.errors import InputError
+from lit_mnist.experiment import SCENE_NAMES, DataSettings
 
-__all__ = ["Dataset", "Split", "class_names", "load_dataset"]
+__all__ = ["IGNORED", "AnySplit", "Dataset", "Scenes", "Split", "class_names", "dataset_of", "load_dataset"]
+
+AnySplit = Split | Scenes
 
 _DIGITS = tuple(string.digits)
 # In EMNIST's own order; 15 small letters that look like their capitals are merged with them.
@@ -40,15 +47,21 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     ),
     "kmnist": ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
     "qmnist": _DIGITS,
+    "voc2012": (
+        *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+        *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+    ),
+    "shapes": ("background", "circle", "square", "triangle", "star", "ring", "cross"),
 }
+_BORDER = "border"
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in memory.
+    """A data set: in memory, or as files of which each was read once.
 
     Args:
-        name: `mnist`, `fashion_mnist`, `kmnist`, `qmnist` or `emnist`.
+        name: `mnist`, `fashion_mnist`, `kmnist`, `qmnist`, `emnist`, `voc2012` or `shapes`.
         source: Where it was read from, and what of it was verified.
         sha256: A digest of its content, 64 hexadecimal digits.
         class_names: The classes' names; a label is an index into them.
@@ -60,8 +73,8 @@ class Dataset:
     source: str
     sha256: str
     class_names: tuple[str, ...]
-    train: Split
-    test: Split
+    train: AnySplit
+    test: AnySplit
 
     @property
     def num_classes(self) -> int:
@@ -69,12 +82,13 @@ class Dataset:
         return len(self.class_names)
 
 
-def class_names(name: str, emnist_split: str = "balanced") -> tuple[str, ...]:
+def class_names(name: str, emnist_split: str = "balanced", border: str = "ignore") -> tuple[str, ...]:
     """Returns the names of a data set's classes without loading any data.
 
     Args:
         name: Name of the data set.
         emnist_split: Which of EMNIST's splits; without meaning for the others.
+        border: `class` where the pixels of an object's border are one more class; without meaning for digits.
 
     Raises:
         InputError: There is no such data set or split.
@@ -86,11 +100,34 @@ def class_names(name: str, emnist_split: str = "balanced") -> tuple[str, ...]:
     )
     if names is None:
         raise InputError(f"{what} is unknown. Choose one of {', '.join(known)}.")
-    return names
+    return (*names, _BORDER) if name in SCENE_NAMES and border == "class" else names
+
+
+def dataset_of(settings: DataSettings) -> Dataset:
+    """Loads what an experiment names, verified as far as that can be done.
+
+    Raises:
+        InputError: The files are missing, cannot be read, fetched, made or written, or are damaged.
+    """
+    root = Path(settings.root) if settings.root else None
+    if settings.name not in SCENE_NAMES:
+        return load_dataset(settings.name, root, settings.emnist_split)
+    names = class_names(settings.name, border=settings.border)
+    # The border is no class of the files.
+    known = len(class_names(settings.name))
+    if settings.name == "voc2012":
+        from lit_mnist.data.voc import load_voc2012
+
+        source, sha256, train, test = load_voc2012(_expanded(root), known, download=settings.download)
+    else:
+        from lit_mnist.data.shapes_folder import load_shapes
+
+        source, sha256, train, test = load_shapes(_expanded(root), known)
+    return Dataset(settings.name, source, sha256, names, train, test)
 
 
 def load_dataset(name: str, root: Path | None, emnist_split: str = "balanced") -> Dataset:
-    """Loads a data set, verified as far as that can be done, without starting a thread that outlives the call.
+    """Loads digits, verified as far as that can be done, without starting a thread that outlives the call.
 
     Args:
         name: `mnist`, `fashion_mnist`, `kmnist`, `qmnist` or `emnist`.
@@ -102,12 +139,17 @@ def load_dataset(name: str, root: Path | None, emnist_split: str = "balanced") -
         InputError: The name is unknown, or the files are missing, cannot be read, fetched or written, or are damaged.
     """
     names = class_names(name, emnist_split)
-    try:
-        root = root.expanduser() if root is not None else None
-    except RuntimeError as error:
-        raise InputError(f"data.root {root} cannot be found: {error}") from error
+    root = _expanded(root)
     if name == "mnist":
         source, sha256, train, test = load_mnist(root)
     else:
         source, sha256, train, test = load_family(name, root, emnist_split, len(names))
     return Dataset(name, source, sha256, names, train, test)
+
+
+def _expanded(root: Path | None) -> Path | None:
+    """Returns a folder whose name may begin with `~`."""
+    try:
+        return root.expanduser() if root is not None else None
+    except RuntimeError as error:
+        raise InputError(f"data.root {root} cannot be found: {error}") from error

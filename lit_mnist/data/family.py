@@ -63,7 +63,7 @@ def load_family(name: str, root: Path | None, emnist_split: str, num_classes: in
     Raises:
         InputError: A file cannot be fetched or read, or is damaged.
     """
-    root = root or _user_cache()
+    root = root or user_cache()
     folder = root / TORCHVISION_CLASSES[name] / "raw"
     wanted = _archives(name, emnist_split)
 
@@ -86,7 +86,12 @@ def load_family(name: str, root: Path | None, emnist_split: str, num_classes: in
     return f"{folder} ({verified})", _digest(train, test), train, test
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
+    """Returns the folder for data of this user: `$XDG_CACHE_HOME/lit_mnist` or `~/.cache/lit_mnist`.
+
+    Raises:
+        InputError: The user has no home.
+    """
     try:
         cache = os.environ.get("XDG_CACHE_HOME")
         return (Path(cache) if cache else Path.home() / ".cache") / "lit_mnist"

@@ -45,7 +45,7 @@ def fetch_missing(missing: Callable[[], list[Archive]], root: Path, folder: Path
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _exclusive(root):
+        with exclusive(root, "download data into"):
             if archives := missing():
                 _download(archives, folder)
     except OSError as error:
@@ -55,12 +55,21 @@ def fetch_missing(missing: Callable[[], list[Archive]], root: Path, folder: Path
 
 
 @contextlib.contextmanager
-def _exclusive(root: Path) -> Iterator[None]:
+def exclusive(root: Path, purpose: str) -> Iterator[None]:
+    """Lets one process of this machine at a time do something in a folder; the others say that they wait for it.
+
+    Args:
+        root: The folder, which holds the lock file.
+        purpose: What is done, as in "Waiting for another process to PURPOSE FOLDER."
+
+    Raises:
+        OSError: The lock file cannot be written.
+    """
     with (root / ".download.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"Waiting for another process to download data into {root}.", file=sys.stderr, flush=True)
+            print(f"Waiting for another process to {purpose} {root}.", file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -70,17 +79,29 @@ def _download(archives: list[Archive], folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
+        by_hand = "\n".join(f"  {each.addresses[0]}" for each in archives)
         for archive in archives:
-            failures = _try_addresses(archive, partial)
-            if failures:
-                by_hand = "\n".join(f"  {each.addresses[0]}" for each in archives)
-                raise InputError(
-                    f"{archive.name} could not be fetched ({'; '.join(failures)}). Check the network, or fetch these "
-                    f"by hand and put them, as they are, into {folder}:\n{by_hand}"
-                )
+            advice = f"Check the network, or fetch these by hand and put them, as they are, into {folder}:\n{by_hand}"
+            fetch(archive, partial, advice)
             (partial / archive.name).replace(folder / archive.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def fetch(archive: Archive, folder: Path, advice: str) -> None:
+    """Downloads one archive, whole and with the right MD5, or leaves a part of it behind.
+
+    Args:
+        archive: The archive.
+        folder: Where it is put.
+        advice: What the user can do if it cannot be fetched.
+
+    Raises:
+        InputError: It cannot be fetched.
+    """
+    failures = _try_addresses(archive, folder)
+    if failures:
+        raise InputError(f"{archive.name} could not be fetched ({'; '.join(failures)}). {advice}")
 
 
 def _try_addresses(archive: Archive, partial: Path) -> list[str]:
@@ -90,7 +111,7 @@ def _try_addresses(archive: Archive, partial: Path) -> list[str]:
     failures = []
     for address in archive.addresses:
         try:
-            with _without_traces(utils.tqdm):
+            with without_traces(utils.tqdm):
                 utils.download_url(address, os.fspath(partial), archive.name, archive.md5)
         except (OSError, RuntimeError, HTTPException) as error:
             failures.append(f"{address}: {error}")
@@ -100,7 +121,7 @@ def _try_addresses(archive: Archive, partial: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _without_traces(bar: type) -> Iterator[None]:
+def without_traces(bar: type) -> Iterator[None]:
     """Bounds the wait for a silent network, and keeps the progress bar from leaving its monitor thread behind.
 
     torchvision sets no timeout; the ranks are forked after the download, and a fork wants no other threads.

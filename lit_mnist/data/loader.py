@@ -1,6 +1,7 @@
 """Batches cut from pictures in memory: index, convert, augment, normalise, each in one vectorised step per batch.
 
-Where the experiment asks for the classic way, sample by sample, `per_sample.py` makes the pictures instead.
+Where the experiment asks for the classic way, sample by sample, `per_sample.py` makes the pictures instead; so it does
+with scenes, whose files are read one by one.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import numpy as np
 import torch
 
 from lit_mnist.data.augmentation import augment
-from lit_mnist.data.dataset import Split
+from lit_mnist.data.dataset import AnySplit, Split, class_names
 from lit_mnist.data.order import Indices, evaluation_rows, rank_rows, train_indices
 from lit_mnist.data.randomness import Draw
+from lit_mnist.data.scenes import Scenes, SceneSamples, normalised
 from lit_mnist.experiment import DataSettings
 from lit_mnist.plan import Plan
 
 if TYPE_CHECKING:
     from lit_mnist.data.per_sample import Augment
+    from lit_mnist.data.scenes import Change
 
 # Mean and standard deviation of MNIST's training pixels as shares of 255; the whole family is brought to this scale.
 PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
@@ -31,8 +34,8 @@ class Batch(NamedTuple):
     """One rank's part of a micro-batch.
 
     Attributes:
-        images: Normalised pictures, float [batch, 1, 28, 28].
-        targets: Classes, int64 [batch].
+        images: Normalised pictures, float [batch, 1, 28, 28], or of scenes [batch, 3, height, width].
+        targets: Classes, int64 [batch], or of scenes [batch, height, width], with `IGNORED` where a pixel has none.
         indices: The samples' numbers in their split, int64 [batch].
         draw: The random numbers of this micro-batch, in training only.
     """
@@ -74,7 +77,7 @@ class TrainBatches:
 
     def __init__(
         self,
-        split: Split,
+        split: AnySplit,
         *,
         plan: Plan,
         settings: DataSettings,
@@ -98,22 +101,33 @@ class TrainBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         batches = range(self.first, len(self))
-        if self.settings.pipeline == "batched":
+        if isinstance(self.split, Split) and self.settings.pipeline == "batched":
             yield from map(self.cut, batches)
             return
         chosen = [self._indices(batch) for batch in batches]
-        change = partial(augment, settings=self.settings, seed=self.seed, epoch=self.epoch)
-        made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype, change)
+        if isinstance(self.split, Scenes):
+            made = _scenes(self.split, chosen, self.settings, self.dtype, self._scene_change())
+        else:
+            change = partial(augment, settings=self.settings, seed=self.seed, epoch=self.epoch)
+            made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype, change)
         for batch, indices, (images, targets) in zip(batches, chosen, made, strict=True):
             yield self._batch(batch, indices, images, targets)
 
     def cut(self, batch: int) -> Batch:
-        """Returns one micro-batch of the epoch, made in whole batches."""
+        """Returns one micro-batch of the epoch, made in whole batches; not of scenes."""
+        assert isinstance(self.split, Split)
         indices = self._indices(batch)
         rows = torch.from_numpy(indices.copy())
         images = self.split.images[rows].unsqueeze(1).to(self.dtype)
         images = augment(images, indices, settings=self.settings, seed=self.seed, epoch=self.epoch)
         return self._batch(batch, indices, normalise(images), self.split.labels[rows])
+
+    def _scene_change(self) -> Change | None:
+        if self.settings.augment == "none":
+            return None
+        from lit_mnist.data.scene_augmentation import random_crop
+
+        return partial(random_crop, size=self.settings.image_size, seed=self.seed, epoch=self.epoch)
 
     def _indices(self, batch: int) -> Indices:
         size = self.plan.batch_size
@@ -143,7 +157,7 @@ class EvaluationBatches:
 
     def __init__(
         self,
-        split: Split,
+        split: AnySplit,
         *,
         rank: int,
         world_size: int,
@@ -163,15 +177,19 @@ class EvaluationBatches:
     def __iter__(self) -> Iterator[Batch]:
         starts = range(self.rows.start, self.rows.stop, self.batch_size)
         parts = [slice(start, min(start + self.batch_size, self.rows.stop)) for start in starts]
-        if self.settings.pipeline == "batched":
+        chosen = [np.arange(part.start, part.stop) for part in parts]
+        if isinstance(self.split, Scenes):
+            made = _scenes(self.split, chosen, self.settings, self.dtype)
+        elif self.settings.pipeline == "batched":
             yield from map(self._cut, parts)
             return
-        chosen = [np.arange(part.start, part.stop) for part in parts]
-        made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype)
+        else:
+            made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype)
         for indices, (images, targets) in zip(chosen, made, strict=True):
             yield Batch(images, targets, torch.from_numpy(indices), None)
 
     def _cut(self, part: slice) -> Batch:
+        assert isinstance(self.split, Split)
         # What lies together in memory needs no index operation, which takes three times as long.
         images = normalise(self.split.images[part].unsqueeze(1).to(self.dtype))
         return Batch(images, self.split.labels[part], torch.arange(part.start, part.stop), None)
@@ -186,3 +204,24 @@ def _one_by_one(
 
     samples = Samples(split, mean=PIXEL_MEAN, std=PIXEL_STD, dtype=dtype, augment=change)
     return load_batches(samples, chosen, workers)
+
+
+def _scenes(
+    split: Scenes,
+    chosen: Sequence[Indices],
+    settings: DataSettings,
+    dtype: torch.dtype,
+    change: Change | None = None,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields the pictures and targets of each batch, read from files."""
+    from lit_mnist.data.per_sample import load_batches
+
+    samples = SceneSamples(
+        split,
+        size=settings.image_size,
+        num_classes=len(class_names(settings.name, border=settings.border)),
+        border_is_class=settings.border == "class",
+        change=change,
+    )
+    for pictures, targets in load_batches(samples, chosen, settings.workers):
+        yield normalised(pictures, dtype), targets.long()

@@ -1,7 +1,8 @@
 """The classic data path: every sample is turned by itself, as most MNIST scripts do, in loader workers or without.
 
 `--data.pipeline per_sample --data.workers 4` chooses it. It is kept as a yardstick: up to rounding its batches are
-those that `loader.py` cuts in one step, in the same order, so that only the time differs.
+those that `loader.py` cuts in one step, in the same order, so that only the time differs. Scenes, which are files, are
+read in no other way.
 
 A loader worker is a forked child of a rank. It uses one thread, ends with its rank however that ends, and leaves
 stopping to it: a signal to the whole process group, such as Ctrl-C in a terminal, must not take the workers away from
@@ -25,11 +26,13 @@ from torchvision import transforms
 
 from lit_mnist.data.idx import Split
 from lit_mnist.data.order import Indices
+from lit_mnist.data.scenes import Pixels, SceneSamples
+from lit_mnist.errors import InputError
 from lit_mnist.ranks import die_with_parent
 from lit_mnist.stop import STOPPING, blocked
 
 Augment = Callable[[torch.Tensor, Indices], torch.Tensor]
-_Arrays = tuple[npt.NDArray[np.floating], npt.NDArray[np.int64]]
+_Arrays = tuple[npt.NDArray[np.floating | np.uint8], npt.NDArray[np.int64 | np.uint8]]
 
 _START_METHOD = "fork" if platform.system() == "Linux" else "spawn"
 # Longer than a launcher waits for its ranks to stop.
@@ -68,16 +71,17 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
 
 
 def load_batches(
-    samples: Samples, chosen: Sequence[Indices], workers: int
+    samples: Samples | SceneSamples, chosen: Sequence[Indices], workers: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the pictures, [batch, 1, height, width], and the classes, int64 [batch], of one batch after the other.
+    """Yields the pictures and the targets of one batch after the other, each stacked as the samples give them.
 
     Args:
-        samples: The samples.
+        samples: The samples: of digits [1, height, width] and a number, of scenes see `SceneSamples`.
         chosen: The samples' numbers of each batch, int64 [batch].
         workers: Processes that load ahead; 0: the samples are turned in this process, when a batch is asked for.
 
     Raises:
+        InputError: A scene's file cannot be read.
         Exception: What a worker raised, with its traceback in the message; RuntimeError where one was killed.
     """
     workers = min(workers, len(chosen))
@@ -93,22 +97,30 @@ def load_batches(
     )
     # So that no worker meets a signal before it has its own way with signals.
     with blocked():
-        arrays: Iterator[_Arrays] = iter(loader)
+        arrays: Iterator[_Arrays | InputError] = iter(loader)
     for number in range(len(chosen)):
-        images, targets = next(arrays)
+        batch = next(arrays)
+        if isinstance(batch, InputError):
+            raise batch
+        images, targets = batch
         if number + 1 == len(chosen):
             # The workers end with it: who asks for no more than there are batches may keep this generator for long.
             del arrays
         yield torch.from_numpy(images), torch.from_numpy(targets)
 
 
-def _collate(samples: Sequence[tuple[torch.Tensor, int]]) -> _Arrays:
-    """Makes a batch of samples, as arrays.
+def _collate(samples: Sequence[tuple[torch.Tensor, int | Pixels] | InputError]) -> _Arrays | InputError:
+    """Makes a batch of samples, as arrays; or returns the error of one that cannot be read.
 
     Tensors would travel through shared memory and a socket in the temporary folder, which a killed process leaves
     behind; arrays go through a pipe.
     """
-    images, targets = zip(*samples, strict=True)
+    sound = []
+    for sample in samples:
+        if isinstance(sample, InputError):
+            return sample
+        sound.append(sample)
+    images, targets = zip(*sound, strict=True)
     return torch.stack(images).numpy(), np.array(targets)
 
 

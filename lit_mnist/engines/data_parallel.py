@@ -9,21 +9,23 @@ survive: so this engine does not train the weights that the others train, except
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.data.dataset import Split
+from lit_mnist.data.dataset import AnySplit
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics
+from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
@@ -45,12 +47,14 @@ def run(job: Job, rank: Rank) -> None:
     # --- data: whole batches, which the wrapper cuts
 
     # --- model
-    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net = build_net(
+        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
+    )
     net.to(device, weight_dtype(job.precision))
     model = nn.DataParallel(net, device_ids=list(job.devices.numbers))
 
     # --- optimizer
-    optimizer = make_optimizer(net, experiment.model)
+    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
@@ -77,10 +81,10 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    wrong: list[Wrong] = []
+    examples: list[Example] = []
     if job.verb == "train":
         net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
-        test, wrong = _evaluate(job, rank, net, job.splits.test)
+        test, examples = _evaluate(job, rank, net, job.splits.test)
 
     # --- record
     finish(
@@ -92,7 +96,7 @@ def run(job: Job, rank: Rank) -> None:
         trained=trained,
         validation=validation,
         test=test,
-        wrong=wrong,
+        examples=examples,
     )
 
 
@@ -106,7 +110,7 @@ def _train_epoch(
         images, targets, _, draw = batch.to(device)
         with autocast(job.precision, device):
             logits = model(images, draw)
-            loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+            loss = mean_loss(logits, targets, settings.label_smoothing)
         scaler.scale(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
         recorder.batch_done(loss)
         if not plan.closes_window(number):
@@ -127,7 +131,7 @@ def _train_epoch(
 
 
 @torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit) -> tuple[Evaluation, list[Example]]:
     device = job.devices.of(rank)
     metrics = ExactMetrics(job.dataset.num_classes).to(device)
     net.eval()
@@ -136,7 +140,7 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evalu
         with autocast(job.precision, device):
             logits = net(images)
         metrics.update(logits, targets, indices)
-    return metrics.compute(len(split)), metrics.wrong()
+    return metrics.compute(len(split)), metrics.examples()
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import DoublePrecision, MixedPrecision, Precision
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
@@ -19,7 +19,7 @@ from lightning.fabric.strategies import DDPStrategy
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.data.dataset import Split
+from lit_mnist.data.dataset import AnySplit
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
@@ -28,8 +28,10 @@ from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.ddp import DDP_OPTIONS
-from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics
+from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import weight_dtype
@@ -54,7 +56,9 @@ def run(job: Job, rank: Rank) -> None:
     # --- data: cut from memory, epoch by epoch; Fabric need not wrap it
 
     # --- model
-    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net = build_net(
+        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
+    )
     net.to(fabric.device, weight_dtype(job.precision))
     if job.sync_batchnorm:
         sync_batch_norm(net, fabric.device.type, experiment.run.timeout)
@@ -63,7 +67,7 @@ def run(job: Job, rank: Rank) -> None:
     model = fabric.setup_module(net)
 
     # --- optimizer
-    optimizer = make_optimizer(net, experiment.model)
+    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = getattr(fabric.strategy.precision, "scaler", None) or GradScaler(fabric.device.type, enabled=False)
     state = TrainingState(net, optimizer, schedule, scaler)
@@ -94,14 +98,14 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    wrong: list[Wrong] = []
+    examples: list[Example] = []
     if job.verb == "train":
         if fabric.is_global_zero:
             net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
         if plan.world_size > 1:
             for tensor in net.state_dict().values():
                 torch.distributed.broadcast(tensor, src=0)
-        test, wrong = _evaluate(job, rank, fabric, net, job.splits.test)
+        test, examples = _evaluate(job, rank, fabric, net, job.splits.test)
 
     # --- record
     finish(
@@ -113,7 +117,7 @@ def run(job: Job, rank: Rank) -> None:
         trained=trained,
         validation=validation,
         test=test,
-        wrong=wrong,
+        examples=examples,
     )
     fabric.strategy.teardown()
     if torch.distributed.is_initialized():
@@ -161,7 +165,7 @@ def _train_epoch(
         closes_window = plan.closes_window(number)
         with fabric.no_backward_sync(model, enabled=plan.world_size > 1 and not closes_window):
             logits = model(images, draw)
-            loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+            loss = mean_loss(logits, targets, settings.label_smoothing)
             # Fabric scales the loss for float16, and leaves the division by the window to its user.
             fabric.backward(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate, model=model)
         recorder.batch_done(loss)
@@ -181,7 +185,9 @@ def _train_epoch(
 
 
 @torch.no_grad()
-def _evaluate(job: Job, rank: Rank, fabric: Fabric, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
+def _evaluate(
+    job: Job, rank: Rank, fabric: Fabric, net: nn.Module, split: AnySplit
+) -> tuple[Evaluation, list[Example]]:
     metrics = ExactMetrics(job.dataset.num_classes).to(fabric.device)
     net.eval()
     share_buffers(net)
@@ -190,7 +196,7 @@ def _evaluate(job: Job, rank: Rank, fabric: Fabric, net: nn.Module, split: Split
         with fabric.autocast():
             logits = net(images)
         metrics.update(logits, targets, indices)
-    return metrics.compute(len(split)), metrics.wrong()
+    return metrics.compute(len(split)), metrics.examples()
 
 
 if __name__ == "__main__":

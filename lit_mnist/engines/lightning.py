@@ -64,6 +64,8 @@ def run(job: Job, rank: Rank) -> None:
         num_classes=job.dataset.num_classes, seed=experiment.seed_everything, **vars(experiment.model)
     )
 
+    if job.weights:
+        module.net.load_state_dict(job.weights, strict=False)
     # Here, since the Trainer restores a checkpoint before it converts: 64-bit weights would be rounded to 32 bits.
     module.net.to(weight_dtype(job.precision))
 
@@ -111,7 +113,7 @@ def run(job: Job, rank: Rank) -> None:
         trained=trained,
         validation=module.validation,
         test=module.tested,
-        wrong=module.wrong,
+        examples=module.examples,
     )
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -11,15 +11,15 @@ A server's traffic grows with the number of workers: that is why all-reduce took
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.data.dataset import Split
+from lit_mnist.data.dataset import AnySplit
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
@@ -28,8 +28,10 @@ from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.rendezvous import meeting_point
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics
+from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, weight_dtype
@@ -60,13 +62,15 @@ def run(job: Job, rank: Rank) -> None:
     # --- data: cut from memory, epoch by epoch
 
     # --- model
-    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net = build_net(
+        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
+    )
     net.to(device, weight_dtype(job.precision))
     if job.sync_batchnorm:
         sync_batch_norm(net, device.type, experiment.run.timeout)
 
     # --- optimizer
-    optimizer = make_optimizer(net, experiment.model)
+    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
 
@@ -93,13 +97,13 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    wrong: list[Wrong] = []
+    examples: list[Example] = []
     if job.verb == "train":
         if rank.is_first:
             net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
         for tensor in net.state_dict().values():
             dist.broadcast(tensor, src=0)
-        test, wrong = _evaluate(job, rank, net, job.splits.test)
+        test, examples = _evaluate(job, rank, net, job.splits.test)
 
     # --- record
     finish(
@@ -111,7 +115,7 @@ def run(job: Job, rank: Rank) -> None:
         trained=trained,
         validation=validation,
         test=test,
-        wrong=wrong,
+        examples=examples,
     )
     dist.destroy_process_group()
 
@@ -125,7 +129,7 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorde
         images, targets, _, draw = batch.to(device)
         with autocast(job.precision, device):
             logits = net(images, draw)
-            loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+            loss = mean_loss(logits, targets, settings.label_smoothing)
         (accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
         recorder.batch_done(loss)
         if not plan.closes_window(number):
@@ -182,7 +186,7 @@ def _transfer(transfers: list[dist.P2POp]) -> None:
 
 
 @torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit) -> tuple[Evaluation, list[Example]]:
     device = job.devices.of(rank)
     metrics = ExactMetrics(job.dataset.num_classes).to(device)
     net.eval()
@@ -192,7 +196,7 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evalu
         with autocast(job.precision, device):
             logits = net(images)
         metrics.update(logits, targets, indices)
-    return metrics.compute(len(split)), metrics.wrong()
+    return metrics.compute(len(split)), metrics.examples()
 
 
 if __name__ == "__main__":

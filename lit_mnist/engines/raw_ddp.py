@@ -21,16 +21,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from lit_mnist.data.dataset import Split
+from lit_mnist.data.dataset import AnySplit
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
@@ -41,8 +41,10 @@ from lit_mnist.rendezvous import meeting_point
 from lit_mnist.stop import STOP
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
 from lit_mnist.training.ddp import DDP_OPTIONS
-from lit_mnist.training.evaluation import Evaluation, Tally, Wrong, evaluation_of, gather_mistakes
+from lit_mnist.training.evaluation import Evaluation, Tally, predictions_of
+from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
@@ -75,7 +77,9 @@ def run(job: Job, rank: Rank) -> None:
     # --- data: cut from memory, epoch by epoch
 
     # --- model: the same initial weights on every rank, since they follow from the seed
-    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net = build_net(
+        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
+    )
     net.to(device, weight_dtype(job.precision))
     if job.sync_batchnorm:
         sync_batch_norm(net, device.type, experiment.run.timeout)  # (2)
@@ -83,7 +87,7 @@ def run(job: Job, rank: Rank) -> None:
     model = DistributedDataParallel(net, **DDP_OPTIONS)  # (2)
 
     # --- optimizer: one on each rank; equal gradients make equal steps
-    optimizer = make_optimizer(net, experiment.model)
+    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
@@ -121,7 +125,7 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    wrong: list[Wrong] = []
+    examples: list[Example] = []
     if job.verb == "train":
         # Rank 0 has written the file, and on another machine there is none: it reads, and sends the weights around.
         if rank.is_first:
@@ -129,7 +133,7 @@ def run(job: Job, rank: Rank) -> None:
         for tensor in net.state_dict().values():
             dist.broadcast(tensor, src=0)
     if job.verb in {"train", "test"}:
-        test = _evaluate(job, rank, net, job.splits.test, wrong)
+        test = _evaluate(job, rank, net, job.splits.test, examples)
     elif job.verb == "validate":
         validation = _evaluate(job, rank, net, job.splits.validation)
     elif job.verb == "predict":
@@ -145,7 +149,7 @@ def run(job: Job, rank: Rank) -> None:
         trained=trained,
         validation=validation,
         test=test,
-        wrong=wrong,
+        examples=examples,
     )
     dist.destroy_process_group()  # (1)
 
@@ -171,7 +175,7 @@ def _train_epoch(
         with nullcontext() if closes_window else model.no_sync():  # (4)
             with autocast(job.precision, device):
                 logits = model(images, draw)
-                loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+                loss = mean_loss(logits, targets, settings.label_smoothing)
             share = accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate  # (4)
             scaler.scale(share).backward()  # (4)
         recorder.batch_done(loss)
@@ -196,8 +200,10 @@ def _train_epoch(
 
 
 @torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split, wrong: list[Wrong] | None = None) -> Evaluation:
-    """Evaluates a split; where a list for them is given, the mistakes are put into it."""
+def _evaluate(
+    job: Job, rank: Rank, net: nn.Module, split: AnySplit, examples: list[Example] | None = None
+) -> Evaluation:
+    """Evaluates a split; where a list is given, what is shown of it is put into it."""
     device = job.devices.of(rank)
     tally = Tally(job.dataset.num_classes, device)
     net.eval()
@@ -207,13 +213,13 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split, wrong: list[Wr
         images, targets, indices, _ = batch.to(device)
         with autocast(job.precision, device):
             logits = net(images)
-        tally.add(logits, targets, indices if wrong is not None else None)
+        tally.add(logits, targets, indices if examples is not None else None)
     # Sums and counts, never means: a mean of the ranks' means is wrong where they hold different numbers of samples.
     dist.all_reduce(tally.confusion)  # (6)
-    dist.all_reduce(tally.loss_sum)  # (6)
-    if wrong is not None:
-        wrong += gather_mistakes(tally.wrong)
-    return evaluation_of(tally.confusion, tally.loss_sum, expected=len(split))
+    dist.all_reduce(tally.sums)  # (6)
+    if examples is not None:
+        examples += tally.examples.gather()
+    return tally.evaluation(len(split))
 
 
 @torch.no_grad()
@@ -223,8 +229,7 @@ def _predict(job: Job, rank: Rank, net: nn.Module) -> Iterator[Prediction]:
     for batch in job.evaluation_batches(job.splits.test, rank):
         with autocast(job.precision, device):
             logits = net(batch.images.to(device))
-        probability, predicted = logits.float().softmax(dim=1).max(dim=1)
-        yield batch.indices, predicted, probability
+        yield batch.indices, *predictions_of(logits)
 
 
 if __name__ == "__main__":

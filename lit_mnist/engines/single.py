@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.data.dataset import Split
+from lit_mnist.data.dataset import AnySplit
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.offer import Offer
@@ -21,8 +21,10 @@ from lit_mnist.ranks import Rank
 from lit_mnist.record import Prediction, finish, write_predictions
 from lit_mnist.stop import STOP
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.evaluation import Evaluation, Tally, Wrong, evaluation_of, gather_mistakes
+from lit_mnist.training.evaluation import Evaluation, Tally, predictions_of
+from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
@@ -50,11 +52,13 @@ def run(job: Job, rank: Rank) -> None:
     # --- data: cut from memory, epoch by epoch
 
     # --- model
-    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net = build_net(
+        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
+    )
     net.to(device, weight_dtype(job.precision))
 
     # --- optimizer
-    optimizer = make_optimizer(net, experiment.model)
+    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
@@ -91,11 +95,11 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    wrong: list[Wrong] = []
+    examples: list[Example] = []
     if job.verb == "train":
         net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
     if job.verb in {"train", "test"}:
-        test = _evaluate(job, rank, net, job.splits.test, wrong)
+        test = _evaluate(job, rank, net, job.splits.test, examples)
     elif job.verb == "validate":
         validation = _evaluate(job, rank, net, job.splits.validation)
     elif job.verb == "predict":
@@ -111,7 +115,7 @@ def run(job: Job, rank: Rank) -> None:
         trained=trained,
         validation=validation,
         test=test,
-        wrong=wrong,
+        examples=examples,
     )
 
 
@@ -125,7 +129,7 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, keeper:
         images, targets, _, draw = batch.to(device)
         with autocast(job.precision, device):
             logits = net(images, draw)
-            loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+            loss = mean_loss(logits, targets, settings.label_smoothing)
         # A window of several micro-batches is a mean over their samples: each adds its part of the gradient.
         scaler.scale(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
         recorder.batch_done(loss)
@@ -150,8 +154,10 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, keeper:
 
 
 @torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split, wrong: list[Wrong] | None = None) -> Evaluation:
-    """Evaluates a split; where a list for them is given, the mistakes are put into it."""
+def _evaluate(
+    job: Job, rank: Rank, net: nn.Module, split: AnySplit, examples: list[Example] | None = None
+) -> Evaluation:
+    """Evaluates a split; where a list is given, what is shown of it is put into it."""
     device = job.devices.of(rank)
     tally = Tally(job.dataset.num_classes, device)
     net.eval()
@@ -159,10 +165,10 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split, wrong: list[Wr
         images, targets, indices, _ = batch.to(device)
         with autocast(job.precision, device):
             logits = net(images)
-        tally.add(logits, targets, indices if wrong is not None else None)
-    if wrong is not None:
-        wrong += gather_mistakes(tally.wrong)
-    return evaluation_of(tally.confusion, tally.loss_sum, expected=len(split))
+        tally.add(logits, targets, indices if examples is not None else None)
+    if examples is not None:
+        examples += tally.examples.gather()
+    return tally.evaluation(len(split))
 
 
 @torch.no_grad()
@@ -172,8 +178,7 @@ def _predict(job: Job, rank: Rank, net: nn.Module) -> Iterator[Prediction]:
     for batch in job.evaluation_batches(job.splits.test, rank):
         with autocast(job.precision, device):
             logits = net(batch.images.to(device))
-        probability, predicted = logits.float().softmax(dim=1).max(dim=1)
-        yield batch.indices, predicted, probability
+        yield batch.indices, *predictions_of(logits)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.data.dataset import Split
+from lit_mnist.data.dataset import AnySplit
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
@@ -29,8 +29,10 @@ from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics
+from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import weight_dtype
@@ -61,14 +63,16 @@ def run(job: Job, rank: Rank) -> None:
     # --- data: cut from memory, epoch by epoch; a prepared loader would be split over the ranks once more
 
     # --- model
-    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net = build_net(
+        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
+    )
     net.to(device, weight_dtype(job.precision))
     if job.sync_batchnorm:
         sync_batch_norm(net, device.type, experiment.run.timeout)
     model = accelerator.prepare_model(net)
 
     # --- optimizer: the schedule is not prepared, since Accelerate would step it once for each rank
-    optimizer = make_optimizer(net, experiment.model)
+    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = accelerator.scaler or GradScaler(device.type, enabled=False)
     state = TrainingState(net, optimizer, schedule, scaler)
@@ -97,14 +101,14 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    wrong: list[Wrong] = []
+    examples: list[Example] = []
     if job.verb == "train":
         if accelerator.is_main_process:
             net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
         if plan.world_size > 1:
             for tensor in net.state_dict().values():
                 torch.distributed.broadcast(tensor, src=0)
-        test, wrong = _evaluate(job, rank, net, job.splits.test)
+        test, examples = _evaluate(job, rank, net, job.splits.test)
 
     # --- record
     finish(
@@ -116,7 +120,7 @@ def run(job: Job, rank: Rank) -> None:
         trained=trained,
         validation=validation,
         test=test,
-        wrong=wrong,
+        examples=examples,
     )
     accelerator.end_training()
 
@@ -139,7 +143,7 @@ def _train_epoch(
         # `accelerator.accumulate` counts micro-batches, and knows the epoch's end from prepared loaders only.
         with nullcontext() if closes_window else accelerator.no_sync(model):
             logits = model(images, draw)
-            loss = F.cross_entropy(logits, targets, label_smoothing=settings.label_smoothing)
+            loss = mean_loss(logits, targets, settings.label_smoothing)
             accelerator.backward(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate)
         recorder.batch_done(loss)
         if not closes_window:
@@ -158,7 +162,7 @@ def _train_epoch(
 
 
 @torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit) -> tuple[Evaluation, list[Example]]:
     device = job.devices.of(rank)
     metrics = ExactMetrics(job.dataset.num_classes).to(device)
     net.eval()
@@ -167,7 +171,7 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evalu
         images, targets, indices, _ = batch.to(device)
         # Prepared, the network enters autocast by itself.
         metrics.update(net(images), targets, indices)
-    return metrics.compute(len(split)), metrics.wrong()
+    return metrics.compute(len(split)), metrics.examples()
 
 
 if __name__ == "__main__":

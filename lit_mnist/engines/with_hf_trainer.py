@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from transformers import TrainerCallback, TrainingArguments
 
-from lit_mnist.data.dataset import Split
+from lit_mnist.data.dataset import AnySplit
 from lit_mnist.data.loader import Batch
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
@@ -27,8 +26,10 @@ from lit_mnist.plan import Plan
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Wrong
+from lit_mnist.training.evaluation import Evaluation, ExactMetrics
+from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import weight_dtype
@@ -51,13 +52,15 @@ def run(job: Job, rank: Rank) -> None:
     # --- data: see _Epochs
 
     # --- model
-    net = build_net(experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything)
+    net = build_net(
+        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
+    )
     net.to(device, weight_dtype(job.precision))
     if job.sync_batchnorm:
         sync_batch_norm(net, device.type, experiment.run.timeout)
 
     # --- optimizer
-    optimizer = make_optimizer(net, experiment.model)
+    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
     # The Trainer tells its callbacks of a step also where the scaler has left it out; the optimizer does not.
@@ -82,7 +85,7 @@ def run(job: Job, rank: Rank) -> None:
         optimizers=(optimizer, schedule),
         callbacks=[report],
         # Tells the Trainer that the loss, which `compute_loss` gives, is not to be divided by the window once more.
-        compute_loss_func=F.cross_entropy,
+        compute_loss_func=mean_loss,
     )
     state.scaler = trainer.accelerator.scaler or state.scaler
     trainer.remove_callback(transformers.PrinterCallback)
@@ -93,14 +96,14 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    wrong: list[Wrong] = []
+    examples: list[Example] = []
     if job.verb == "train":
         if rank.is_first:
             net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
         if plan.world_size > 1:
             for tensor in net.state_dict().values():
                 torch.distributed.broadcast(tensor, src=0)
-        test, wrong = _evaluate(job, rank, net, job.splits.test)
+        test, examples = _evaluate(job, rank, net, job.splits.test)
 
     # --- record
     finish(
@@ -112,7 +115,7 @@ def run(job: Job, rank: Rank) -> None:
         trained=trained,
         validation=report.validation,
         test=test,
-        wrong=wrong,
+        examples=examples,
     )
     trainer.accelerator.end_training()
 
@@ -195,7 +198,7 @@ class _Report(TrainerCallback):
         validation = self.job.splits.validation
         if len(validation):
             self.recorder.clock.pause()
-            self.validation, _wrong = _evaluate(self.job, self.rank, self.training.net, validation)
+            self.validation, _examples = _evaluate(self.job, self.rank, self.training.net, validation)
         self.recorder.epoch_done(self.epoch, self.validation, is_best=self.keeper.judge(self.validation))
         self.keeper.epoch_done(self.training.step)
         self.epoch += 1
@@ -218,14 +221,14 @@ class _Trainer(transformers.Trainer):
         micro_batch: _MicroBatch = inputs["micro_batch"]
         images, targets, _indices, draw = micro_batch.batch.to(self.args.device)
         logits = model(images, draw)
-        loss = F.cross_entropy(logits, targets, label_smoothing=self.job.experiment.model.label_smoothing)
+        loss = mean_loss(logits, targets, self.job.experiment.model.label_smoothing)
         self.report.recorder.batch_done(loss)
         self.report.logits, self.report.targets = logits.detach(), targets
         return accumulated_loss(loss, plan.window(micro_batch.number), plan.accumulate) / plan.accumulate
 
 
 @torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evaluation, list[Wrong]]:
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit) -> tuple[Evaluation, list[Example]]:
     device = job.devices.of(rank)
     metrics = ExactMetrics(job.dataset.num_classes).to(device)
     net.eval()
@@ -234,7 +237,7 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split) -> tuple[Evalu
         images, targets, indices, _ = batch.to(device)
         # Prepared, the network enters autocast by itself.
         metrics.update(net(images), targets, indices)
-    return metrics.compute(len(split)), metrics.wrong()
+    return metrics.compute(len(split)), metrics.examples()
 
 
 if __name__ == "__main__":

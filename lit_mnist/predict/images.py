@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import os
 import stat
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
+from lit_mnist.data.pictures import opened_picture
 from lit_mnist.errors import InputError
 from lit_mnist.predict.digit import FIELD, Field, Floats, fit_digit
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
-MOST_PIXELS = 50_000_000
 # A digit is looked for in at most so many pixels along the longer side.
 _WORKING_SIDE = 1024
 
@@ -115,32 +113,8 @@ def _read_digit(path: Path) -> Field:
 
 def _read_grey(path: Path) -> Floats:
     """Decodes a picture into grey values, float32 [height, width] from 0 to 255, reduced to a working size."""
-    if path.stat().st_size == 0:
-        raise InputError(f"{path}: the file is empty")
-    too_large = f"{path}: more than {MOST_PIXELS // 1_000_000} megapixels; reduce the picture first"
-    try:
-        # Given the path, Pillow maps an uncompressed TIFF into memory with the sides of a turned one exchanged.
-        with path.open("rb") as file, _opened(file) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise InputError(too_large)
-            # A camera's JPEG may carry a second picture for its preview.
-            if image.format != "MPO" and getattr(image, "is_animated", False):
-                raise InputError(f"{path}: holds several pictures; give one digit per file")
-            return _grey(image)
-    except InputError:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InputError(too_large) from error
-    except UnidentifiedImageError as error:
-        raise InputError(f"{path}: not a picture in a known format ({', '.join(FORMATS)})") from error
-    except Exception as error:  # the decoders raise many kinds for a damaged file, SyntaxError among them
-        raise InputError(f"{path}: damaged, cannot be decoded ({error})") from error
-
-
-def _opened(file: IO[bytes]) -> Image.Image:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        return Image.open(file, formats=FORMATS)
+    with opened_picture(path, FORMATS) as image:
+        return _grey(image)
 
 
 def _grey(image: Image.Image) -> Floats:

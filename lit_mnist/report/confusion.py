@@ -44,8 +44,20 @@ def confusion(test: Mapping[str, Any], class_names: Sequence[str]) -> str:
     return f'<div class="confusion {kind}"><div>{table}</div>{class_list(matrix, shares, class_names)}</div>'
 
 
-def confusion_table(matrix: Matrix, class_names: Sequence[str]) -> str:
-    """Returns the counts, shaded on two scales: right answers by the most right ones, errors by the most errors."""
+def confusion_table(
+    matrix: Matrix,
+    class_names: Sequence[str],
+    caption: str = "Rows: the true class. Columns: the predicted one.",
+    unit: str = "",
+) -> str:
+    """Returns the counts, shaded on two scales: right answers by the most right ones, errors by the most errors.
+
+    Args:
+        matrix: The counts, or other whole numbers; rows the true and columns the predicted class.
+        class_names: The name of every class.
+        caption: What stands above.
+        unit: What follows a number in the text.
+    """
     classes = range(len(matrix))
     most_right = max(matrix[n][n] for n in classes)
     most_wrong = max((matrix[n][m] for n in classes for m in classes if n != m), default=0)
@@ -61,24 +73,23 @@ def confusion_table(matrix: Matrix, class_names: Sequence[str]) -> str:
                 continue
             # the root keeps a single error visible beside a frequent one
             shade = value / most if n == m else math.sqrt(value / most)
-            title = f"{class_names[n]} read as {class_names[m]}: {count(value)}"
+            title = f"{class_names[n]} read as {class_names[m]}: {count(value)}{unit}"
             cells.append(f'<td class={style} style="--shade:{shade:.2f}" title="{text(title)}">{value:.0f}</td>')
         rows.append(f"<tr><th scope=row>{text(class_names[n])}</th>{''.join(cells)}</tr>")
     return (
         "<div class=scroll tabindex=0 role=region aria-label='Confusion matrix'><table class=matrix>"
-        "<caption>Rows: the true class. Columns: the predicted one.</caption>"
-        f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        f"<p class=scale><span class=right><i></i>right, up to {count(most_right)}</span> "
-        f"<span class=wrong><i></i>wrong, up to {count(most_wrong)}</span></p>"
+        f"<caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"<p class=scale><span class=right><i></i>right, up to {count(most_right)}{unit}</span> "
+        f"<span class=wrong><i></i>wrong, up to {count(most_wrong)}{unit}</span></p>"
     )
 
 
-def most_frequent(matrix: Matrix, class_names: Sequence[str]) -> str:
+def most_frequent(matrix: Matrix, class_names: Sequence[str], unit: str = "") -> str:
     """Returns the most frequent errors in words, empty where there is none."""
     pairs = [(value, n, m) for n, row in enumerate(matrix) for m, value in enumerate(row) if n != m and value > 0]
     pairs.sort(key=lambda pair: (-pair[0], pair[1:]))
     words = [
-        f"<b>{text(class_names[n])}</b> read as <b>{text(class_names[m])}</b> ({count(value)})"
+        f"<b>{text(class_names[n])}</b> read as <b>{text(class_names[m])}</b> ({count(value)}{unit})"
         for value, n, m in pairs[:MOST_PAIRS]
     ]
     return f"<p class=pairs>Most often: {', '.join(words)}.</p>" if words else ""

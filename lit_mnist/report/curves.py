@@ -20,6 +20,7 @@ Point = tuple[float, float]
 MOST_POINTS = 400  # more than a screen can show: longer curves are drawn as means with their range
 MOST_DOTS = 24
 GRID = 1000  # units of the inner picture
+_ACCURACY = ("Accuracy", "share of images")
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,14 @@ def curves(history: Sequence[Mapping[str, float]], result: Mapping[str, Any]) ->
 
     Args:
         history: The logged rows in order: `step` with some of `epoch`, `train_loss`, `lr`, `val_loss` and
-            `val_accuracy`. What is absent or not finite is not drawn.
-        result: The run's result; read are `steps` and the test's accuracy, which becomes the mark at the end.
+            `val_accuracy` or, of scenes, `val_mean_iou`. What is absent or not finite is not drawn.
+        result: The run's result; read are `steps`, and the test's accuracy or mean IoU, the mark at the end.
 
     Returns:
         HTML; a sentence takes the place of the pictures where nothing was logged.
     """
     test = result.get("test") or {}
-    plots = [loss_plot(history), accuracy_plot(history, result.get("steps"), test), rate_plot(history)]
+    plots = [loss_plot(history), score_plot(history, result.get("steps"), test), rate_plot(history)]
     drawn = [plot for plot in plots if plot is not None]
     if not drawn:
         return "<p class=quiet>No metrics were logged.</p>"
@@ -83,22 +84,25 @@ def loss_plot(history: Sequence[Mapping[str, float]]) -> Plot | None:
     return Plot("Loss", unit, series, axis, axis.tick_labels())
 
 
-def accuracy_plot(history: Sequence[Mapping[str, float]], steps: int | None, test: Mapping[str, Any]) -> Plot | None:
-    """Returns the validation accuracy, and the final test's as one mark at the last step."""
+def score_plot(history: Sequence[Mapping[str, float]], steps: int | None, test: Mapping[str, Any]) -> Plot | None:
+    """Returns the validation accuracy or mean IoU, and the final test's as one mark at the last step."""
+    of_scenes = "mean_iou" in test or bool(points(history, "val_mean_iou"))
+    metric, title, unit = ("mean_iou", "Mean IoU", "over the classes") if of_scenes else ("accuracy", *_ACCURACY)
     series = []
-    if valid := points(history, "val_accuracy"):
+    if valid := points(history, f"val_{metric}"):
         series.append(Series("valid", "validation", percent(valid[-1][1]), valid))
-    accuracy = test.get("accuracy")
-    if steps is not None and accuracy is not None and math.isfinite(accuracy):
-        mark = [(float(steps), float(accuracy))]
-        series.append(Series("test", "test, at the end", percent(accuracy, test.get("count")), mark))
+    score = test.get(metric)
+    if steps is not None and score is not None and math.isfinite(score):
+        mark = [(float(steps), float(score))]
+        samples = None if of_scenes else test.get("count")
+        series.append(Series("test", "test, at the end", percent(score, samples), mark))
     if not series:
         return None
     heights = [y for one in series for _, y in one.points]
     # values that are nearly equal get room below them, since there is none above 100 %
     best = max(heights)
     axis = linear_axis([*heights, best - 0.01 if best >= 0.01 else best + 0.01], least=0.01)
-    return Plot("Accuracy", "share of images", series, axis, axis.tick_labels(percent=True))
+    return Plot(title, unit, series, axis, axis.tick_labels(percent=True))
 
 
 def rate_plot(history: Sequence[Mapping[str, float]]) -> Plot | None:

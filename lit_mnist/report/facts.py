@@ -35,6 +35,8 @@ def outcome(result: Mapping[str, Any]) -> list[Row]:
     rows = [("Training loss", number((result.get("train") or {}).get("loss")))]
     for name in ("validation", "test"):
         part = result.get(name) or {}
+        if "mean_iou" in part:
+            rows.append((f"{name.capitalize()} mean IoU", percent(part.get("mean_iou"))))
         rows.append((f"{name.capitalize()} accuracy", percent(part.get("accuracy"), part.get("count"))))
         rows.append((f"{name.capitalize()} loss", number(part.get("loss"))))
         rows.append((f"{name.capitalize()} images", count(part.get("count"))))

@@ -21,6 +21,14 @@ from lit_mnist.report.confusion import confusion
 from lit_mnist.report.curves import curves
 from lit_mnist.report.facts import facts
 from lit_mnist.report.formats import SPACE, count, duration, number, percent, text
+from lit_mnist.report.scenes import (
+    SCENE_STYLE,
+    ShownScene,
+    classes_section,
+    is_of_scenes,
+    scene_gallery,
+    scene_headline,
+)
 from lit_mnist.report.style import STYLE
 
 MOST_MISTAKES = 40
@@ -62,6 +70,7 @@ def write_report(
     history: Sequence[Mapping[str, float]],
     mistakes: Sequence[Mistake],
     class_names: Sequence[str],
+    scenes: Sequence[ShownScene] = (),
 ) -> None:
     """Writes the report of a run; a reader sees the old file or the whole new one, never a part.
 
@@ -71,12 +80,13 @@ def write_report(
         history: The rows of `metrics.csv` in order; metrics that a row does not have are absent or NaN.
         mistakes: Test images answered wrongly; those with the most probable wrong answers are shown.
         class_names: The name of every class.
+        scenes: Of a test on scenes, the best and the worst.
 
     Raises:
         ValueError: The result or a mistake does not fit the class names.
         OSError: The file cannot be written.
     """
-    write_page(path, render(result, history, mistakes, class_names))
+    write_page(path, render(result, history, mistakes, class_names, scenes))
 
 
 def write_page(path: Path, page: str) -> None:
@@ -102,18 +112,32 @@ def render(
     history: Sequence[Mapping[str, float]],
     mistakes: Sequence[Mistake],
     class_names: Sequence[str],
+    scenes: Sequence[ShownScene] = (),
 ) -> str:
     """Returns the whole page as HTML; the arguments and errors are those of `write_report`."""
     test = result.get("test") or {}
     name = (result.get("data") or {}).get("name")
+    if is_of_scenes(result):
+        sections = [
+            ("Learning", curves(history, result)),
+            ("Classes", classes_section(test, class_names)),
+            ("Best and worst scenes", scene_gallery(scenes, class_names)),
+            ("The run", facts(result)),
+        ]
+        title = f"{percent(test.get('mean_iou'))} mean IoU on {text(name)}"
+        return frame(title, header(result) + _sections(sections), STYLE + SCENE_STYLE)
     sections = [
         ("Learning", curves(history, result)),
         ("Confusion", confusion(test, class_names)),
         ("Worst mistakes", gallery(mistakes, errors_of(test), class_names)),
         ("The run", facts(result)),
     ]
-    body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections)
-    return frame(f"{percent(test.get('accuracy'), test.get('count'))} on {text(name)}", header(result) + body)
+    title = f"{percent(test.get('accuracy'), test.get('count'))} on {text(name)}"
+    return frame(title, header(result) + _sections(sections))
+
+
+def _sections(sections: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections)
 
 
 def frame(title: str, content: str, style: str = STYLE) -> str:
@@ -130,7 +154,7 @@ def frame(title: str, content: str, style: str = STYLE) -> str:
 
 
 def header(result: Mapping[str, Any]) -> str:
-    """Returns the headline: the accuracy, the errors, and one line of what was run."""
+    """Returns the headline: the accuracy and the errors, or the mean IoU, and one line of what was run."""
     test, train = result.get("test") or {}, result.get("train") or {}
     data, config = result.get("data") or {}, result.get("config") or {}
     errors, ranks = errors_of(test), result.get("world_size")
@@ -142,12 +166,16 @@ def header(result: Mapping[str, Any]) -> str:
         duration(train.get("seconds")),
         f"{number(train.get('images_per_s'))}{SPACE}images/s",
     ]
-    accuracy, _, unit = percent(test.get("accuracy"), test.get("count")).partition(SPACE)
-    wrong = f"<b>{count(errors)}</b> wrong of <b>{count(test.get('count'))}</b> test images"
+    if is_of_scenes(result):
+        score, what, sentence = scene_headline(test)
+    else:
+        score, what = percent(test.get("accuracy"), test.get("count")), "test accuracy"
+        sentence = f"<b>{count(errors)}</b> wrong of <b>{count(test.get('count'))}</b> test images"
+    figure, _, unit = score.partition(SPACE)
     return (
         f"<header><p class=over>{text(data.get('name'))} · {text((config.get('model') or {}).get('net'))}</p>"
-        f"<h1>{accuracy}{f'<small>{SPACE}{unit}</small>' if unit else ''} <span>test accuracy</span></h1>"
-        f"<p class=wrongs>{wrong}</p>{one_line(ran)}"
+        f"<h1>{figure}{f'<small>{SPACE}{unit}</small>' if unit else ''} <span>{what}</span></h1>"
+        f"<p class=wrongs>{sentence}</p>{one_line(ran)}"
         "</header>"
     )
 

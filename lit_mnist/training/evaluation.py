@@ -1,22 +1,23 @@
-"""Exact evaluation over any number of ranks: each sample counts once, sums are put together once at the end."""
+"""Exact evaluation over any number of ranks: each sample counts once, sums are put together once at the end.
+
+A digit is one thing to classify, and a scene as many as it has pixels that count.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
+from lit_mnist.data.dataset import IGNORED
 from lit_mnist.errors import NonFiniteError
-
-# As many as a report shows.
-MISTAKES_KEPT = 40
+from lit_mnist.training.examples import Example, Examples
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,14 @@ class Evaluation:
     """Figures over a whole split.
 
     Attributes:
-        accuracy: Share of the samples classified rightly, from 0 to 1.
-        loss: Mean cross-entropy in nats.
+        accuracy: Share of the samples classified rightly, from 0 to 1; of scenes, the share of the pixels.
+        loss: Mean cross-entropy in nats, of scenes over the pixels.
         count: Number of samples.
         per_class: Accuracy of each class; 0 for a class without samples.
-        confusion: Counts, rows the true and columns the predicted class.
+        confusion: Counts, rows the true and columns the predicted class; of scenes, of pixels.
+        iou: Of scenes, each class's intersection over union: of the pixels that belong to it or are predicted to, the
+            share that both holds for; None for a class without such pixels.
+        mean_iou: The mean over the classes that have one.
     """
 
     accuracy: float
@@ -36,80 +40,85 @@ class Evaluation:
     count: int
     per_class: list[float]
     confusion: list[list[int]]
+    iou: list[float | None] | None = None
+    mean_iou: float | None = None
+
+    @property
+    def score(self) -> float:
+        """The figure by which the best weights are chosen: the mean intersection over union of scenes, or accuracy."""
+        return self.accuracy if self.mean_iou is None else self.mean_iou
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the figures that there are, as plain values."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-class Wrong(NamedTuple):
-    """A sample classified wrongly: its number, the class predicted, and that class's probability."""
-
-    sample: int
-    predicted: int
-    probability: float
-
-
-def evaluation_of(confusion: torch.Tensor, loss_sum: torch.Tensor, expected: int) -> Evaluation:
+def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int, *, scenes: bool) -> Evaluation:
     """Returns the figures that follow from the sums over all ranks.
 
-    The confusion matrix is the root of every count: accuracy is its diagonal (what torchmetrics calls the micro
-    average), so that no figure can disagree with another.
+    The confusion matrix is the root of every figure but the loss: accuracy is its diagonal (what torchmetrics calls the
+    micro average), so that no figure can disagree with another.
 
     Args:
         confusion: Counts, rows the true and columns the predicted class, integers [classes, classes].
-        loss_sum: Sum of the samples' cross-entropies in nats, a scalar.
+        sums: The sum of the cross-entropies in nats, and the number of samples, [2].
         expected: Number of samples of the split.
+        scenes: Whether the counts are pixels of scenes.
 
     Raises:
         NonFiniteError: The loss is infinite or not a number.
     """
     confusion = confusion.long().cpu()
-    count = int(confusion.sum())
-    assert count == expected, f"{count} samples were evaluated, but the split has {expected}"
-    loss = float(loss_sum) / count
+    loss_sum, samples = sums.tolist()
+    assert samples == expected, f"{samples:.0f} samples were evaluated, but the split has {expected}"
+    # Scenes may be all border.
+    counted = max(int(confusion.sum()), 1)
+    loss = loss_sum / counted
     if not math.isfinite(loss):
         raise NonFiniteError("The network's outputs are not finite: the training has diverged. Try a lower --lr.")
     right, of_class = confusion.diagonal().double(), confusion.sum(dim=1)
+    iou = _intersection_over_union(confusion) if scenes else None
+    known = [share for share in iou or [] if share is not None]
     return Evaluation(
-        accuracy=float(right.sum() / count),
+        accuracy=float(right.sum() / counted),
         loss=loss,
-        count=count,
+        count=expected,
         per_class=(right / of_class.clamp(min=1)).tolist(),
         confusion=confusion.tolist(),
+        iou=iou,
+        mean_iou=sum(known) / max(len(known), 1) if scenes else None,
     )
 
 
-def mistakes(logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Returns the samples of a batch that are classified wrongly: a row for each, with the fields of `Wrong`.
+def _intersection_over_union(confusion: torch.Tensor) -> list[float | None]:
+    both = confusion.diagonal()
+    either = confusion.sum(dim=0) + confusion.sum(dim=1) - both
+    return [int(n) / int(of) if of else None for n, of in zip(both, either, strict=True)]
 
-    A tensor and no list, which took a network without training as long as a part of its forward pass.
+
+def classified(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the predicted and the true classes of all that counts, each int64 [n]; arguments as of `Tally.add`."""
+    predicted = logits.argmax(dim=1)
+    if targets.ndim == 1:
+        return predicted, targets
+    counts = targets != IGNORED
+    return predicted[counts], targets[counts]
+
+
+def predictions_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what is predicted of each sample, and with which probability.
 
     Args:
-        logits: [batch, classes].
-        targets: Classes, int64 [batch].
-        indices: The samples' numbers, int64 [batch].
+        logits: Floating point, [batch, classes] or [batch, classes, height, width].
 
     Returns:
-        float64 [wrong samples, 3], on the CPU; a double holds each sample's number exactly.
+        Classes, int64 [batch], or of scenes, which are many pixels, uint8 [batch, height, width]; and probabilities,
+        float32 [batch], of scenes the mean over the pixels.
     """
-    predicted = logits.argmax(dim=1)
-    rows = (predicted != targets).nonzero()[:, 0]
-    probability = logits[rows].softmax(dim=1).amax(dim=1).cpu()
-    return torch.stack([indices.cpu()[rows.cpu()].double(), predicted[rows].cpu().double(), probability.double()], 1)
-
-
-def gather_mistakes(own: list[torch.Tensor]) -> list[Wrong]:
-    """Returns the surest mistakes of all ranks, at most `MISTAKES_KEPT`; every rank must call it.
-
-    Args:
-        own: What `mistakes` found in each of this rank's batches, in the samples' order.
-    """
-    found = torch.cat([torch.zeros(0, len(Wrong._fields), dtype=torch.float64), *own])
-    # Before they become objects: a network without training makes thousands, and Python looks through all it has.
-    rows = found[found[:, 2].argsort(descending=True, stable=True)[:MISTAKES_KEPT]].tolist()
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        gathered: list[list[list[float]]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(gathered, rows)
-        rows = [row for part in gathered for row in part]
-    wrong = [Wrong(int(sample), int(predicted), probability) for sample, predicted, probability in rows]
-    return sorted(wrong, key=lambda mistake: (-mistake.probability, mistake.sample))[:MISTAKES_KEPT]
+    probability, predicted = logits.float().softmax(dim=1).max(dim=1)
+    if predicted.ndim == 1:
+        return predicted, probability
+    return predicted.to(torch.uint8), probability.mean(dim=(1, 2))
 
 
 class Tally:
@@ -121,33 +130,47 @@ class Tally:
 
     Attributes:
         confusion: Counts, rows the true and columns the predicted class, int64 [classes, classes].
-        loss_sum: Sum of the cross-entropies in nats, float64 scalar, so that the order of summation does not show.
-        wrong: What `mistakes` found in each batch, where they are noted.
+        sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2], so that the order of
+            summation does not show.
+        examples: What is noted of the samples, where it is: see `Examples`.
     """
 
     def __init__(self, num_classes: int, device: torch.device) -> None:
         self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.wrong: list[torch.Tensor] = []
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self.examples = Examples(num_classes)
+        self.scenes = False
 
     def add(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
         """Adds a batch.
 
         Args:
-            logits: [batch, classes].
-            targets: Classes, int64 [batch].
-            indices: The samples' numbers, int64 [batch]: given where the mistakes are to be noted.
+            logits: [batch, classes], or of scenes [batch, classes, height, width].
+            targets: Classes, int64 [batch] or [batch, height, width], in which `IGNORED` counts nowhere.
+            indices: The samples' numbers, int64 [batch]: given where examples are to be noted.
         """
         logits = _wide(logits)
-        cells = targets * len(self.confusion) + logits.argmax(dim=1)
+        predicted, true = classified(logits, targets)
+        cells = true * len(self.confusion) + predicted
         self.confusion += cells.bincount(minlength=self.confusion.numel()).view_as(self.confusion)
-        self.loss_sum += F.cross_entropy(logits, targets, reduction="sum").double()
+        self.sums[0] += _loss_sum(logits, targets)
+        self.sums[1] += len(targets)
+        self.scenes = targets.ndim > 1
         if indices is not None:
-            self.wrong.append(mistakes(logits, targets, indices))
+            self.examples.add(logits, targets, indices)
+
+    def evaluation(self, expected: int) -> Evaluation:
+        """Returns the figures, once the sums are those over all ranks; arguments and errors as of `evaluation_of`."""
+        return evaluation_of(self.confusion, self.sums, expected, scenes=self.scenes)
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:
     return logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
+
+
+def _loss_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    ignored = IGNORED if targets.ndim > 1 else -100
+    return F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum").double()
 
 
 class ExactMetrics(nn.Module):
@@ -159,22 +182,27 @@ class ExactMetrics(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.confusion = MulticlassConfusionMatrix(num_classes, validate_args=False)
         # In double precision, so that the order of summation over the ranks does not show.
         self.loss_sum = SumMetric(nan_strategy="disable").set_dtype(torch.float64)
-        self._wrong: list[torch.Tensor] = []
+        self.samples = SumMetric(nan_strategy="disable").set_dtype(torch.float64)
+        self._examples = Examples(num_classes)
+        self._scenes = False
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
         """Adds a batch; arguments as of `Tally.add`."""
         logits = _wide(logits)
-        self.confusion.update(logits.argmax(dim=1), targets)
-        self.loss_sum.update(F.cross_entropy(logits, targets, reduction="sum").double())
+        self.confusion.update(*classified(logits, targets))
+        self.loss_sum.update(_loss_sum(logits, targets))
+        self.samples.update(float(len(targets)))
+        self._scenes = targets.ndim > 1
         if indices is not None:
-            self._wrong.append(mistakes(logits, targets, indices))
+            self._examples.add(logits, targets, indices)
 
-    def wrong(self) -> list[Wrong]:
-        """Returns the mistakes over all ranks, the surest first; every rank must call it."""
-        return gather_mistakes(self._wrong)
+    def examples(self) -> list[Example]:
+        """Returns what was noted on all ranks; every rank must call it."""
+        return self._examples.gather()
 
     def compute(self, expected: int) -> Evaluation:
         """Puts the ranks' sums together; every rank must call it, and gets the same figures.
@@ -185,10 +213,12 @@ class ExactMetrics(nn.Module):
         Raises:
             NonFiniteError: The loss is infinite or not a number; all ranks raise it together.
         """
-        return evaluation_of(self.confusion.compute(), self.loss_sum.compute(), expected)
+        sums = torch.stack([self.loss_sum.compute(), self.samples.compute()])
+        return evaluation_of(self.confusion.compute(), sums, expected, scenes=self._scenes)
 
     def reset(self) -> None:
         """Forgets all samples."""
         self.confusion.reset()
         self.loss_sum.reset()
-        self._wrong = []
+        self.samples.reset()
+        self._examples = Examples(self.num_classes)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 COLUMNS = ("step", "epoch", "train_loss", "train_accuracy", "lr", "images_per_s", "val_loss", "val_accuracy")
+SCENE_COLUMNS = (*COLUMNS, "val_mean_iou")
 Row = dict[str, float]
 
 
@@ -23,13 +24,14 @@ class History:
     Args:
         folder: The run folder; rows of a resumed run up to `step` are kept.
         step: The step that the run goes on from.
+        columns: The figures of a row.
     """
 
-    def __init__(self, folder: Path, step: int = 0) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, step: int = 0, columns: tuple[str, ...] = COLUMNS) -> None:
+        self._folder, self._columns = folder, columns
         self.rows = [row for row in read_history(folder) if row["step"] <= step]
         # Rewritten as a whole, so that a kill at this moment does not lose the rows of before.
-        write_text(folder / METRICS, "".join(_line(row) for row in [None, *self.rows]))
+        write_text(folder / METRICS, "".join(map(self._line, [None, *self.rows])))
         self._file = (folder / METRICS).open("a", newline="")
         self._board: SummaryWriter | None = None
         # What an interrupted run has told beyond the step that is gone on from.
@@ -38,7 +40,7 @@ class History:
     def add(self, row: Row) -> None:
         """Adds the figures of a step; a second row of the same step is another row."""
         self.rows.append(row)
-        self._file.write(_line(row))
+        self._file.write(self._line(row))
         self._file.flush()
         if self._board is None:
             # Imported with the first row, since it takes a good part of a second that the first step need not wait for.
@@ -55,11 +57,11 @@ class History:
         if self._board:
             self._board.close()
 
-
-def _line(row: Row | None) -> str:
-    """Returns a row as a line of CSV, or the header for None."""
-    values = COLUMNS if row is None else [f"{row[name]:.8g}" if name in row else "" for name in COLUMNS]
-    return ",".join(values) + "\n"
+    def _line(self, row: Row | None) -> str:
+        """Returns a row as a line of CSV, or the header for None."""
+        names = self._columns
+        values = names if row is None else [f"{row[name]:.8g}" if name in row else "" for name in names]
+        return ",".join(values) + "\n"
 
 
 def read_history(folder: Path) -> list[Row]:

@@ -41,7 +41,7 @@ class Keeper:
         step: Optimizer steps made before, where a run is resumed.
 
     Attributes:
-        best: The best accuracy on the validation split so far; below 0 for none.
+        best: The best score on the validation split so far; below 0 for none.
     """
 
     def __init__(self, job: Job, rank: Rank, net: nn.Module, save: Callable[[], None], *, step: int = 0) -> None:
@@ -61,7 +61,7 @@ class Keeper:
         self._writing: Future[None] | None = None
 
     def resume(self, best: float) -> None:
-        """Takes the best accuracy of a run that goes on, unless its checkpoint was damaged and is gone."""
+        """Takes the best score of a run that goes on, unless its checkpoint was damaged and is gone."""
         if (self.folder / BEST).exists():
             self.best = best
 
@@ -100,9 +100,9 @@ class Keeper:
 
     def judge(self, validation: Evaluation | None) -> bool:
         """Returns whether an epoch that ends is the best so far."""
-        self._is_best = validation is None or validation.accuracy > self.best
+        self._is_best = validation is None or validation.score > self.best
         if validation and self._is_best:
-            self.best = validation.accuracy
+            self.best = validation.score
         return self._is_best
 
     def epoch_done(self, step: int) -> None:

@@ -11,14 +11,15 @@ import torch.distributed as dist
 from torch import nn
 
 from lit_mnist.errors import NonFiniteError
+from lit_mnist.experiment import SCENE_NAMES
 from lit_mnist.job import Job
 from lit_mnist.ranks import Rank
 from lit_mnist.reports import SITUATION
-from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.evaluation import Evaluation, classified
 from lit_mnist.training.faults import inject
 from lit_mnist.training.finite import FiniteCheck
 from lit_mnist.training.heartbeat import Heartbeat
-from lit_mnist.training.history import History
+from lit_mnist.training.history import COLUMNS, SCENE_COLUMNS, History
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.precision import autocast_dtype, weight_dtype
 from lit_mnist.training.progress import ProgressDisplay
@@ -50,7 +51,8 @@ class Recorder:
         self.heartbeat = Heartbeat(rank, net, step) if rank.world_size > 1 else None
         inject(job, rank, net, step)
         SITUATION.begin_step(step + 1)
-        self.history = History(job.folder, step) if rank.is_first else None
+        columns = SCENE_COLUMNS if job.experiment.data.name in SCENE_NAMES else COLUMNS
+        self.history = History(job.folder, step, columns) if rank.is_first else None
         self.display = ProgressDisplay(job.plan.total_steps, step) if rank.is_first else None
         run = job.experiment.run
         self.trace: Trace | None = None
@@ -83,8 +85,8 @@ class Recorder:
         """Notes the end of an optimizer step.
 
         Args:
-            logits: The last micro-batch's, [batch, classes].
-            targets: Its classes, int64 [batch].
+            logits: The last micro-batch's, [batch, classes], or of scenes [batch, classes, height, width].
+            targets: Its classes, int64 [batch], or of scenes [batch, height, width].
             lr: The step's learning rate.
 
         Raises:
@@ -128,10 +130,12 @@ class Recorder:
             text += f"  train loss {self.train_loss:.4f}"
         if evaluation:
             text += f"  validation loss {evaluation.loss:.4f}  accuracy {evaluation.accuracy:.2%}"
+            row = {"step": self.step, "epoch": epoch, "val_loss": evaluation.loss, "val_accuracy": evaluation.accuracy}
+            if evaluation.mean_iou is not None:
+                text += f"  mean IoU {evaluation.mean_iou:.4f}"
+                row["val_mean_iou"] = evaluation.mean_iou
             text += "  best so far" if is_best else ""
-            self.history.add(
-                {"step": self.step, "epoch": epoch, "val_loss": evaluation.loss, "val_accuracy": evaluation.accuracy}
-            )
+            self.history.add(row)
         self.display.line(text)
 
     def close(self, *, steps_made: int) -> Trained:
@@ -163,14 +167,14 @@ class Recorder:
     def _over_all_ranks(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
         """Returns the mean loss since the last figures, and the last micro-batch's accuracy, over all ranks."""
         assert self._loss_sum is not None
-        right = (logits.detach().argmax(dim=1) == targets).double().mean()
-        figures = torch.stack([self._loss_sum / self._batches, right])
+        predicted, true = classified(logits.detach(), targets)
+        right = (predicted == true).sum().double()
+        figures = torch.stack([self._loss_sum / self._batches, right, torch.full_like(right, len(true))])
         if self.rank.world_size > 1:
             dist.all_reduce(figures)
-            figures /= self.rank.world_size
         self._loss_sum, self._batches = None, 0
-        loss, accuracy = figures.tolist()
-        return loss, accuracy
+        loss, right_ones, count = figures.tolist()
+        return loss / self.rank.world_size, right_ones / max(count, 1)
 
 
 def _start_stopwatch(recorder: Recorder, job: Job) -> Stopwatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -84,9 +84,10 @@ def build_result(
             "images_per_s": clock.images_per_s(),
             "seconds": trained.seconds if trained else None,
             "loss": trained.loss if trained else None,
+            "lr": job.plan.lr if trained else None,
         },
-        "validation": asdict(validation) if validation else None,
-        "test": asdict(test) if test else None,
+        "validation": validation.to_dict() if validation else None,
+        "test": test.to_dict() if test else None,
         "weights_sha256": weights_sha256(weights),
         "seconds_to_first_step": clock.seconds_to_first_step,
         "peak_memory_bytes": memory,

@@ -195,6 +195,9 @@ def _build(content: bytes, sizes: dict[str, int]) -> Any:  # noqa: PLR0912 (a ca
             case "REDUCE":
                 arguments, made = stack.pop(), stack.pop()
                 stack.append({} if (made, arguments) == (_Name(_MAKE_DICT), ()) else _tensor(made, arguments))
+            case "BUILD" if isinstance(stack[-2], dict) and set(_expect(stack[-1], dict)) == {"_metadata"}:
+                # Versions of layers, which torch adds to a network's weights, and which nothing here reads.
+                stack.pop()
             case _:
                 asked = str(argument).replace(" ", ".") if opcode.name == "GLOBAL" else opcode.name
                 raise UnsafeError(f"it asks for {asked:.100}")

@@ -11,13 +11,15 @@ from lit_mnist.experiment import ModelSettings
 
 _ONECYCLE_START = 1 / 25
 _ONECYCLE_END = 1e-3
+_POWER = 0.9
 
 
 def rate_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
     """Returns the learning rate of an optimizer step as a share of its peak.
 
     `onecycle` is linear up and linear down (Smith and Topin: Super-Convergence, 2018); `cosine` falls along half a
-    cosine (Loshchilov and Hutter: SGDR, 2017, without restarts).
+    cosine (Loshchilov and Hutter: SGDR, 2017, without restarts); `polynomial` as a power of the steps that are left
+    (Chen et al.: DeepLab, 2017).
 
     Args:
         settings: Which schedule, and its warm-up.
@@ -37,6 +39,8 @@ def rate_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
     done = min(step - rising, max(falling - 1, 0)) / max(falling, 1)
     if settings.schedule == "onecycle":
         return 1 + (_ONECYCLE_END - 1) * done
+    if settings.schedule == "polynomial":
+        return (1 - done) ** _POWER
     return (1 + math.cos(math.pi * done)) / 2
 
 

@@ -22,7 +22,7 @@ from lit_mnist.job import Job
 from lit_mnist.plan import Plan
 from lit_mnist.training.checkpoint import SECTION
 
-# The names under which Lightning keeps the scaler and the best accuracy: those of its plugin and of our callback.
+# The names under which Lightning keeps the scaler and the best score: those of its plugin and of our callback.
 _SCALER, _KEEPER = "MixedPrecision", "KeepCheckpoints"
 _PREFIX = "net."
 
@@ -52,7 +52,7 @@ class TrainingState:
 
         Args:
             job: The job.
-            best: The best accuracy on the validation split so far; below 0 for none.
+            best: The best score on the validation split so far; below 0 for none.
         """
         scaler = self.scaler.state_dict()
         return {
@@ -76,7 +76,7 @@ class TrainingState:
         }
 
     def restore(self, checkpoint: Mapping[str, Any]) -> float:
-        """Takes the state of a checkpoint, and returns the best accuracy until then.
+        """Takes the state of a checkpoint, and returns the best score until then.
 
         Raises:
             InputError: It is not the state of such a training.

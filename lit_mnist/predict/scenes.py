@@ -1,0 +1,170 @@
+"""Predictions of scenes: for each picture a palette PNG of its classes and the picture tinted with them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from lit_mnist.data.dataset import IGNORED, Dataset, class_names
+from lit_mnist.data.palette import palette_png, tinted
+from lit_mnist.data.scenes import Scenes, read_own_picture, read_picture
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import DataSettings
+from lit_mnist.training.files import whole_file
+
+MASKS, OVERLAYS = "masks", "overlays"
+_JPEG_QUALITY = 90
+
+Pixels = npt.NDArray[np.uint8]
+
+
+class PredictedScene(NamedTuple):
+    """What the table tells of a picture.
+
+    Attributes:
+        sample: The picture's number in the split.
+        probability: The mean over its pixels of the predicted class's probability.
+        width: The picture's width in pixels.
+        height: Its height.
+        shares: The share of each class, from 0 to 1, of its pixels.
+    """
+
+    sample: int
+    probability: float
+    width: int
+    height: int
+    shares: list[float]
+
+
+def own_scenes(files: Sequence[Path], settings: DataSettings) -> Dataset:
+    """Returns the user's pictures as the test split of a data set of which nothing else is needed.
+
+    Raises:
+        InputError: A file cannot be decoded; see `opened_picture`.
+    """
+    for path in files:
+        read_own_picture(path)
+    nothing = Scenes((), ())
+    names = class_names(settings.name, border=settings.border)
+    return Dataset(settings.name, "pictures of the user's", "", names, nothing, Scenes(tuple(files), ()))
+
+
+def names_of(files: Sequence[Path]) -> list[str]:
+    """Returns a name for what is written of each picture: its file's, with its number where several have the same."""
+    often = Counter(path.stem for path in files)
+    taken = {stem for stem, count in often.items() if count == 1}
+    names = []
+    for number, path in enumerate(files):
+        name = path.stem
+        while often[path.stem] > 1 and name in taken | {path.stem}:
+            name = f"{name}-{number}"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def write_scenes(
+    folder: Path,
+    scenes: Scenes,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+    settings: DataSettings,
+) -> list[PredictedScene]:
+    """Writes `masks/NAME.png` and `overlays/NAME.jpg` of the pictures that this rank has predicted.
+
+    Both have the picture's own size. A predicted border is 255 in the mask, as in VOC's.
+
+    Args:
+        folder: The run folder.
+        scenes: All pictures of the split.
+        batches: Indices, int64 [batch]; predicted classes, uint8 [batch, height, width]; and their mean probabilities,
+            float [batch].
+        settings: Which classes there are.
+
+    Raises:
+        InputError: A picture cannot be read any more, or a file cannot be written.
+    """
+    classes = len(class_names(settings.name, border=settings.border))
+    names = names_of(scenes.images)
+    rows = []
+    try:
+        for place in (MASKS, OVERLAYS):
+            (folder / place).mkdir(exist_ok=True)
+        for indices, predicted, probabilities in batches:
+            for index, small, probability in zip(
+                indices.tolist(), predicted.cpu().numpy(), probabilities.tolist(), strict=True
+            ):
+                read = read_picture if scenes.masks else read_own_picture
+                picture = read(scenes.images[index])
+                mask = _enlarged(small, picture.size)
+                shares = np.bincount(mask.ravel(), minlength=classes) / mask.size
+                rows.append(PredictedScene(index, probability, *picture.size, shares.tolist()))
+                if settings.border == "class":
+                    mask = np.where(mask == classes - 1, np.uint8(IGNORED), mask)
+                _write(folder / MASKS / f"{names[index]}.png", palette_png(mask))
+                _write(folder / OVERLAYS / f"{names[index]}.jpg", _jpeg(tinted(np.asarray(picture), mask)))
+    except OSError as error:
+        raise InputError(f"{folder}: a mask cannot be written ({error.strerror or error})") from error
+    return rows
+
+
+def write_scene_table(
+    path: Path, rows: Sequence[PredictedScene], files: Sequence[Path], classes: Sequence[str]
+) -> None:
+    """Writes `index,file,mask,width,height,probability` and the share of each class, one row per picture.
+
+    Args:
+        path: The CSV file; its folder must exist.
+        rows: What was predicted, in the pictures' order.
+        files: The pictures.
+        classes: The classes' names.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["index", "file", "mask", "width", "height", "probability", *classes])
+    for row, file, name in zip(rows, files, names_of(files), strict=True):
+        shares = [f"{share:.6f}" for share in row.shares]
+        mask = f"{MASKS}/{name}.png"
+        table.writerow([row.sample, file, mask, row.width, row.height, f"{row.probability:.6f}", *shares])
+    try:
+        # A file's name that is not UTF-8 reaches Python as lone surrogates and goes back to its own bytes.
+        _write(path, text.getvalue().encode("utf-8", "surrogateescape"))
+    except OSError as error:
+        raise InputError(f"{path}: the table cannot be written ({error.strerror or error})") from error
+
+
+def _enlarged(mask: Pixels, size: tuple[int, int]) -> Pixels:
+    """Returns a mask in another size, (width, height): of each pixel the class that covers the most of it.
+
+    Each class's area is resized as a picture is, which leaves smooth outlines, where the nearest pixel's class would
+    leave steps.
+    """
+    enlarged, most = np.zeros(size[::-1], np.uint8), np.zeros(size[::-1], np.uint8)
+    for number in np.unique(mask):
+        area = Image.fromarray(np.where(mask == number, np.uint8(255), np.uint8(0)))
+        covered = np.asarray(area.resize(size, Image.Resampling.BILINEAR))
+        enlarged[covered > most] = number
+        most = np.maximum(most, covered)
+    return enlarged
+
+
+def _jpeg(picture: Pixels) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    return buffer.getvalue()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with whole_file(path) as file:
+        file.write(content)

@@ -1,0 +1,52 @@
+"""Which settings go together: a network and a data set are of one task, and some options are of one task alone."""
+
+from __future__ import annotations
+
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import DATA_NAMES, SCENE_NAMES, DataSettings, Experiment
+
+DIGIT_NETS = ("convnet", "basicnet")
+SCENE_NETS = ("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "deeplabv3_small")
+_WITHOUT_PUBLISHED_BACKBONE = (*DIGIT_NETS, "deeplabv3_small")
+
+
+def check_task(experiment: Experiment) -> None:
+    """Refuses settings that do not go together.
+
+    Raises:
+        InputError: Two contradict each other, or one means nothing for the data set.
+    """
+    model, data, trainer = experiment.model, experiment.data, experiment.trainer
+    scenes = data.name in SCENE_NAMES
+    nets = SCENE_NETS if scenes else DIGIT_NETS
+    if model.net not in nets:
+        sets = SCENE_NAMES if model.net in SCENE_NETS else DATA_NAMES
+        raise InputError(
+            f"model.net {model.net} does not fit data.name {data.name}: choose model.net {' or '.join(nets)}, or "
+            f"data.name {', '.join(sets)}."
+        )
+    augmentations = ("none", "crop") if scenes else ("none", "shift", "affine", "elastic")
+    if data.augment not in augmentations:
+        raise InputError(
+            f"data.augment {data.augment} means nothing for data.name {data.name}: choose {', '.join(augmentations)}."
+        )
+    refused = {
+        f"model.views {model.views}": scenes and model.views > 1,
+        "model.compile": scenes and model.compile,
+        "model.checkpoint_activations": not scenes and model.checkpoint_activations,
+        f"data.image_size {data.image_size}": not scenes and data.image_size != DataSettings.image_size,
+        f"data.border {data.border}": not scenes and data.border != "ignore",
+        "data.download": data.name != "voc2012" and data.download,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise InputError(f"{name} is not offered for data.name {data.name}: leave it out.")
+    if model.weights == "backbone" and model.net in _WITHOUT_PUBLISHED_BACKBONE:
+        raise InputError(f"model.weights backbone: there are no published weights for a {model.net}: leave it out.")
+    if model.lr_scale != "none" and data.batch_per != "rank":
+        raise InputError(
+            f"model.lr_scale {model.lr_scale} follows the batch that data.batch_per rank multiplies by the ranks: set "
+            "that, too, or leave it out."
+        )
+    if scenes and trainer.deterministic and trainer.accelerator == "gpu":
+        raise InputError("trainer.deterministic: torch has no deterministic loss of pixels on GPUs: leave it out.")
