@@ -58,7 +58,7 @@ class ModelSettings:
         nesterov: Whether `sgd` uses Nesterov's form of momentum.
         weight_decay: Weight decay: an L2 term in the gradient for `sgd` and `adam`, decoupled for `adamw`.
         schedule: Course of the learning rate over the optimizer steps of the run: `constant`, `onecycle` (linear
-            up, cosine down to nearly nothing), `cosine` or `polynomial` (after the warm-up, down to zero, the latter as
+            up, linear down to nearly nothing), `cosine` or `polynomial` (after the warm-up, down to zero, the latter as
             the power 0.9 of the steps that are left).
         warmup: Share of the steps, from 0 to 1, over which the rate rises linearly; unset: 0.25 for `onecycle`, else 0.
         label_smoothing: Share of the target probability spread over all classes, in training only.
@@ -126,12 +126,11 @@ class DataSettings:
         image_size: Height and width, in pixels, that scenes are brought to.
         border: What becomes of the pixels that `voc2012` and `shapes` mark as an object's border, by 255: `ignore`:
             they count nowhere; `class`: they are one more class.
-        augment: For digits `none`, `shift` (whole pixels), `affine` (rotation, scale and sub-pixel shift) or `elastic`
-            (`affine`, and smooth random distortions); for scenes `none` or `crop` (random scale, place and flip).
-        max_shift: Largest shift in pixels, each way.
-        max_rotate: Largest rotation in degrees, each way, of `affine` and `elastic`.
-        max_scale: Largest relative change of size of `affine` and `elastic`: 0.1 is from 0.9 to 1.1.
-        max_distort: Largest distortion in pixels, along each axis, of `elastic`.
+        augment: For digits `none`, `shift` (whole pixels) or `affine` (rotation, scale and sub-pixel shift); for scenes
+            `none` or `crop` (random scale, place and flip).
+        max_shift: Largest shift in pixels, each way, of `shift` and `affine`.
+        max_rotate: Largest rotation in degrees, each way, of `affine`.
+        max_scale: Largest relative change of size of `affine`: 0.1 is from 0.9 to 1.1.
         pipeline: `batched`: pictures become a float batch in one step; `per_sample`: each is turned by itself, by PIL
             and torchvision, as the classic scripts do: slower, and equal up to rounding.
         workers: Processes of each rank that load ahead, with `per_sample` and for scenes, which are always read one by
@@ -150,11 +149,10 @@ class DataSettings:
     test_size: int | None = None
     image_size: int = 256
     border: Literal["ignore", "class"] = "ignore"
-    augment: Literal["none", "shift", "affine", "elastic", "crop"] = "none"
+    augment: Literal["none", "shift", "affine", "crop"] = "none"
     max_shift: int = 2
     max_rotate: float = 10.0
     max_scale: float = 0.1
-    max_distort: float = 4.0
     pipeline: Literal["batched", "per_sample"] = "batched"
     workers: int = 0
 
@@ -163,9 +161,7 @@ class DataSettings:
             value = getattr(self, name)
             _require(value is None or value >= 1, f"data.{name} must be at least 1, but is {value}.")
         _require(self.val_size >= 0, f"data.val_size must be at least 0, but is {self.val_size}.")
-        for name in ("max_shift", "max_distort"):
-            value = getattr(self, name)
-            _require(0 <= value <= 14, f"data.{name} must be from 0 to 14 pixels, but is {value}.")
+        _require(0 <= self.max_shift <= 14, f"data.max_shift must be from 0 to 14 pixels, but is {self.max_shift}.")
         _require(0 <= self.max_rotate <= 180, f"data.max_rotate must be from 0 to 180, but is {self.max_rotate}.")
         _require(0 <= self.max_scale < 1, f"data.max_scale must be at least 0 and below 1, but is {self.max_scale}.")
         _require(0 <= self.workers <= 64, f"data.workers must be from 0 to 64, but is {self.workers}.")

@@ -25,7 +25,7 @@ def check_task(experiment: Experiment) -> None:
             f"model.net {model.net} does not fit data.name {data.name}: choose model.net {' or '.join(nets)}, or "
             f"data.name {', '.join(sets)}."
         )
-    augmentations = ("none", "crop") if scenes else ("none", "shift", "affine", "elastic")
+    augmentations = ("none", "crop") if scenes else ("none", "shift", "affine")
     if data.augment not in augmentations:
         raise InputError(
             f"data.augment {data.augment} means nothing for data.name {data.name}: choose {', '.join(augmentations)}."
