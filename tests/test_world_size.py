@@ -24,7 +24,7 @@ EXACT = (
 )
 
 
-@pytest.mark.parametrize("net", ["convnet", "basicnet"])
+@pytest.mark.parametrize("net", ["convnet", pytest.param("basicnet", marks=pytest.mark.slow)])
 def test_one_two_and_three_ranks_train_the_same_weights(program: Program, net: str) -> None:
     settings = ("--model.net", net, "--lr", 0.05, "--data.augment", "affine", "--data.train_size", 2000, *EXACT)
     one, two, three = (weights_of(program.train("--devices", ranks, *settings)) for ranks in (1, 2, 3))

@@ -160,6 +160,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(program: Program, 
     tell("random kills with automatic resume", f"{count} kills, weights_sha256 equal to the uninterrupted run's")
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_from_the_newest_checkpoint(program: Program) -> None:
     folder = program.folder / "torchrun"
     process = torchrun(
