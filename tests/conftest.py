@@ -14,14 +14,18 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from lit_mnist.cli import main
 from lit_mnist.data.dataset import Dataset, load_dataset
+from lit_mnist.launch import launch
+from lit_mnist.ranks import Rank
 
 # The tests fork: no OpenMP threads may be running in this process.
 torch.set_num_threads(1)
@@ -119,6 +123,22 @@ def ranks_of(group: int, pids: list[int] | None = None) -> dict[int, int]:
                     if (name := re.fullmatch(r"rank-(\d+)\.log", entry.readlink().name)) and pid != group:
                         found[int(name[1])] = pid
     return found
+
+
+def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> None:
+    """Runs `work` on ranks that have joined a group, forked from a forked process; its errors are the test's."""
+
+    def joined(rank: Rank) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+        work(rank)
+
+    def start() -> int:
+        launch(joined, world_size=world_size, timeout=30, max_restarts=0, logs=folder / "logs")
+        return 0
+
+    done = run_forked(start, folder, 60)
+    assert done.code == 0, done.out + done.err
 
 
 class Program:

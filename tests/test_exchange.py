@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import run_forked
+from conftest import on_ranks
 
 from lit_mnist.addresses import own_address
 from lit_mnist.errors import InputError
 from lit_mnist.exchange import SENT, Exchange
-from lit_mnist.launch import launch
 from lit_mnist.ranks import Rank
-
-
-def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> None:
-    """Runs `work` on ranks that have joined a group, forked from a forked process; its errors are the test's."""
-
-    def joined(rank: Rank) -> None:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-        work(rank)
-
-    def start() -> int:
-        launch(joined, world_size=world_size, timeout=30, max_restarts=0, logs=folder / "logs")
-        return 0
-
-    done = run_forked(start, folder, 60)
-    assert done.code == 0, done.out + done.err
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from conftest import Program, largest_difference, result_of, run_forked, weights_of
+from conftest import Program, largest_difference, on_ranks, result_of, weights_of
 from PIL import Image
 from test_bad_input import refused
 from voc_folder import write_voc
 
 from lit_mnist.data.palette import palette_png
 from lit_mnist.data.voc import MASKS
-from lit_mnist.launch import launch
 from lit_mnist.ranks import Rank
 from lit_mnist.training.loss import mean_loss
 
@@ -82,22 +79,6 @@ def test_all_engines_on_two_ranks_are_equal_in_every_bit(
         assert entry["loss"] == reference["loss"]
         assert entry["weights_sha256"] == reference["weights_sha256"], entry["name"]
         assert len(set(entry["weights_sha256"])) == 1
-
-
-def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> None:
-    """Runs `work` on ranks that have joined a group; its errors are the test's."""
-
-    def joined(rank: Rank) -> None:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-        work(rank)
-
-    def start() -> int:
-        launch(joined, world_size=world_size, timeout=30, max_restarts=0, logs=folder / "logs")
-        return 0
-
-    done = run_forked(start, folder, 60)
-    assert done.code == 0, done.out + done.err
 
 
 def example(batch: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
