@@ -38,3 +38,13 @@ class StoppedError(LitMnistError):
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
+
+
+def require(condition: bool, message: str) -> None:
+    """Refuses an input that does not meet a condition.
+
+    Raises:
+        InputError: It does not; the message says what it must be.
+    """
+    if not condition:
+        raise InputError(message)

@@ -1,0 +1,1 @@
+"""The sections of an experiment's configuration: frozen dataclasses, whose docstrings are the command line's help."""
