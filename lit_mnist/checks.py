@@ -53,6 +53,20 @@ def check_batch_norm(experiment: Experiment, plan: Plan, devices: int) -> None:
         )
 
 
+def check_deterministic(experiment: Experiment, kind: str) -> None:
+    """Refuses to be deterministic where torch cannot, before a rank fails in its first step.
+
+    Args:
+        experiment: The experiment.
+        kind: Kind of the devices: `cpu` or `cuda`.
+
+    Raises:
+        InputError: Scenes are to be trained on GPUs, deterministically.
+    """
+    if experiment.trainer.deterministic and kind == "cuda" and experiment.data.name in SCENE_NAMES:
+        raise InputError("trainer.deterministic: torch has no deterministic loss of pixels on GPUs: leave it out.")
+
+
 def check_fault(run: RunSettings, plan: Plan) -> None:
     """Refuses a fault that would never come.
 

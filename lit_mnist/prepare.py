@@ -9,6 +9,7 @@ from pathlib import Path
 from lit_mnist.checks import (
     check_accelerate,
     check_batch_norm,
+    check_deterministic,
     check_evaluation,
     check_extras,
     check_fault,
@@ -95,6 +96,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     check_fault(experiment.run, plan)
     if trains:
         check_batch_norm(experiment, plan, world_size)
+        check_deterministic(experiment, devices.kind)
     if saved and trains:
         # It may have been lost while it tested its weights.
         may_be_done = _takes_up(line) and not (Path(str(line.run_dir)) / RESULT).exists()

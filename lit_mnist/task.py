@@ -16,7 +16,7 @@ def check_task(experiment: Experiment) -> None:
     Raises:
         InputError: Two contradict each other, or one means nothing for the data set.
     """
-    model, data, trainer = experiment.model, experiment.data, experiment.trainer
+    model, data = experiment.model, experiment.data
     scenes = data.name in SCENE_NAMES
     nets = SCENE_NETS if scenes else DIGIT_NETS
     if model.net not in nets:
@@ -48,5 +48,3 @@ def check_task(experiment: Experiment) -> None:
             f"model.lr_scale {model.lr_scale} follows the batch that data.batch_per rank multiplies by the ranks: set "
             "that, too, or leave it out."
         )
-    if scenes and trainer.deterministic and trainer.accelerator == "gpu":
-        raise InputError("trainer.deterministic: torch has no deterministic loss of pixels on GPUs: leave it out.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +15,11 @@ from test_bad_input import refused
 from test_segmentation import flags, voc
 from torchvision.models import get_model, segmentation
 
+from lit_mnist.checks import check_deterministic
 from lit_mnist.data.dataset import IGNORED
 from lit_mnist.data.randomness import Draw
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import ModelSettings, Net
+from lit_mnist.experiment import Experiment, ModelSettings, Net
 from lit_mnist.models.build import build_net
 from lit_mnist.models.weights import backbone_weights, read_weights
 from lit_mnist.training.checkpoint import read_checkpoint
@@ -182,6 +185,15 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path, name: str, cont
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"weights\.(pt|safetensors)"):
         read_weights(replace(SMALL, weights=str(path)), num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "fails"), [("shapes", "cuda", True), ("shapes", "cpu", False), ("mnist", "cuda", False)]
+)
+def test_deterministic_is_refused_where_torch_cannot_be(name: Any, kind: str, fails: bool) -> None:
+    experiment = Experiment().replace("data", name=name).replace("trainer", deterministic=True)
+    with pytest.raises(InputError, match="no deterministic loss") if fails else nullcontext():
+        check_deterministic(experiment, kind)
 
 
 def test_a_training_begins_with_the_weights_of_another_and_does_not_need_them_again(
