@@ -40,7 +40,7 @@ from lit_mnist.record import Prediction, finish, write_predictions
 from lit_mnist.rendezvous import meeting_point
 from lit_mnist.stop import STOP
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.ddp import DDP_OPTIONS
+from lit_mnist.training.ddp import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, Tally, predictions_of
 from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
@@ -84,7 +84,7 @@ def run(job: Job, rank: Rank) -> None:
     if job.sync_batchnorm:
         sync_batch_norm(net, device.type, experiment.run.timeout)  # (2)
     # It shares its parameters with `net`, which stays the network to save and to evaluate.
-    model = DistributedDataParallel(net, **DDP_OPTIONS)  # (2)
+    model = DistributedDataParallel(net, **DDP_OPTIONS, **device_options(device.type, plan.accumulate))  # (2)
 
     # --- optimizer: one on each rank; equal gradients make equal steps
     optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
