@@ -82,7 +82,7 @@ class KeepCheckpoints(Callback):
     def __init__(self, job: Job, recorder: Recorder) -> None:
         self.job = job
         self.recorder = recorder
-        self.keeper = Keeper(job, recorder.rank, recorder.net, self._save, step=recorder.step)
+        self.keeper = Keeper(job, recorder.rank, recorder.net, self._save, step=recorder.step, look=recorder.look)
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         """Takes the Trainer, which writes the checkpoints."""

@@ -82,6 +82,7 @@ class MNISTDataModule(LightningDataModule):
             rank=self.trainer.global_rank,
             first=first,
             dtype=self._dtype,
+            device=self.trainer.strategy.root_device,
         )
 
     def val_dataloader(self) -> EvaluationBatches:
@@ -111,4 +112,5 @@ class MNISTDataModule(LightningDataModule):
             batch_size=batch_size or self.settings.evaluated_at_once,
             settings=self.settings,
             dtype=self._dtype,
+            device=self.trainer.strategy.root_device,
         )

@@ -97,6 +97,7 @@ class Job:
             rank=rank.rank,
             first=first if epoch == begun else 0,
             dtype=weight_dtype(self.precision),
+            device=self.devices.of(rank),
         )
 
     def evaluation_batches(self, split: AnySplit, rank: Rank) -> EvaluationBatches:
@@ -110,6 +111,7 @@ class Job:
             batch_size=1 if alone else self.experiment.data.evaluated_at_once,
             settings=self.experiment.data,
             dtype=weight_dtype(self.precision),
+            device=self.devices.of(rank),
         )
 
     def checkpoint_section(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch import nn
 from lit_mnist import experiment as settings
 from lit_mnist.models.sync_batch_norm import sync_batch_norm, unsync_batch_norm
 from lit_mnist.ranks import choose_devices, launched_from_outside
-from lit_mnist.training.ddp import DDP_OPTIONS
+from lit_mnist.training.ddp import DDP_OPTIONS, device_options
 from lit_mnist.training.precision import UsedPrecision, needs_scaler, resolve_precision
 
 
@@ -91,7 +91,7 @@ class LitTrainer(Trainer):
             accelerator=found.kind,
             devices=list(found.numbers) if found.kind == "cuda" else found.count,
             num_nodes=num_nodes,
-            strategy=_ddp(found.kind, timeout) if several else strategy,
+            strategy=_ddp(found.kind, timeout, kwargs.get("accumulate_grad_batches", 1)) if several else strategy,
             plugins=[*plugins, *(kwargs.pop("plugins", None) or [])],
             use_distributed_sampler=False,
             reload_dataloaders_every_n_epochs=1,
@@ -99,9 +99,10 @@ class LitTrainer(Trainer):
         )
 
 
-def _ddp(kind: str, timeout: float) -> DDPStrategy:
+def _ddp(kind: str, timeout: float, accumulate: int) -> DDPStrategy:
     return DDPStrategy(
         process_group_backend="nccl" if kind == "cuda" else "gloo",
         timeout=timedelta(seconds=timeout),
         **DDP_OPTIONS,
+        **device_options(kind, accumulate),
     )

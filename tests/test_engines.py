@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import Program, largest_difference, result_of, weights_of
 from test_bad_input import refused
+from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.compare.equality import Run, compare_runs, first_difference
+from lit_mnist.training import ddp
 from lit_mnist.training.digest import content_sha256
 
 DISTRIBUTED = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer")
@@ -91,6 +95,38 @@ def test_overflowing_steps_are_left_out_by_every_engine_alike(
     for run in runs.values():
         assert 0 < run.result["skipped_steps"] < 10
         assert run.result["skipped_steps"] == runs["raw_ddp"].result["skipped_steps"]
+
+
+def note_ddp(monkeypatch: pytest.MonkeyPatch, notes: Path) -> None:
+    """Writes down with what the ranks' networks are wrapped."""
+    original = DistributedDataParallel.__init__
+
+    def noted(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        with notes.open("a") as file:
+            file.write(f"{self.gradient_as_bucket_view} {self.static_graph} {self.find_unused_parameters}\n")
+
+    monkeypatch.setattr(DistributedDataParallel, "__init__", noted)
+
+
+@pytest.mark.parametrize("window", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_what_ddp_is_told_on_gpus_is_told_by_every_engine_and_gives_the_same_bits(
+    program: Program, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """From three ranks on a static graph adds up in another order than DDP's default: so all must say it, or none."""
+    flags = ("--devices", 3, *SGD, "--batch-size", 12, "--data.train_size", 113, "--max-steps", 5)
+    words = (*flags, "--trainer.accumulate_grad_batches", window, "--trainer.gradient_clip_val", 0.5)
+    notes = program.folder / "notes"
+    note_ddp(monkeypatch, notes)
+    trained(program, "raw_ddp", *words)
+    assert set(notes.read_text().splitlines()) == {"False False False"}
+    monkeypatch.setattr(ddp, "_SPARING", frozenset({"cpu"}))
+    runs = {}
+    for engine in DISTRIBUTED:
+        notes.unlink()
+        runs[engine] = trained(program, engine, *words)
+        assert notes.read_text().splitlines() == 3 * [f"True {window == 1} False"], engine
+    assert_equal(runs)
 
 
 @pytest.mark.parametrize("variable", [None, pytest.param("4", marks=pytest.mark.slow)])

@@ -1,5 +1,8 @@
 """Batches cut from pictures in memory: index, convert, augment, normalise, each in one vectorised step per batch.
 
+All of it happens on the rank's device, where the pictures stay. What the host knows of an epoch, which samples and
+which random numbers, it works out and sends there once, at the epoch's first batch.
+
 Where the experiment asks for the classic way, sample by sample, `per_sample.py` makes the pictures instead; so it does
 with scenes, whose files are read one by one.
 """
@@ -8,14 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
-from lit_mnist.data.augmentation import augment
+from lit_mnist.data.augmentation import augment, changed, changes
 from lit_mnist.data.dataset import AnySplit, Split, class_names
+from lit_mnist.data.device import CPU, Batch, moved, resident
 from lit_mnist.data.order import Indices, evaluation_rows, rank_rows, train_indices
 from lit_mnist.data.randomness import Draw
 from lit_mnist.data.scenes import Scenes, SceneSamples, normalised
@@ -26,37 +30,29 @@ if TYPE_CHECKING:
     from lit_mnist.data.per_sample import Augment
     from lit_mnist.data.scenes import Change
 
+__all__ = ["PIXEL_MEAN", "PIXEL_STD", "Batch", "EvaluationBatches", "TrainBatches", "normalise"]
+
 # Mean and standard deviation of MNIST's training pixels as shares of 255; the whole family is brought to this scale.
 PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
-
-
-class Batch(NamedTuple):
-    """One rank's part of a micro-batch.
-
-    Attributes:
-        images: Normalised pictures, float [batch, 1, 28, 28], or of scenes [batch, 3, height, width].
-        targets: Classes, int64 [batch], or of scenes [batch, height, width], with `IGNORED` where a pixel has none.
-        indices: The samples' numbers in their split, int64 [batch].
-        draw: The random numbers of this micro-batch, in training only.
-    """
-
-    images: torch.Tensor
-    targets: torch.Tensor
-    indices: torch.Tensor
-    draw: Draw | None
-
-    def to(self, device: torch.device) -> Batch:
-        """Returns the batch on a device; the indices stay where they are."""
-        if device.type == "cpu":
-            return self
-        draw = self.draw and self.draw._replace(rows=self.draw.rows.to(device, non_blocking=True))
-        images, targets = (tensor.to(device, non_blocking=True) for tensor in (self.images, self.targets))
-        return self._replace(images=images, targets=targets, draw=draw)
 
 
 def normalise(images: torch.Tensor) -> torch.Tensor:
     """Brings float pixels of 0 to 255 to mean 0 and standard deviation 1 over MNIST, in place."""
     return images.mul_(1 / (255 * PIXEL_STD)).sub_(PIXEL_MEAN / PIXEL_STD)
+
+
+class _Epoch(NamedTuple):
+    """What one rank's micro-batches of an epoch are made of.
+
+    Attributes:
+        indices: The samples' numbers, int64 [micro-batches, samples], on the host.
+        rows: The same on the device.
+        changes: What `augmentation.changes` gives for them, [numbers, micro-batches, samples], on the device.
+    """
+
+    indices: torch.Tensor
+    rows: torch.Tensor
+    changes: torch.Tensor
 
 
 class TrainBatches:
@@ -73,6 +69,7 @@ class TrainBatches:
         rank: This rank.
         first: The first micro-batch to give, from 0: where an epoch is taken up in the middle.
         dtype: Floating-point type of the pictures.
+        device: Where whole batches are made; what is made sample by sample is on the host.
     """
 
     def __init__(
@@ -86,6 +83,7 @@ class TrainBatches:
         rank: int,
         first: int = 0,
         dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
     ) -> None:
         self.split = split
         self.plan = plan
@@ -95,6 +93,7 @@ class TrainBatches:
         self.rows = rank_rows(plan.batch_size, rank, plan.world_size)
         self.first = first
         self.dtype = dtype
+        self.device = device
 
     def __len__(self) -> int:
         return self.plan.batches_in_epoch(self.epoch)
@@ -111,16 +110,26 @@ class TrainBatches:
             change = partial(augment, settings=self.settings, seed=self.seed, epoch=self.epoch)
             made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype, change)
         for batch, indices, (images, targets) in zip(batches, chosen, made, strict=True):
-            yield self._batch(batch, indices, images, targets)
+            yield self._batch(batch, torch.from_numpy(indices.copy()), images, targets)
 
     def cut(self, batch: int) -> Batch:
         """Returns one micro-batch of the epoch, made in whole batches; not of scenes."""
         assert isinstance(self.split, Split)
-        indices = self._indices(batch)
-        rows = torch.from_numpy(indices.copy())
-        images = self.split.images[rows].unsqueeze(1).to(self.dtype)
-        images = augment(images, indices, settings=self.settings, seed=self.seed, epoch=self.epoch)
-        return self._batch(batch, indices, normalise(images), self.split.labels[rows])
+        split, epoch, number = resident(self.split, self.device), self._epoch, batch - self.first
+        images = split.images[epoch.rows[number]].unsqueeze(1).to(self.dtype)
+        images = changed(images, epoch.changes[:, number], self.settings)
+        return self._batch(batch, epoch.indices[number], normalise(images), split.labels[epoch.rows[number]])
+
+    @cached_property
+    def _epoch(self) -> _Epoch:
+        indices = np.stack([self._indices(batch) for batch in range(self.first, len(self))])
+        numbers = changes(indices.reshape(-1), settings=self.settings, seed=self.seed, epoch=self.epoch)
+        host = torch.from_numpy(indices)
+        return _Epoch(host, moved(host, self.device), moved(numbers.view(len(numbers), *indices.shape), self.device))
+
+    @cached_property
+    def _own_rows(self) -> torch.Tensor:
+        return moved(torch.arange(self.rows.start, self.rows.stop), self.device)
 
     def _scene_change(self) -> Change | None:
         if self.settings.augment == "none":
@@ -133,14 +142,14 @@ class TrainBatches:
         size = self.plan.batch_size
         return train_indices(self.seed, self.epoch, batch, count=len(self.split), batch_size=size)[self.rows]
 
-    def _batch(self, batch: int, indices: Indices, images: torch.Tensor, targets: torch.Tensor) -> Batch:
+    def _batch(self, batch: int, indices: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> Batch:
         draw = Draw(
             seed=self.seed,
             number=self.epoch * self.plan.batches_per_epoch + batch,
             size=self.plan.batch_size,
-            rows=torch.arange(self.rows.start, self.rows.stop),
+            rows=self._own_rows,
         )
-        return Batch(images, targets, torch.from_numpy(indices.copy()), draw)
+        return Batch(images, targets, indices, draw)
 
 
 class EvaluationBatches:
@@ -153,6 +162,7 @@ class EvaluationBatches:
         batch_size: Samples of a batch; the last may be smaller.
         settings: Which way the pictures are made; by default in whole batches.
         dtype: Floating-point type of the pictures.
+        device: Where whole batches are made; what is made sample by sample is on the host.
     """
 
     def __init__(
@@ -164,12 +174,14 @@ class EvaluationBatches:
         batch_size: int,
         settings: DataSettings | None = None,
         dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
     ) -> None:
         self.split = split
         self.rows = evaluation_rows(len(split), rank, world_size)
         self.batch_size = batch_size
         self.settings = settings or DataSettings()
         self.dtype = dtype
+        self.device = device
 
     def __len__(self) -> int:
         return math.ceil((self.rows.stop - self.rows.start) / self.batch_size)
@@ -190,9 +202,10 @@ class EvaluationBatches:
 
     def _cut(self, part: slice) -> Batch:
         assert isinstance(self.split, Split)
+        split = resident(self.split, self.device)
         # What lies together in memory needs no index operation, which takes three times as long.
-        images = normalise(self.split.images[part].unsqueeze(1).to(self.dtype))
-        return Batch(images, self.split.labels[part], torch.arange(part.start, part.stop), None)
+        images = normalise(split.images[part].unsqueeze(1).to(self.dtype))
+        return Batch(images, split.labels[part], torch.arange(part.start, part.stop), None)
 
 
 def _one_by_one(

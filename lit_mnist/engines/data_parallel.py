@@ -58,6 +58,8 @@ def run(job: Job, rank: Rank) -> None:
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
+    # The scaler leaves out a step whose gradient overflowed: the optimizer tells of those that it makes.
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
 
     # --- resume: not offered here
     def save() -> None:
@@ -119,13 +121,12 @@ def _train_epoch(
         scaler.unscale_(optimizer)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        rate, scale = optimizer.param_groups[0]["lr"], scaler.get_scale()
+        rate, made = optimizer.param_groups[0]["lr"], state.steps_made
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         state.step += 1
-        if scaler.get_scale() >= scale:
-            state.steps_made += 1
+        if state.steps_made > made:
             state.schedule.step()
         recorder.step_done(logits, targets, rate)
 

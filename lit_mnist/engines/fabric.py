@@ -27,7 +27,7 @@ from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.ddp import DDP_OPTIONS
+from lit_mnist.training.ddp import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
 from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
@@ -138,6 +138,7 @@ def _fabric(job: Job) -> Fabric:
         process_group_backend="nccl" if kind == "cuda" else "gloo",
         timeout=timedelta(seconds=run.timeout),
         **DDP_OPTIONS,
+        **device_options(kind, job.plan.accumulate),
     )
     return Fabric(
         accelerator=kind,

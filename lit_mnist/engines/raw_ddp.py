@@ -40,7 +40,7 @@ from lit_mnist.record import Prediction, finish, write_predictions
 from lit_mnist.rendezvous import meeting_point
 from lit_mnist.stop import STOP
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.ddp import DDP_OPTIONS
+from lit_mnist.training.ddp import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, Tally, predictions_of
 from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
@@ -84,13 +84,15 @@ def run(job: Job, rank: Rank) -> None:
     if job.sync_batchnorm:
         sync_batch_norm(net, device.type, experiment.run.timeout)  # (2)
     # It shares its parameters with `net`, which stays the network to save and to evaluate.
-    model = DistributedDataParallel(net, **DDP_OPTIONS)  # (2)
+    model = DistributedDataParallel(net, **DDP_OPTIONS, **device_options(device.type, plan.accumulate))  # (2)
 
     # --- optimizer: one on each rank; equal gradients make equal steps
     optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
+    # The scaler leaves out a step whose gradient overflowed: the optimizer tells of those that it makes.
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
 
     # --- resume: every rank reads the checkpoint, onto the CPU and from there to its own device
     best = None
@@ -107,10 +109,10 @@ def run(job: Job, rank: Rank) -> None:
             if rank.is_first:  # (5)
                 keeper.write(state.checkpoint(job, keeper.best))
 
-        keeper = Keeper(job, rank, net, save, step=state.step)
+        recorder = Recorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
+        keeper = Keeper(job, rank, net, save, step=state.step, look=recorder.look)
         if best is not None:
             keeper.resume(best)
-        recorder = Recorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
         # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
         with STOP.deferred(), keeper:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
@@ -186,14 +188,13 @@ def _train_epoch(
         recorder.gradients_done(model.parameters())
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        rate, scale = optimizer.param_groups[0]["lr"], scaler.get_scale()
+        rate, made = optimizer.param_groups[0]["lr"], state.steps_made
         # Leaves the step out where a gradient overflowed: on all ranks, since all have the same gradient.
         scaler.step(optimizer)
         scaler.update()  # (4)
         optimizer.zero_grad()
         state.step += 1
-        if scaler.get_scale() >= scale:
-            state.steps_made += 1
+        if state.steps_made > made:
             state.schedule.step()
         recorder.step_done(logits, targets, rate)
         keeper.step_done(state.step, ends_epoch=number + 1 == len(batches))

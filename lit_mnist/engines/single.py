@@ -62,6 +62,8 @@ def run(job: Job, rank: Rank) -> None:
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
+    # The scaler leaves out a step whose gradient overflowed: the optimizer tells of those that it makes.
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
 
     # --- resume
     best = None
@@ -77,10 +79,10 @@ def run(job: Job, rank: Rank) -> None:
         def save() -> None:
             keeper.write(state.checkpoint(job, keeper.best))
 
-        keeper = Keeper(job, rank, net, save, step=state.step)
+        recorder = Recorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
+        keeper = Keeper(job, rank, net, save, step=state.step, look=recorder.look)
         if best is not None:
             keeper.resume(best)
-        recorder = Recorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
         # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
         with STOP.deferred(), keeper:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
@@ -140,14 +142,13 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, keeper:
         recorder.gradients_done(parameters)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(parameters, max_norm)
-        rate, scale = optimizer.param_groups[0]["lr"], scaler.get_scale()
+        rate, made = optimizer.param_groups[0]["lr"], state.steps_made
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         state.step += 1
-        # The scaler lowers its scale where a gradient overflowed, and leaves that step out: the schedule waits.
-        if scaler.get_scale() >= scale:
-            state.steps_made += 1
+        # The schedule waits where the scaler left the step out.
+        if state.steps_made > made:
             state.schedule.step()
         recorder.step_done(logits, targets, rate)
         keeper.step_done(state.step, ends_epoch=number + 1 == len(batches))

@@ -29,6 +29,7 @@ from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
+from lit_mnist.training.ddp import device_options
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
 from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
@@ -53,7 +54,11 @@ def run(job: Job, rank: Rank) -> None:
         mixed_precision=mixed.get(job.precision, "no"),
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=timedelta(seconds=experiment.run.timeout)),
-            DistributedDataParallelKwargs(find_unused_parameters=False, broadcast_buffers=False),
+            DistributedDataParallelKwargs(
+                find_unused_parameters=False,
+                broadcast_buffers=False,
+                **device_options(job.devices.kind, plan.accumulate),
+            ),
         ],
     )
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)

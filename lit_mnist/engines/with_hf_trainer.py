@@ -26,6 +26,7 @@ from lit_mnist.plan import Plan
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
+from lit_mnist.training.ddp import device_options
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
 from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
@@ -87,6 +88,9 @@ def run(job: Job, rank: Rank) -> None:
         # Tells the Trainer that the loss, which `compute_loss` gives, is not to be divided by the window once more.
         compute_loss_func=mean_loss,
     )
+    for name, value in device_options(device.type, plan.accumulate).items():
+        # TrainingArguments has no word for each of them.
+        setattr(trainer.accelerator.ddp_handler, name, value)
     state.scaler = trainer.accelerator.scaler or state.scaler
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()

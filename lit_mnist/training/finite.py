@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,23 @@ from lit_mnist.job import Job
 from lit_mnist.ranks import Rank
 from lit_mnist.training.precision import needs_scaler
 
+# Where a number costs nothing to read. On another device the host would wait for all that it has queued there.
+AT_ONCE = frozenset({"cpu"})
+
+
+class _Step(NamedTuple):
+    """What is kept of a step until it is looked at: numbers on the device, none of them read.
+
+    Attributes:
+        number: The step, counted from 1.
+        largest: The gradient's largest absolute value, a scalar, not finite where any value is not.
+        losses: This rank's mean loss of each of its micro-batches, scalars.
+    """
+
+    number: int
+    largest: torch.Tensor
+    losses: list[torch.Tensor]
+
 
 class FiniteCheck:
     """Looks at each step's gradient, which all ranks share: what is not finite on one is seen by all, at once.
@@ -22,15 +40,23 @@ class FiniteCheck:
     Only then do the ranks ask each other whose loss it was. A gradient that overflows in float16 is the GradScaler's
     affair, as long as the loss is finite.
 
+    On a CPU it looks before the optimizer makes the step. On a GPU the steps are kept, and looked at together where
+    `look` is called: with the figures, and before anything is saved.
+
     Args:
         job: The job.
         rank: This rank.
+
+    Attributes:
+        at_once: Whether it looks at each step by itself.
     """
 
     def __init__(self, job: Job, rank: Rank) -> None:
         self.job, self.rank = job, rank
         self.scaled = needs_scaler(job.precision)
+        self.at_once = job.devices.of(rank).type in AT_ONCE
         self._losses: list[torch.Tensor] = []
+        self._steps: list[_Step] = []
 
     def batch_done(self, loss: torch.Tensor) -> None:
         """Notes a micro-batch's mean loss on this rank."""
@@ -41,21 +67,37 @@ class FiniteCheck:
         self._losses = []
 
     def gradients_done(self, parameters: list[nn.Parameter], step: int) -> None:
-        """Looks at the gradient of a step before the optimizer makes it; every rank must call it.
+        """Notes the gradient of a step before the optimizer makes it, and may look; every rank must call it.
 
         Args:
             parameters: The network's, with the gradient of all ranks, unscaled.
             step: The step, counted from 1.
 
         Raises:
-            NonFiniteError: It, or the loss, is infinite or not a number; all ranks raise it together.
+            NonFiniteError: As of `look`.
         """
         losses, self._losses = self._losses, []
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        # The norm alone may overflow.
-        if bool(torch.isfinite(get_total_norm(gradients))) or all(bool(torch.isfinite(g).all()) for g in gradients):
-            return
-        bad = [loss for loss in map(float, losses) if not math.isfinite(loss)]
+        # The largest value, and not the sum of squares, which may overflow alone.
+        self._steps.append(_Step(step, get_total_norm(gradients, math.inf), losses))
+        if self.at_once:
+            self.look()
+
+    def look(self) -> None:
+        """Looks at the steps that were noted since the last look; every rank must call it.
+
+        Raises:
+            NonFiniteError: A gradient, or the loss, is infinite or not a number; all ranks raise it together, for the
+                first such step.
+        """
+        steps, self._steps = self._steps, []
+        largest = torch.stack([step.largest for step in steps]).tolist() if steps else []
+        for step, value in zip(steps, largest, strict=True):
+            if not math.isfinite(value):
+                self._judge(step.number, [loss for loss in map(float, step.losses) if not math.isfinite(loss)])
+
+    def _judge(self, step: int, bad: list[float]) -> None:
+        """Finds out whose loss it was; every rank must call it, with its own losses that are not finite."""
         told: list[list[float]] = [bad]
         if self.rank.world_size > 1:
             told = [[] for _ in range(self.rank.world_size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -9,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import get_total_norm
 
 from lit_mnist.errors import NonFiniteError, StoppedError
 from lit_mnist.job import Job
@@ -39,13 +40,23 @@ class Keeper:
         net: The bare network.
         save: Makes a checkpoint of the training's state, on rank 0 at least, and passes it to `write` there.
         step: Optimizer steps made before, where a run is resumed.
+        look: Raises NonFiniteError, on all ranks together, where a step before was not finite; called before each save.
 
     Attributes:
         best: The best score on the validation split so far; below 0 for none.
     """
 
-    def __init__(self, job: Job, rank: Rank, net: nn.Module, save: Callable[[], None], *, step: int = 0) -> None:
-        self.job, self.rank, self.net, self.save = job, rank, net, save
+    def __init__(
+        self,
+        job: Job,
+        rank: Rank,
+        net: nn.Module,
+        save: Callable[[], None],
+        *,
+        step: int = 0,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.job, self.rank, self.net, self.save, self.look = job, rank, net, save, look
         self.folder = job.folder / "checkpoints"
         self.best = -1.0
         run = job.experiment.run
@@ -138,7 +149,10 @@ class Keeper:
             writing.result()
 
     def _save(self) -> None:
-        if not all(bool(torch.isfinite(weight).all()) for weight in self.net.parameters()):
+        self.look()
+        weights = [weight.detach() for weight in self.net.parameters()]
+        # The largest value tells of all, by one read.
+        if not math.isfinite(float(get_total_norm(weights, math.inf))):
             raise NonFiniteError(
                 f"A weight was not finite after step {self._step}, which is not saved. Try a lower --lr."
             )

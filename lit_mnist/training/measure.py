@@ -59,19 +59,28 @@ class StepClock:
         self._durations: list[float] = []
         self._started = time.perf_counter()
         self._last: float | None = None
+        self._queued = 0
 
-    def step_done(self) -> None:
-        """Notes the end of an optimizer step."""
-        now = time.perf_counter()
+    def step_done(self, *, waited: bool = True) -> None:
+        """Notes the end of an optimizer step.
+
+        Args:
+            waited: Whether the device has computed it. Steps that are only queued there end, for all that can be told
+                without waiting for each, evenly over the time until one that was waited for.
+        """
+        self._queued += 1
+        if not waited:
+            return
+        now, steps, self._queued = time.perf_counter(), self._queued, 0
         if self._last is not None:
-            self._durations.append(now - self._last)
+            self._durations += [(now - self._last) / steps] * steps
         elif self.seconds_to_first_step is None:
             self.seconds_to_first_step = seconds_since_start(self.first_process)
         self._last = now
 
     def pause(self) -> None:
         """Leaves the time until the next step out: an evaluation or a save belongs to no step."""
-        self._last = None
+        self._last, self._queued = None, 0
         self.note_memory()
 
     def note_memory(self) -> None:

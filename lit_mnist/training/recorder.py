@@ -78,11 +78,17 @@ class Recorder:
             self.trace.batch_done(loss)
 
     def gradients_done(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Looks at a step's gradient before the optimizer makes it; see `FiniteCheck.gradients_done`."""
+        """Notes a step's gradient before the optimizer makes it; see `FiniteCheck.gradients_done`."""
         self.finite.gradients_done(list(parameters), self.step + 1)
+
+    def look(self) -> None:
+        """Looks at the gradients that were noted and not looked at; see `FiniteCheck.look`."""
+        self.finite.look()
 
     def step_done(self, logits: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
         """Notes the end of an optimizer step.
+
+        Only where it puts the figures together does it read what the device has computed.
 
         Args:
             logits: The last micro-batch's, [batch, classes], or of scenes [batch, classes, height, width].
@@ -93,17 +99,21 @@ class Recorder:
             NonFiniteError: The loss is infinite or not a number on some rank; all ranks raise it together.
         """
         self.step += 1
-        self.clock.step_done()
+        ends_epoch = self.step % self.plan.steps_per_epoch == 0 or self.step == self.plan.total_steps
+        figures: tuple[float, float] | None = None
+        if self.step == 1 or self.step % STEPS_BETWEEN_FIGURES == 0 or ends_epoch:
+            self.look()
+            figures = self._over_all_ranks(logits, targets)
+        self.clock.step_done(waited=self.finite.at_once or figures is not None)
         if self.stopwatch:
             self.stopwatch.step_done()
         self.finite.forget()
         SITUATION.begin_step(self.step + 1)
         if self.trace:
             self.trace.step_done(self.step, lr)
-        ends_epoch = self.step % self.plan.steps_per_epoch == 0 or self.step == self.plan.total_steps
-        if self.step % STEPS_BETWEEN_FIGURES and self.step != 1 and not ends_epoch:
+        if figures is None:
             return
-        loss, accuracy = self._over_all_ranks(logits, targets)
+        loss, accuracy = figures
         if not math.isfinite(loss):
             raise NonFiniteError(f"The loss was {loss} at step {self.step} or shortly before. Try a lower --lr.")
         self.train_loss = loss

@@ -20,7 +20,7 @@ from lit_mnist.cli import main
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.order import train_indices
 from lit_mnist.engines import raw_ddp, single
-from lit_mnist.training import checkpoint_folder, heartbeat
+from lit_mnist.training import checkpoint_folder, finite, heartbeat
 from lit_mnist.training.checkpoint import read_checkpoint
 from lit_mnist.training.checkpoint_folder import newest_sound
 
@@ -132,23 +132,56 @@ def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.Monk
     assert "warning: Rank 0 goes on." in done.err
 
 
-@pytest.mark.parametrize(
-    ("engine", "devices", "flags"),
-    [
-        ("lightning", 2, ()),
-        ("raw_ddp", 2, ("--trainer.accumulate_grad_batches", 3)),
-        ("raw_ddp", 2, ("--precision", "16-mixed")),
-        pytest.param("lightning", 2, ("--precision", "16-mixed", "--model.net", "basicnet"), marks=pytest.mark.slow),
-        ("single", 1, ()),
-        ("lightning", 1, ("--trainer.gradient_clip_val", 1.0)),
-    ],
-    ids=["lightning", "accumulation", "float16", "lightning-float16", "single", "lightning-alone"],
-)
+@pytest.fixture
+def looking_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are looked at together after several steps, as on a GPU, and not each at once."""
+    monkeypatch.setattr(finite, "AT_ONCE", frozenset())
+
+
+FLOAT16 = ("--precision", "16-mixed")
+ACCUMULATION = ("--trainer.accumulate_grad_batches", 3)
+NAN_CASES = [
+    pytest.param("lightning", 2, 1, (), id="lightning"),
+    pytest.param("raw_ddp", 2, 1, ACCUMULATION, id="accumulation"),
+    pytest.param("raw_ddp", 2, 1, FLOAT16, id="float16"),
+    pytest.param(
+        "lightning", 2, 1, (*FLOAT16, "--model.net", "basicnet"), id="lightning-float16", marks=pytest.mark.slow
+    ),
+    pytest.param("single", 1, 1, (), id="single"),
+    pytest.param("lightning", 1, 1, ("--trainer.gradient_clip_val", 1.0), id="lightning-alone"),
+]
+
+
+@pytest.mark.parametrize(("engine", "devices", "every", "flags"), NAN_CASES)
 def test_a_loss_that_is_no_number_stops_all_ranks_and_names_its_samples(
-    program: Program, engine: str, devices: int, flags: tuple[object, ...]
+    program: Program, engine: str, devices: int, every: int, flags: tuple[object, ...]
 ) -> None:
+    nan_is_named(program, engine, devices, every, flags)
+
+
+@pytest.mark.usefixtures("looking_late")
+@pytest.mark.parametrize(
+    ("engine", "devices", "every", "flags"),
+    [
+        pytest.param("lightning", 2, 1, (), id="before the save after its step"),
+        pytest.param("raw_ddp", 2, 3, FLOAT16, id="before the next save, float16"),
+        pytest.param("lightning", 2, 3, FLOAT16, id="lightning, float16", marks=pytest.mark.slow),
+        pytest.param("raw_ddp", 2, 5, ACCUMULATION, id="with the figures of a short epoch, accumulation"),
+        pytest.param("lightning", 2, 50, (), id="before the evaluation"),
+        pytest.param("single", 1, 50, (), id="single", marks=pytest.mark.slow),
+    ],
+)
+def test_it_is_named_as_well_where_several_steps_are_looked_at_together(
+    program: Program, engine: str, devices: int, every: int, flags: tuple[object, ...]
+) -> None:
+    """The first of them, though the weights of the later ones are no numbers, too; and nothing of them is saved."""
+    nan_is_named(program, engine, devices, every, flags)
+
+
+def nan_is_named(program: Program, engine: str, devices: int, every: int, flags: tuple[object, ...]) -> None:
+    """Trains to a loss that is no number in step 6 of the last rank, and checks what is told and what is saved."""
     folder, rank, step = program.folder / "run", devices - 1, 6
-    words = (*SMALL, "--devices", devices, "--save-every", 1, *flags, "--run-dir", folder)
+    words = (*SMALL, "--devices", devices, "--save-every", every, *flags, "--run-dir", folder)
     done = program(*words, "--inject", f"nan:rank={rank},step={step}", "--max-restarts", devices - 1, engine=engine)
     assert done.code == 4, done.out + done.err
     told = re.search(rf"The loss was nan in step {step} on rank {rank}\. Its samples: ([\d, ]+)\.", done.err)
@@ -161,14 +194,20 @@ def test_a_loss_that_is_no_number_stops_all_ranks_and_names_its_samples(
         whole = train_indices(42, 0, batch, count=720, batch_size=36)
         expected += whole[rank * share : (rank + 1) * share].tolist()
     assert list(map(int, told[1].split(", "))) == expected
-    saved = newest_sound(folder, pytest.fail)
+    saved = newest_sound(folder, lambda _: None)
+    if every >= step:
+        assert saved is None
+        return
     assert saved is not None
     checkpoint = read_checkpoint(saved.path)
-    assert checkpoint["global_step"] == step - 1
+    assert checkpoint["global_step"] == (step - 1) // every * every
     assert all(bool(torch.isfinite(weight).all()) for weight in checkpoint["state_dict"].values())
 
 
-def test_a_gradient_that_is_not_finite_stops_all_ranks(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_gradient_that_is_not_finite_stops_all_ranks(
+    program: Program, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, late: bool
+) -> None:
     """The loss is finite, its gradient is not: whose it was cannot be told, since the ranks share it."""
 
     class Hurt(torch.autograd.Function):
@@ -180,6 +219,8 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks(program: Program, monkeyp
         def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
             return gradients[0] * torch.inf
 
+    if late:
+        request.getfixturevalue("looking_late")
     original, steps = raw_ddp.mean_loss, []
 
     def hurt(logits: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
