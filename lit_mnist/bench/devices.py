@@ -55,6 +55,11 @@ def devices(config: Path | None = None, steps: int | None = None) -> Topic:
     stage = Stage.of(Recipe.read(config), steps)
     if reason := stage.refusal(SINGLE, 1):
         raise InputError(reason)
+    return topic_of(stage)
+
+
+def topic_of(stage: Stage) -> Topic:
+    """Returns the topic of what can be measured."""
     measurements = [
         Measurement(name_of(*pair), partial(_take, stage, *pair), "step_ms", partial(_obstacle, stage, *pair))
         for pair in stage.pairs()

@@ -9,6 +9,7 @@ network allows. Its bounds are those of `model.py`: all that can hide behind the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from lit_mnist.bench.workload import (
     server_gradient,
 )
 from lit_mnist.errors import InputError
+from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.plan import Plan
 
@@ -41,8 +43,13 @@ _LOOP = "one device"
 
 def network_of(recipe: Recipe) -> nn.Module:
     """Returns the recipe's network without values: nothing is computed with it."""
+    return _network(recipe.experiment.model, recipe.num_classes)
+
+
+@cache
+def _network(settings: ModelSettings, num_classes: int) -> nn.Module:
     with torch.device("meta"):
-        return build_net(recipe.experiment.model, num_classes=recipe.num_classes, seed=0)
+        return build_net(settings, num_classes=num_classes, seed=0)
 
 
 def forecast(
