@@ -172,7 +172,9 @@ def _notes(stage: Stage) -> list[str]:
         "A speed-up is the time of the whole training on one device divided by that on several. Where the batch grows "
         "with the devices there are fewer steps, and more samples of an epoch may fill no whole batch."
     )
-    if not stage.gpu:
+    if stage.gpu:
+        notes.append("An engine without float16 is timed where the file has trainer.precision: 32-true.")
+    else:
         notes.append(
             "No GPU is used here: one device is this machine with all its cores, and the ranks of a measured run share "
             "them, so that two ranks are no second device."
