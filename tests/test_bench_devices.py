@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +22,11 @@ from voc_folder import write_voc
 from lit_mnist.bench.devices import analyse, devices, name_of, topic_of
 from lit_mnist.bench.forecast import LINKS, forecast, gradient_of, load_of, network_of
 from lit_mnist.bench.model import StepModel
+from lit_mnist.bench.programs import run_python
 from lit_mnist.bench.recipe import VOC_TRAIN, Recipe
 from lit_mnist.bench.rounds import Figures, Measurement, Ratio, Topic, take_rounds
 from lit_mnist.bench.scaling import NETWORKS, RAW_DDP, SERVER, traffic_of
-from lit_mnist.bench.stage import DATA_PARALLEL, SINGLE, Stage, memory_of_ranks
+from lit_mnist.bench.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, memory_of_ranks
 from lit_mnist.bench.workload import Collective, Workload, gradient_buckets
 from lit_mnist.compare.equality import Run
 from lit_mnist.data.shapes_folder import NAME, write_shapes
@@ -299,6 +304,26 @@ def made_topic(recipe: Recipe, step_ms: dict[str, list[float]]) -> dict[str, Any
     return dict(json.loads(json.dumps(analyse(stage, rows))))
 
 
+def test_what_other_programs_take_of_the_cores_is_noticed(topic: dict[str, Any], tmp_path: Path) -> None:
+    spin = "import time\nend = time.process_time() + 1\nwhile time.process_time() < end: pass"
+    idle = Elsewhere()
+    run_python("-c", spin, folder=tmp_path)
+    own = idle.share()["elsewhere"]
+    stranger, began = Elsewhere(), time.perf_counter()
+    # Its time is not ours before it is waited for.
+    with subprocess.Popen([sys.executable, "-c", f"{spin}\ntime.sleep(60)"]) as other:
+        while sum(map(float, Path(f"/proc/{other.pid}/stat").read_text().split()[13:15])) < 50:
+            time.sleep(0.05)
+        share, cores = stranger.share()["elsewhere"], os.cpu_count() or 1
+        assert share * cores * (time.perf_counter() - began) > 0.3
+        assert share <= 1
+        other.kill()
+    assert 0 <= own <= 1
+    assert "Other programs" not in page_of(topic).text
+    busy = {"devices": topic["devices"] | {"elsewhere": 0.756}}
+    assert "Other programs took up to 76" in page_of(busy).text
+
+
 @pytest.fixture(scope="module")
 def topic(tutorial: Recipe) -> dict[str, Any]:
     return made_topic(tutorial, {SINGLE: [400.0, 600.0, 500.0], RAW_DDP: [1000.0, 500.0, 1000.0]})
@@ -334,7 +359,7 @@ def test_the_page_says_of_each_figure_how_it_is_known(topic: dict[str, Any]) -> 
     for network in NETWORKS:
         assert text.count(f"predicted: {network}") == 2 * 2
     assert text.count("published") >= 4
-    for words in ("shapes stand in for the data", "share this machine's cores", "3.00 (3 times faster than 1)"):
+    for words in ("shapes stand in for the data", "measured, shared cores", "3 times faster than 1"):
         assert words in text
     assert "9 buckets" in text
     assert "20 epochs of 1,464 samples of voc2012" in text

@@ -26,7 +26,7 @@ from lit_mnist.bench.programs import result_of, run_python
 from lit_mnist.bench.recipe import Recipe
 from lit_mnist.bench.rounds import Figures, Measurement, Rows, Topic
 from lit_mnist.bench.scaling import RAW_DDP
-from lit_mnist.bench.stage import DATA_PARALLEL, SINGLE, Stage, free_memory, memory_of_ranks
+from lit_mnist.bench.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, free_memory, memory_of_ranks
 from lit_mnist.errors import InputError
 from lit_mnist.training import measure
 from lit_mnist.training.measure import spread
@@ -78,7 +78,9 @@ def _take(stage: Stage, engine: str, count: int, folder: Path) -> Figures:
     recipe, config = stage.recipe, folder / "experiment.yaml"
     config.write_text(yaml.safe_dump(recipe.timed(stage.steps, stage.devices.kind).to_dict()))
     words = (stage.left_out, engine, "fit", "--config", config, "--devices", count, "--run-dir", folder / "run")
+    elsewhere = Elsewhere()
     run_python("-m", "lit_mnist.bench.devices", *words, folder=folder, gpus=stage.gpu)
+    busy = elsewhere.share()
     result = result_of(folder)
     # Its checkpoint is three times the network.
     shutil.rmtree(folder / "run")
@@ -86,7 +88,7 @@ def _take(stage: Stage, engine: str, count: int, folder: Path) -> Figures:
     if speed is None:
         raise InputError(f"{stage.steps} steps are too few in a row to be timed: give more with --steps.")
     memory = {} if stage.gpu else {"memory_bytes": float(result["peak_memory_bytes"])}
-    return {"step_ms": 1000 * plan.batch_size * plan.accumulate / speed, **memory}
+    return {"step_ms": 1000 * plan.batch_size * plan.accumulate / speed, **memory, **busy}
 
 
 def _obstacle(stage: Stage, engine: str, count: int, rows: Rows) -> str | None:
@@ -125,6 +127,9 @@ def analyse(stage: Stage, rows: Rows) -> dict[str, Any]:
             "steps_timed": stage.steps,
             "steps_left_out": stage.left_out,
             "seconds_per_sample": per_sample,
+            "elsewhere": max(
+                (each["elsewhere"] for row in rows.values() for each in row if "elsewhere" in each), default=None
+            ),
             "measured": [
                 measured(recipe, engine, count, rows[name_of(engine, count)], alone, shares=not stage.gpu and count > 1)
                 for engine, count in stage.pairs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -121,3 +122,32 @@ def free_memory() -> int | None:
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+
+
+class Elsewhere:
+    """Tells which share of the cores' time other programs took since it was made."""
+
+    def __init__(self) -> None:
+        self._before = _cpu_times()
+
+    def share(self) -> dict[str, float]:
+        """Returns the share, 0 to 1, as the figure `elsewhere`; nothing where the system does not tell.
+
+        What counts as this program's own are its children that have ended, and theirs.
+        """
+        before, now = self._before, _cpu_times()
+        if before is None or now is None or now[1] <= before[1]:
+            return {}
+        busy, total, own = (after - earlier for after, earlier in zip(now, before, strict=True))
+        return {"elsewhere": min(1.0, max(0.0, busy - own) / total)}
+
+
+def _cpu_times() -> tuple[float, float, float] | None:
+    """Returns the seconds since the machine's start that all cores were busy, that there were, and that are ours."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    except (OSError, IndexError, ValueError):
+        return None
+    idle, waiting = ticks[3:5]
+    per_second = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - idle - waiting) / per_second, sum(ticks) / per_second, sum(os.times()[:4])

@@ -36,6 +36,7 @@ _WRITTEN: dict[str, Callable[[float | None], str]] = {
 _OTHERS: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "accuracy": ("test accuracy", percent),
     "memory_bytes": ("peak memory", size),
+    "elsewhere": ("cores busy elsewhere", percent),
 }
 _OWN = {"waterfall": waterfall_section, "scaling": scaling_section, "devices": devices_section}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lit_mnist.report.comparison import page_table
@@ -11,6 +11,7 @@ from lit_mnist.report.comparison_verdict import part, plain
 from lit_mnist.report.formats import MISSING, SPACE, count, duration, finite, number, size, text
 
 Row = Mapping[str, Any]
+Write = Callable[[float | None], str]
 PREDICTION = (
     "A prediction takes what the one measured device computes for a sample, and adds what the devices share at a "
     "network's bandwidth and latency, which are assumed. Nothing is added for handling messages or for waiting, and a "
@@ -18,7 +19,8 @@ PREDICTION = (
     "the last behind the backward pass, as far as that has time for them, and the other none. A parameter server hides "
     "nothing. DataParallel is not predicted: the model knows nothing of its threads."
 )
-SHARES = "ranks share this machine's cores"
+# Of the cores' time, from which on it is said that others took it.
+_BUSY = 0.1
 
 
 def devices_section(topic: Row) -> str:
@@ -32,8 +34,7 @@ def devices_section(topic: Row) -> str:
     if not _rows(found.get("measured")):
         return "<p class=quiet>No training was measured.</p>"
     rate = finite(found.get("seconds_per_sample"))
-    per_sample = MISSING if rate is None else f"{number(1000 * rate, 3)}{SPACE}ms"
-    told = [*_networks(found), _buckets(part(found, "gradient")), f"A sample takes one device {per_sample}."]
+    told = [*_networks(found), _buckets(part(found, "gradient")), f"A sample takes one device {duration(rate)}."]
     source = part(found, "published").get("source")
     published = f"<p class=quiet>Published: {text(source)}.</p>" if source else ""
     predicted = _rows(found.get("predicted"))
@@ -53,9 +54,16 @@ def subject(found: Row) -> str:
     samples = f"{count(finite(found.get('train_samples')))} samples of {plain(data.get('name'))}"
     stand_in = found.get("stand_in")
     read = f"; {plain(stand_in)} stand in for the data" if stand_in else ""
-    on = plain(found.get("device")) if found.get("kind") == "cuda" else "CPU"
-    present = finite(found.get("present"))
-    return f"{plain(net)}, {_epochs(found)} of {samples}, batch {count(batch)} {per}, on {count(present)} x {on}{read}."
+    gpus = f"{count(finite(found.get('present')))} x {plain(found.get('device'))}"
+    on = gpus if found.get("kind") == "cuda" else "the processor"
+    busy = finite(found.get("elsewhere"))
+    others = (
+        f" Other programs took up to {100 * busy:.0f}{SPACE}% of the cores meanwhile: the times are too long, some "
+        "more than others, and the speed-ups therefore wrong."
+        if busy is not None and busy >= _BUSY
+        else ""
+    )
+    return f"{plain(net)}, {_epochs(found)} of {samples}, batch {count(batch)} {per}, on {on}{read}.{others}"
 
 
 def devices_grid(topic: Row) -> Grid:
@@ -81,13 +89,14 @@ def devices_grid(topic: Row) -> Grid:
 
 def _measured(row: Row) -> tuple[float, str, list[Cell]]:
     seconds, speed_up = part(row, "seconds"), part(row, "speed_up")
-    how = f"measured; {SHARES}" if row.get("shares_cores") else "measured"
-    return _cells(
-        row,
-        Cell(how),
-        Cell(duration(finite(seconds.get("median"))), below=_between(seconds, "lowest", "highest", duration)),
-        Cell(_times(finite(speed_up.get("median"))), below=_between(speed_up, "lowest", "highest", _times)),
-    )
+    how = "measured, shared cores" if row.get("shares_cores") else "measured"
+    return _cells(row, Cell(how), _median(seconds, duration), _median(speed_up, _times))
+
+
+def _median(spread: Row, write: Write) -> Cell:
+    """Returns a median, on the page above what it lies between."""
+    between = _between(spread, "lowest", "highest", write)
+    return Cell(write(finite(spread.get("median"))), below=between if " to " in between else "")
 
 
 def _predicted(row: Row) -> tuple[float, str, list[Cell]]:
@@ -103,8 +112,9 @@ def _predicted(row: Row) -> tuple[float, str, list[Cell]]:
 
 def _published(row: Row) -> tuple[float, str, list[Cell]]:
     speed_up = finite(row.get("speed_up"))
-    shown = plain(row.get("said")) if speed_up is None else f"{_times(speed_up)} ({plain(row.get('said'))})"
-    return _cells(row, Cell("published"), Cell(MISSING), Cell(shown))
+    said = plain(row.get("said"))
+    shown = Cell(said) if speed_up is None else Cell(_times(speed_up), below=said)
+    return _cells(row, Cell("published"), Cell(MISSING), shown)
 
 
 def _cells(row: Row, *cells: Cell) -> tuple[float, str, list[Cell]]:
@@ -112,7 +122,7 @@ def _cells(row: Row, *cells: Cell) -> tuple[float, str, list[Cell]]:
     return devices or 0.0, engine, [Cell(engine), Cell(count(devices)), *cells]
 
 
-def _between(bounds: Row, low: str, high: str, write: Any) -> str:
+def _between(bounds: Row, low: str, high: str, write: Write) -> str:
     """Returns both bounds, one where they read alike, or nothing where there are none."""
     told = [write(value) for value in (finite(bounds.get(low)), finite(bounds.get(high))) if value is not None]
     return " to ".join(dict.fromkeys(told))
