@@ -83,6 +83,8 @@ def test_a_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> Non
     assert printed_figures("-c", "print('x'); print('{\"seconds\": 3}')", folder=tmp_path) == {"seconds": 3.0}
     with pytest.raises(InputError, match=r"(?s)exit code 7.*the last words"):
         run_python("-c", "import sys; print('the last words', file=sys.stderr); sys.exit(7)", folder=tmp_path)
+    with pytest.raises(InputError, match="for want of memory"):
+        run_python("-c", "import os; os.kill(os.getpid(), 9)", folder=tmp_path)
 
 
 def test_the_names_of_a_topic_s_ratios_are_those_of_its_measurements() -> None:

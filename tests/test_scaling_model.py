@@ -15,8 +15,9 @@ from conftest import Program, run_forked
 from test_report import Page
 
 from lit_mnist.bench import lockstep
-from lit_mnist.bench.model import Collective, Point, StepModel, Workload, errors, expected_largest, fit, held_out_errors
+from lit_mnist.bench.model import Point, StepModel, errors, expected_largest, fit, held_out_errors
 from lit_mnist.bench.scaling import RAW_DDP, SERVER, ScalingOptions, model_of, name_of, scaling, traffic_of, workloads
+from lit_mnist.bench.workload import Collective, Workload
 from lit_mnist.compare.equality import Run
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment

@@ -2,9 +2,11 @@
 
     python train.py bench
     python train.py bench --topics start,overhead --repeats 9
+    python train.py bench --config configs/voc.yaml
 
 The run folder gets `bench.json` and `bench.html`, the page of it. Nothing else should compute on the machine meanwhile.
-It is the processor that is measured, also where there are GPUs.
+With --config it is the whole training of an experiment that is measured, on as many devices as are here, and predicted
+on more: the topic `devices`. All other topics measure the processor, also where there are GPUs.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lit_mnist.bench.devices import devices
 from lit_mnist.bench.rounds import check_repeats, take_rounds
 from lit_mnist.bench.topics import TOPICS
 from lit_mnist.errors import InputError, StoppedError
@@ -30,6 +33,7 @@ from lit_mnist.training.measure import commit, versions
 from lit_mnist.training.run_folder import RunFolder, default_path, shown
 
 JSON, PAGE = "bench.json", "bench.html"
+DEVICES = "devices"
 
 
 def bench(argv: list[str], command: str) -> int:
@@ -41,6 +45,10 @@ def bench(argv: list[str], command: str) -> int:
     if launched_from_outside():
         raise InputError("bench starts what it measures itself: run it without a launcher.")
     options = _options(argv)
+    # What they are made from is checked before anything is measured.
+    topics = {name: TOPICS[name]() for name in options.topics if name != DEVICES}
+    if DEVICES in options.topics:
+        topics[DEVICES] = devices(None if options.config is None else Path(options.config), options.steps)
     folder = RunFolder.claim(
         (Path(options.run_dir) if options.run_dir else default_path("bench", make=True)).absolute(),
         writes=(JSON, PAGE),
@@ -56,10 +64,10 @@ def bench(argv: list[str], command: str) -> int:
         "command": command,
     }
     try:
-        for name in options.topics:
+        for name, topic in topics.items():
             with tempfile.TemporaryDirectory() as scratch:
                 try:
-                    found["topics"][name] = take_rounds(TOPICS[name](), options.repeats, Path(scratch), _say)
+                    found["topics"][name] = take_rounds(topic, options.repeats, Path(scratch), _say)
                 except InputError as error:
                     failed += 1
                     _say(f"error: {name} could not be measured. {error}")
@@ -100,16 +108,23 @@ def _options(argv: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--topics", default="all", help=f"all, or some of {', '.join(TOPICS)}")
+    parser.add_argument("--topics", help=f"all (the default), or some of {', '.join(TOPICS)}")
+    parser.add_argument("--config", help=f"an experiment as YAML, for the topic {DEVICES} alone")
+    parser.add_argument("--steps", type=int, help=f"optimizer steps of each run of the topic {DEVICES}")
     parser.add_argument("--repeats", type=int, default=5, help="rounds of each topic")
     parser.add_argument("--run-dir", help="the folder to write into; by default runs/<time>-bench")
     options = parser.parse_args(argv)
     check_repeats(options.repeats)
-    names = list(TOPICS) if options.topics == "all" else options.topics.split(",")
+    chosen = options.topics if options.topics is not None else "all" if options.config is None else DEVICES
+    names = list(TOPICS) if chosen == "all" else chosen.split(",")
     for name in names:
         if name not in TOPICS:
             raise InputError(f"Unknown topic {name!r}{nearest(name, TOPICS) or ': use ' + ', '.join(TOPICS)}.")
     options.topics = list(dict.fromkeys(names))
+    if options.config is not None and options.topics != [DEVICES]:
+        raise InputError(f"--config is for the topic {DEVICES} alone: leave --topics out, or name no other.")
+    if options.steps is not None and DEVICES not in options.topics:
+        raise InputError(f"--steps is for the topic {DEVICES}: leave it out, or name that topic.")
     return options
 
 

@@ -9,8 +9,11 @@
   ranks sums up n bytes in 2 (N - 1) rounds and 2 (N - 1) / N * n bytes (Patarasuk and Yuan, 2009).
 
 Where there are more ranks than cores they share these: what all ranks compute and handle, divided by the cores, is then
-a bound. The coefficients are those that fit measured steps best, by the relative error, none below zero. Nothing is
-taken to be hidden behind the backward pass, as is the case where all gradients are one bucket (up to 25 MiB).
+a bound. The coefficients are those that fit measured steps best, by the relative error, none below zero.
+
+Where the gradients are one bucket (up to 25 MiB) nothing of them hides behind the backward pass. Where they are several
+(`workload.py`), the formula is a bound from above. A bound from below takes off what could hide at best: all buckets
+but the last, and no more of them than the backward pass has time for.
 """
 
 from __future__ import annotations
@@ -20,73 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from lit_mnist.bench.workload import Workload
 from lit_mnist.errors import InputError
 
 Matrix = npt.NDArray[np.float64]
-_ELEMENT = 4
-
-
-@dataclass(frozen=True)
-class Collective:
-    """Something that all ranks do together in each step.
-
-    Attributes:
-        kind: `all_reduce`, in a ring; `exchange`: each rank sends its tensor to every other; `server`: one rank
-            gathers, averages and sends back.
-        bytes: Size of each rank's own tensor.
-    """
-
-    kind: Literal["all_reduce", "exchange", "server"]
-    bytes: int
-
-    def rounds(self, ranks: int) -> int:
-        """Returns how many messages the busiest rank takes, one after the other."""
-        return (ranks - 1) * (1 if self.kind == "exchange" else 2)
-
-    def hops(self, ranks: int) -> int:
-        """Returns how often the network's latency must be waited for: what comes from many at once waits once."""
-        most = {"all_reduce": self.rounds(ranks), "exchange": 1, "server": 2}[self.kind]
-        return min(most, self.rounds(ranks))
-
-    def sent(self, ranks: int) -> float:
-        """Returns the bytes that the busiest rank sends."""
-        if self.kind == "all_reduce":
-            return 2 * (ranks - 1) / ranks * self.bytes
-        return float((ranks - 1) * self.bytes)
-
-    def moved(self, ranks: int) -> float:
-        """Returns the bytes that the busiest rank moves one after the other: a server takes all before it sends."""
-        return self.sent(ranks) * (2 if self.kind == "server" else 1)
-
-    def crowding(self, ranks: int, cores: float) -> float:
-        """Returns by which factor it takes longer where the ranks share cores; 1 where there are enough."""
-        # A tensor of few numbers has not one for each rank: the others have nothing to do.
-        at_work = 2 if self.kind == "server" else ranks
-        if self.kind == "all_reduce":
-            at_work = min(ranks, math.ceil(self.bytes / _ELEMENT))
-        return max(1.0, at_work / cores)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What a step of one program is made of, on any number of ranks.
-
-    Attributes:
-        name: Its name.
-        loop: Name of the code that computes: workloads of the same loop take the same time per sample.
-        samples: Samples of a step on each rank.
-        collectives: What the ranks share in a step, where there are several.
-    """
-
-    name: str
-    loop: str
-    samples: int
-    collectives: Sequence[Collective] = ()
 
 
 @dataclass(frozen=True)
@@ -133,7 +77,15 @@ class StepModel:
         row = _row(workload, ranks, list(self.compute), self.cores, self.threads)
         return float(row @ np.array([*self.compute.values(), self.wait, self.per_round, self.per_byte]))
 
-    def predict(self, workload: Workload, ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> Prediction:
+    def predict(
+        self,
+        workload: Workload,
+        ranks: int,
+        bandwidth_bytes_per_s: float,
+        latency_s: float,
+        *,
+        hides: bool = False,
+    ) -> Prediction:
         """Returns a step on ranks that each have cores of their own, over a network.
 
         What handling a round and a byte takes on the measured machine is added to the network's own time.
@@ -143,6 +95,7 @@ class StepModel:
             ranks: Number of ranks.
             bandwidth_bytes_per_s: Bytes per second that a rank sends, and at the same time receives.
             latency_s: Seconds that a message of no length takes.
+            hides: Whether all that can hide behind the backward pass does: the bound from below.
 
         Raises:
             InputError: A number is not positive, or the loop was not measured.
@@ -153,9 +106,13 @@ class StepModel:
         compute = self.compute[workload.loop] * workload.samples
         shared = workload.collectives if ranks > 1 else ()
         seconds = compute + self.wait * _waits(workload, ranks)
+        hidden = 0.0
         for each in shared:
-            seconds += self.per_round * each.rounds(ranks) + latency_s * each.hops(ranks)
-            seconds += (self.per_byte + 1 / bandwidth_bytes_per_s) * each.moved(ranks)
+            spent = self.per_round * each.rounds(ranks) + latency_s * each.hops(ranks)
+            spent += (self.per_byte + 1 / bandwidth_bytes_per_s) * each.moved(ranks)
+            seconds += spent
+            hidden += spent if hides and each.hideable else 0.0
+        seconds -= min(hidden, workload.backward * compute / workload.micro_batches)
         return Prediction(ranks, seconds, compute / seconds)
 
     def _require(self, workload: Workload) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,15 +16,20 @@ from lit_mnist.errors import InputError
 _LONGEST_S = 1800
 
 
-def run_python(*words: object, folder: Path) -> str:
+def run_python(*words: object, folder: Path, gpus: bool = False) -> str:
     """Runs the interpreter with some arguments in a folder, and returns what it printed.
+
+    Args:
+        words: The arguments.
+        folder: The folder.
+        gpus: Whether it sees this machine's GPUs.
 
     Raises:
         InputError: It ended with another exit code than 0; the message holds its last lines.
     """
     command = [sys.executable, *map(str, words)]
-    # All of them on the processor: what is compared must compute on the same device.
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    # Else all of them on the processor: what is compared must compute on the same device.
+    environment = {**os.environ} if gpus else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     try:
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_LONGEST_S, check=False
@@ -32,6 +38,8 @@ def run_python(*words: object, folder: Path) -> str:
         raise InputError(f"A measurement took more than {_LONGEST_S} s: {' '.join(command)}") from error
     if done.returncode:
         last = "\n".join(done.stderr.strip().splitlines()[-5:])
+        if done.returncode == -signal.SIGKILL:
+            last += "\nIt was killed, most likely by the kernel for want of memory."
         raise InputError(f"A measurement ended with exit code {done.returncode}: {' '.join(command)}\n{last}")
     return done.stdout
 
@@ -52,4 +60,9 @@ def printed_figures(*words: object, folder: Path) -> dict[str, float]:
 def train(folder: Path, *flags: object, engine: str = "lightning") -> dict[str, Any]:
     """Runs a training in a folder, and returns the content of its `result.json`."""
     run_python("-m", f"lit_mnist.engines.{engine}", *flags, "--run-dir", folder / "run", folder=folder)
+    return result_of(folder)
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """Returns the content of the `result.json` of the run in a folder."""
     return dict(json.loads((folder / "run" / "result.json").read_text()))

@@ -30,11 +30,14 @@ class Measurement:
         name: Its name, unique within a topic.
         take: Measures once, given an empty folder, and returns figures by name.
         key: The figure that counts, one of `UNITS`.
+        unless: Given what was measured before it in the first round, tells why this cannot be measured here; the
+            others still are.
     """
 
     name: str
     take: Callable[[Path], Figures]
     key: str = "images_per_s"
+    unless: Callable[[Rows], str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,14 @@ def take_rounds(topic: Topic, repeats: int, scratch: Path, say: Callable[[str], 
         InputError: A measurement cannot be taken.
     """
     rows: dict[str, list[Figures]] = {measurement.name: [] for measurement in topic.measurements}
+    left_out: dict[str, str] = {}
     for repeat in range(repeats):
         for number, measurement in enumerate(topic.measurements):
+            if repeat == 0 and measurement.unless and (reason := measurement.unless(rows)):
+                left_out[measurement.name] = reason
+                say(f"{topic.name}: {measurement.name} is left out. {reason}")
+            if measurement.name in left_out:
+                continue
             say(f"{topic.name}: round {repeat + 1} of {repeats}, {measurement.name}")
             folder = scratch / f"{topic.name}-{repeat}-{number}"
             folder.mkdir(parents=True)
@@ -97,8 +106,9 @@ def take_rounds(topic: Topic, repeats: int, scratch: Path, say: Callable[[str], 
     return {
         "title": topic.title,
         "repeats": repeats,
-        "rows": [_row(measurement, rows[measurement.name]) for measurement in topic.measurements],
-        "ratios": [_compared(ratio, topic, rows) for ratio in topic.ratios],
+        "rows": [_row(each, rows[each.name]) for each in topic.measurements if each.name not in left_out],
+        "ratios": [_compared(ratio, topic, rows) for ratio in topic.ratios if not {ratio.of, ratio.to} & set(left_out)],
+        "left_out": [{"name": name, "reason": reason} for name, reason in left_out.items()],
         "notes": list(topic.notes),
         **(topic.analyse(rows) if topic.analyse else {}),
     }

@@ -17,9 +17,10 @@ from typing import Any
 
 from torch import nn
 
-from lit_mnist.bench.model import Collective, Point, StepModel, Workload, errors, fit, held_out_errors
+from lit_mnist.bench.model import Point, StepModel, errors, fit, held_out_errors
 from lit_mnist.bench.programs import printed_figures, train
 from lit_mnist.bench.rounds import Figures, Measurement, Ratio, Rows, Topic
+from lit_mnist.bench.workload import Collective, Workload, batch_norm, ddp_gradient, server_gradient
 from lit_mnist.compare.equality import Run
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
@@ -152,19 +153,13 @@ def _point(rows: Rows, variant: str, ranks: int, most_ranks: int) -> dict[str, A
 
 
 def workloads(net: nn.Module, batch_per_rank: int) -> dict[str, Workload]:
-    """Returns what each variant shares in a step, for a network in float32 weights whose gradients are one bucket.
-
-    The project's synchronised batch norm exchanges each layer's means, squared deviations and count in the forward
-    pass, and two sums per channel in the backward pass.
-    """
-    gradient = 4 * sum(parameter.numel() for parameter in net.parameters())
-    channels = [layer.num_features for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)]
-    norm = [Collective("exchange", 4 * numbers) for count in channels for numbers in (2 * count + 1, 2 * count)]
+    """Returns what each variant shares in a step, for a network whose gradients are float32."""
+    norm = batch_norm(net)
     shared = {
         LOCK_STEP: [Collective("all_reduce", 4)],
-        DDP_ALONE: [Collective("all_reduce", gradient)],
-        RAW_DDP: [*norm, Collective("all_reduce", gradient)],
-        SERVER: [*norm, Collective("server", gradient)],
+        DDP_ALONE: ddp_gradient(net),
+        RAW_DDP: [*norm, *ddp_gradient(net)],
+        SERVER: [*norm, *server_gradient(net)],
     }
     loops = {RAW_DDP: _ENGINE, SERVER: _ENGINE}
     return {name: Workload(name, loops.get(name, _BARE), batch_per_rank, shared.get(name, ())) for name in VARIANTS}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from lit_mnist.bench.devices import devices
 from lit_mnist.bench.programs import printed_figures, train, wall_seconds
 from lit_mnist.bench.rounds import Figures, Measurement, Ratio, Topic
 from lit_mnist.bench.scaling import ScalingOptions, scaling
@@ -202,6 +203,7 @@ TOPICS: dict[str, Callable[[], Topic]] = {
     "memory": memory,
     "waterfall": lambda: waterfall(WaterfallOptions()),
     "scaling": lambda: scaling(ScalingOptions()),
+    "devices": devices,
 }
 
 

@@ -53,10 +53,10 @@ def load_voc2012(root: Path | None, num_classes: int, *, download: bool) -> tupl
         InputError: The files are missing or cannot be fetched, or one of them is damaged.
     """
     root = root or user_cache()
-    folder = _find(root)
+    folder = find_voc2012(root)
     if folder is None and download:
-        fetch_voc2012(root, lambda: _find(root) is not None)
-        folder = _find(root)
+        fetch_voc2012(root, lambda: find_voc2012(root) is not None)
+        folder = find_voc2012(root)
     if folder is None:
         raise InputError(
             f"voc2012 is not in {root}: expected is the folder {FOLDER} there, with {LISTS}/train.txt and val.txt, "
@@ -66,7 +66,12 @@ def load_voc2012(root: Path | None, num_classes: int, *, download: bool) -> tupl
     return load_scenes(folder, num_classes)
 
 
-def _find(root: Path) -> Path | None:
+def find_voc2012(root: Path) -> Path | None:
+    """Returns the folder of the scenes in a folder, or None where there is none; nothing of it is read yet.
+
+    Raises:
+        InputError: The folder cannot be looked up.
+    """
     try:
         for folder in (root, root / FOLDER.name, root / FOLDER):
             if (folder / LISTS / "train.txt").is_file():

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lit_mnist.report.bench_devices import devices_grid, devices_section, subject
 from lit_mnist.report.bench_scaling import scaling_section
 from lit_mnist.report.bench_waterfall import waterfall_section
 from lit_mnist.report.comparison import page_table
@@ -35,8 +36,9 @@ _WRITTEN: dict[str, Callable[[float | None], str]] = {
 _OTHERS: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "accuracy": ("test accuracy", percent),
     "memory_bytes": ("peak memory", size),
+    "elsewhere": ("cores busy elsewhere", percent),
 }
-_OWN = {"waterfall": waterfall_section, "scaling": scaling_section}
+_OWN = {"waterfall": waterfall_section, "scaling": scaling_section, "devices": devices_section}
 
 
 def write_bench(path: Path, bench: Section) -> None:
@@ -60,10 +62,13 @@ def table(bench: Section, width: int = 120) -> str:
     """Returns the bench for the terminal."""
     parts: list[Text | Table] = []
     for topic in bench["topics"].values():
-        parts += [Text(topic["title"], "bold"), text_table(_rows(topic), 1)]
+        parts += [Text(topic["title"], "bold")]
+        if "devices" in topic:
+            parts += [Text(subject(topic["devices"])), *map(Text, topic["notes"]), text_table(devices_grid(topic), 1)]
+        parts += [text_table(_rows(topic), 1)]
         if topic["ratios"]:
             parts += [text_table(_ratios(topic), 1)]
-        parts += [Text()]
+        parts += [*map(Text, left_out(topic)), Text()]
     parts += [Text(headline(bench), "bold")]
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=sys.stdout.isatty(), highlight=False)
@@ -80,10 +85,15 @@ def headline(bench: Section) -> str:
     return f"{sum(met)} of {len(met)} ratios as asked for"
 
 
+def left_out(topic: Section) -> list[str]:
+    """Returns what of a topic was not measured, and why."""
+    return [f"Not measured: {each['name']}. {each['reason']}" for each in topic.get("left_out", ())]
+
+
 def _section(name: str, topic: Section) -> str:
     own = _OWN[name](topic) if name in _OWN else ""
     ratios = page_table("Ratios", _ratios(topic)) if topic["ratios"] else ""
-    notes = "".join(f"<p class=quiet>{text(note)}</p>" for note in topic["notes"])
+    notes = "".join(f"<p class=quiet>{text(note)}</p>" for note in (*left_out(topic), *topic["notes"]))
     return f"{own}{page_table('Measurements', _rows(topic))}{ratios}{notes}"
 
 
