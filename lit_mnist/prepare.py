@@ -126,9 +126,9 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         extras=configuration.extras if configuration.extras.names else None,
     )
     if trains and plan.dropped:
-        print_once(
-            f"note: {plan.dropped} samples of each epoch fill no whole batch of {plan.batch_size} and are left out"
-        )
+        rest, fill, are = (plan.dropped, "fill", "are") if plan.dropped > 1 else (1, "fills", "is")
+        samples = f"{rest} sample{'s' * (rest != 1)} of each epoch"
+        print_once(f"note: {samples} {fill} no whole batch of {plan.batch_size} and {are} left out")
     return Prepared(job, claimed)
 
 

@@ -118,11 +118,12 @@ def _scenes(job: Job, examples: list[Example]) -> list[ShownScene]:
 def _summarise(
     job: Job, rank: Rank, trained: Trained | None, validation: Evaluation | None, test: Evaluation | None
 ) -> None:
-    ranks = f"{rank.world_size} rank{'s' if rank.world_size > 1 else ''}"
+    ranks = f"{rank.world_size} rank{'s' * (rank.world_size != 1)}"
     print()
     if trained:
         skipped = f", {trained.skipped_steps} left out by the GradScaler" if trained.skipped_steps else ""
-        print(f"trained   {trained.steps_now} steps on {ranks}, {job.precision}, in {trained.seconds:.1f} s{skipped}")
+        steps = f"{trained.steps_now} step{'s' * (trained.steps_now != 1)}"
+        print(f"trained   {steps} on {ranks}, {job.precision}, in {trained.seconds:.1f} s{skipped}")
     for name, evaluation in (("validated", validation if not test else None), ("tested", test)):
         if evaluation and evaluation.mean_iou is not None:
             print(
@@ -191,7 +192,8 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
         labels=labels,
         class_names=job.dataset.class_names,
     )
-    print(f"predicted {len(rows)} pictures: {shown(job.folder / PREDICTIONS)}, {shown(job.folder / GRID)}")
+    places = ", ".join(shown(job.folder / name) for name in (PREDICTIONS, GRID))
+    print(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
     sys.stdout.flush()
 
 
@@ -203,7 +205,7 @@ def _write_scenes(job: Job, rank: Rank, scenes: Scenes, batches: Iterable[Predic
     assert [row.sample for row in rows] == list(range(len(scenes)))
     write_scene_table(job.folder / PREDICTIONS, rows, scenes.images, job.dataset.class_names)
     places = ", ".join(shown(job.folder / name) for name in (PREDICTIONS, MASKS, OVERLAYS))
-    print(f"predicted {len(rows)} pictures: {places}")
+    print(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
     sys.stdout.flush()
 
 

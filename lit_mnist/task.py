@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DATA_NAMES, SCENE_NAMES, DataSettings, Experiment
 
@@ -22,13 +24,13 @@ def check_task(experiment: Experiment) -> None:
     if model.net not in nets:
         sets = SCENE_NAMES if model.net in SCENE_NETS else DATA_NAMES
         raise InputError(
-            f"model.net {model.net} does not fit data.name {data.name}: choose model.net {' or '.join(nets)}, or "
-            f"data.name {', '.join(sets)}."
+            f"model.net {model.net} does not fit data.name {data.name}: choose model.net {_either(nets)}, or data.name "
+            f"{_either(sets)}."
         )
     augmentations = ("none", "crop") if scenes else ("none", "shift", "affine")
     if data.augment not in augmentations:
         raise InputError(
-            f"data.augment {data.augment} means nothing for data.name {data.name}: choose {', '.join(augmentations)}."
+            f"data.augment {data.augment} means nothing for data.name {data.name}: choose {_either(augmentations)}."
         )
     refused = {
         f"model.views {model.views}": scenes and model.views > 1,
@@ -38,6 +40,9 @@ def check_task(experiment: Experiment) -> None:
         f"data.border {data.border}": not scenes and data.border != "ignore",
         "data.download": data.name != "voc2012" and data.download,
     }
+    for name in ("max_shift", "max_rotate", "max_scale"):
+        value = getattr(data, name)
+        refused[f"data.{name} {value}"] = scenes and value != getattr(DataSettings, name)
     for name, is_refused in refused.items():
         if is_refused:
             raise InputError(f"{name} is not offered for data.name {data.name}: leave it out.")
@@ -48,3 +53,7 @@ def check_task(experiment: Experiment) -> None:
             f"model.lr_scale {model.lr_scale} follows the batch that data.batch_per rank multiplies by the ranks: set "
             "that, too, or leave it out."
         )
+
+
+def _either(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -164,8 +164,10 @@ def test_weights_are_taken_from_a_file(tmp_path: Path) -> None:
 
 DAMAGES = {
     "other classes": ({"classifier.4.weight": torch.zeros(9, 64, 1, 1)}, "classifier.4.weight with the shape"),
-    "another name": ({"fc.weight": torch.zeros(1)}, "also has fc.weight"),
+    "another name": ({"fc.weight": torch.zeros(1)}, "has fc.weight, which no such network has"),
     "no tensor": ({"backbone.conv1.weight": "text"}, "backbone.conv1.weight"),
+    "no number": ({"classifier.4.bias": torch.full((3,), torch.nan)}, "classifier.4.bias that are infinite or not"),
+    "whole numbers": ({"classifier.4.bias": torch.zeros(3, dtype=torch.int32)}, "classifier.4.bias as torch.int32"),
 }
 
 
@@ -175,6 +177,21 @@ def test_weights_of_another_network_are_refused(tmp_path: Path, damage: str) -> 
     path = tmp_path / "weights.pt"
     torch.save({**build_net(SMALL, num_classes=3, seed=9).state_dict(), **change}, path)
     with pytest.raises(InputError, match=message):
+        read_weights(replace(SMALL, weights=str(path)), num_classes=3)
+
+
+def test_wrapped_weights_are_refused_by_what_they_have_and_lack(tmp_path: Path) -> None:
+    weights = build_net(SMALL, num_classes=3, seed=9).state_dict()
+    path = tmp_path / "weights.pt"
+    torch.save({f"module.{name}": tensor for name, tensor in weights.items()}, path)
+    with pytest.raises(InputError, match=r"lacks backbone\.conv1\.weight, and has module\.backbone\.conv1\.weight"):
+        read_weights(replace(SMALL, weights=str(path)), num_classes=3)
+
+
+def test_weights_in_torch_s_old_form_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save(build_net(SMALL, num_classes=3, seed=9).state_dict(), path, _use_new_zipfile_serialization=False)
+    with pytest.raises(InputError, match=r"torch\.save\(net\.state_dict\(\), FILE\) writes, of torch 1\.6 or newer"):
         read_weights(replace(SMALL, weights=str(path)), num_classes=3)
 
 

@@ -113,7 +113,9 @@ def measure(
     failed: dict[Variant, str] = {}
     steps = options.timed_steps
     if steps <= WARM_UP_STEPS and options.repeats:
-        print(f"note: {steps} steps are too few to time: {WARM_UP_STEPS} are left out as warm-up", flush=True)
+        told = f"nothing is timed: the training has {steps} steps, and the first {WARM_UP_STEPS} would not count"
+        print(f"note: {told}", flush=True)
+        return timed, failed
     for repeat in range(options.repeats):
         for variant in variants:
             print(f"[timing {repeat + 1}/{options.repeats}] {variant.name}", flush=True)

@@ -34,7 +34,9 @@ def validation_split(seed: int, count: int, val_size: int) -> tuple[Indices, Ind
         InputError: Nothing would be left to train on.
     """
     if val_size >= count:
-        raise InputError(f"data.val_size {val_size} leaves nothing to train on: the training set has {count} samples.")
+        raise InputError(
+            f"data.val_size {val_size} leaves nothing to train on: the training set has {count} samples. Lower it."
+        )
     order = permutation(seed, "validation split", count)
     return np.sort(order[val_size:]), np.sort(order[:val_size])
 

@@ -53,7 +53,8 @@ class DeepLab(nn.Module):
     def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
         """Returns logits, [batch, classes, height, width], of pictures [batch, 3, height, width].
 
-        In training it needs a draw, and more than one picture: a branch of the pyramid sees each as a single pixel.
+        In training it needs a draw, and batch norm more than one picture, on all ranks together where it is
+        synchronised: a branch of the pyramid sees each as a single pixel.
         """
         x = channels_last(images)
         again = self.checkpoint_activations and self.training and torch.is_grad_enabled()

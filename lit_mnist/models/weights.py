@@ -43,17 +43,27 @@ def read_weights(settings: ModelSettings, *, num_classes: int) -> dict[str, torc
     with torch.device("meta"):
         wanted = build_net(settings, num_classes=num_classes, seed=0).state_dict()
     found = {name: tensor for name, tensor in _read(path).items() if not str(name).startswith(_LEFT_OUT)}
-    for name in (*wanted, *found):
-        if name not in found or name not in wanted:
-            what = f"lacks {name}" if name in wanted else f"also has {str(name)[:100]}"
-            raise InputError(f"model.weights {path} is not of a {settings.net}: it {what}.")
-        shape = tuple(getattr(found[name], "shape", ()))
-        if not isinstance(found[name], torch.Tensor) or shape != tuple(wanted[name].shape):
-            raise InputError(
-                f"model.weights {path} has {name} with the shape {shape}, but a {settings.net} with {num_classes} "
-                f"classes has {tuple(wanted[name].shape)}."
-            )
+    lacks, odd = ([name for name in one if name not in other] for one, other in ((wanted, found), (found, wanted)))
+    if lacks or odd:
+        told = [f"lacks {lacks[0]}"] if lacks else []
+        told += [f"has {str(odd[0])[:100]}, which no such network has"] if odd else []
+        raise InputError(f"model.weights {path} is not of a {settings.net}: it {', and '.join(told)}.")
+    for name, tensor in found.items():
+        _check(path, name, tensor, wanted[name], f"{settings.net} with {num_classes} classes")
     return found
+
+
+def _check(path: Path, name: str, tensor: object, wanted: torch.Tensor, what: str) -> None:
+    """Refuses what cannot take the place of a tensor of the network, or would spoil every step from the first."""
+    shape = tuple(getattr(tensor, "shape", ()))
+    if not isinstance(tensor, torch.Tensor) or shape != tuple(wanted.shape):
+        raise InputError(
+            f"model.weights {path} has {name} with the shape {shape}, but a {what} has {tuple(wanted.shape)}."
+        )
+    if tensor.is_floating_point() != wanted.is_floating_point():
+        raise InputError(f"model.weights {path} has {name} as {tensor.dtype}, but a {what} has {wanted.dtype}.")
+    if not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"model.weights {path} has values in {name} that are infinite or not numbers.")
 
 
 def _read(path: Path) -> Mapping[str, torch.Tensor]:
@@ -68,7 +78,10 @@ def _read(path: Path) -> Mapping[str, torch.Tensor]:
             file.seek(0)
             content = torch.load(file, map_location="cpu", weights_only=True)
     except UnsafeError as error:
-        raise InputError(f"model.weights {path} is no file of weights: {error}.") from error
+        raise InputError(
+            f"model.weights {path} is no file of weights: {error}. One is what torch.save(net.state_dict(), FILE) "
+            "writes, of torch 1.6 or newer."
+        ) from error
     except PermissionError as error:
         raise InputError(f"model.weights {path} cannot be read: {error.strerror}.") from error
     except Exception as error:

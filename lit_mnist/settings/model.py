@@ -28,8 +28,8 @@ class ModelSettings:
             `deeplabv3_small`, the same built small enough for a CPU.
         weights: Where a training starts from: `none`, from random weights; `backbone`, with torchvision's weights of
             the backbone, trained on ImageNet; or a file of weights: .pt or .pth, .safetensors, or a checkpoint.
-        checkpoint_activations: Whether a deeplabv3 keeps only its stages' inputs of the forward pass, and computes the
-            rest once more in the backward pass: less memory for more time, and the same weights.
+        checkpoint_activations: Whether a deeplabv3 keeps of its backbone's blocks only what goes into each, and
+            computes them once more in the backward pass: less memory for more time, and the same weights.
         dropout: Dropout rate of `basicnet` before its last layer, whose convolutional part drops half as much; or of a
             deeplabv3 after its pyramid of dilated convolutions.
         optimizer: `sgd`, `adam` or `adamw`.

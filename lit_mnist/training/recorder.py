@@ -139,10 +139,11 @@ class Recorder:
         if self.train_loss is not None:
             text += f"  train loss {self.train_loss:.4f}"
         if evaluation:
-            text += f"  validation loss {evaluation.loss:.4f}  accuracy {evaluation.accuracy:.2%}"
+            kind = "accuracy" if evaluation.mean_iou is None else "pixel accuracy"
+            text += f"  validation loss {evaluation.loss:.4f}  {kind} {evaluation.accuracy:.2%}"
             row = {"step": self.step, "epoch": epoch, "val_loss": evaluation.loss, "val_accuracy": evaluation.accuracy}
             if evaluation.mean_iou is not None:
-                text += f"  mean IoU {evaluation.mean_iou:.4f}"
+                text += f"  mean IoU {evaluation.mean_iou:.2%}"
                 row["val_mean_iou"] = evaluation.mean_iou
             text += "  best so far" if is_best else ""
             self.history.add(row)

@@ -123,7 +123,7 @@ def _check_end(file: IO[bytes], size: int) -> None:
     """
     file.seek(0)
     if file.read(4) != b"PK\3\4":
-        raise UnsafeError("it is not what torch.save writes")
+        raise UnsafeError("it is no archive of torch.save's")
     file.seek(max(0, size - _ZIP_END.size - _ZIP64_END.size))
     tail = file.read()
     signature, *disks, here, count, length, offset, comment = _ZIP_END.unpack(tail[-_ZIP_END.size :])
