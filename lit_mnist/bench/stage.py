@@ -21,8 +21,8 @@ COUNTS = (4, 8)
 _FEWEST_STEPS, _STEPS, _LONG_STEPS = 4, 60, 4
 # A step of them at 256 x 256 takes tens of seconds on a few cores.
 _LARGE = ("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large")
-# What was seen to be needed is that of some moments of a run.
-_ROOM = 1.15
+# What one process was seen to need is that of some moments, and a server holds every rank's gradients besides.
+_ROOM = 1.25
 
 
 @dataclass(frozen=True)
