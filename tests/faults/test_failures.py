@@ -69,6 +69,7 @@ def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("engine", ["lightning", pytest.param("raw_ddp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("place", "rank"), [("step", 1), ("validation", 1), ("loader", 0), ("save", 0)])
+@pytest.mark.slow
 def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
     program: Program, monkeypatch: pytest.MonkeyPatch, tell: Tell, engine: str, place: str, rank: int
 ) -> None:
