@@ -14,11 +14,9 @@ train: $(VENV)/.installed
 	@echo "$(GPUS) GPUs found: training on $(DEVICES) device(s)"
 	$(BIN)/python train.py --devices $(DEVICES)
 
-# Two at a time: most of a test is one process's start, which leaves a second core idle. But the faults one by one: which
-# of two ranks ends first must not depend on what else computes.
+# Two at a time: most of a test is one process's start, which leaves a second core idle.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal --ignore tests/faults
-	$(BIN)/python -m pytest -m "not slow" tests/faults
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 # The fault suite's figures go into docs/reliability.md.
 soak: $(VENV)/.installed-dev

@@ -32,10 +32,15 @@ class PortableLayerSync(LayerSync):
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
+        self._layers: list[nn.Module] = []
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Replaces every batch norm by one over all ranks."""
-        return sync_batch_norm(model, "cpu", self.timeout)
+        synchronised = sync_batch_norm(model, "cpu", self.timeout)
+        # Lightning reverts on its way out of an error, too. The other ranks notice it by the connections, which must
+        # stay open until this rank has written down why it ends.
+        self._layers = list(synchronised.modules())
+        return synchronised
 
     def revert(self, model: nn.Module) -> nn.Module:
         """Undoes `apply`."""

@@ -151,10 +151,7 @@ def share_buffers(net: nn.Module) -> None:
 
 
 def unsync_batch_norm(net: nn.Module) -> nn.Module:
-    """Undoes `sync_batch_norm` on a CPU; returns the network."""
-    for layer in net.modules():
-        if isinstance(layer, PortableSyncBatchNorm):
-            layer.exchange.close()
+    """Undoes `sync_batch_norm` on a CPU, but for the connections, which close with the layers; returns the network."""
     return _replace(net, PortableSyncBatchNorm, nn.BatchNorm2d)
 
 

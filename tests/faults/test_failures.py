@@ -20,6 +20,7 @@ from lit_mnist.cli import main
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.order import train_indices
 from lit_mnist.engines import raw_ddp, single
+from lit_mnist.trainer import PortableLayerSync
 from lit_mnist.training import checkpoint_folder, finite, heartbeat
 from lit_mnist.training.checkpoint import read_checkpoint
 from lit_mnist.training.checkpoint_folder import newest_sound
@@ -69,7 +70,6 @@ def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("engine", ["lightning", pytest.param("raw_ddp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("place", "rank"), [("step", 1), ("validation", 1), ("loader", 0), ("save", 0)])
-@pytest.mark.slow
 def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
     program: Program, monkeypatch: pytest.MonkeyPatch, tell: Tell, engine: str, place: str, rank: int
 ) -> None:
@@ -87,6 +87,23 @@ def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
         seconds = ended - float(note.read_text())
         assert seconds < 5
         tell(f"an exception in a rank's {place}, {engine}", f"all ended after {seconds:.1f} s, its own traceback last")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_slow_to_end_says_why_before_the_others_notice(
+    program: Program, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    revert = PortableLayerSync.revert
+
+    def slow_revert(self: PortableLayerSync, model: torch.nn.Module) -> torch.nn.Module:
+        reverted = revert(self, model)
+        time.sleep(0.5)
+        return reverted
+
+    monkeypatch.setattr(PortableLayerSync, "revert", slow_revert)
+    done = program(*WORDS, "--inject", f"raise:rank={rank},step=27", "--run-dir", program.folder / "run")
+    assert done.code == 3, done.err
+    assert re.search(rf"error: Rank {rank} \(process \d+ on \S+\) failed in step 27:\nTraceback", done.err), done.err
 
 
 @pytest.mark.parametrize(("engine", "victim"), [("lightning", 1), pytest.param("raw_ddp", 0, marks=pytest.mark.slow)])
