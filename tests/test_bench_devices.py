@@ -387,6 +387,7 @@ def test_the_section_renders_with_whatever_is_missing_and_escapes_the_rest(topic
         (("--config", "wrong.yaml"), "model.nett"),
         (("--config", "callbacks.yaml"), "trainer.callbacks"),
         (("--config", "alone.yaml"), "one scene"),
+        (("--config", "right.yaml", "--config", "wrong.yaml"), "--config is given 2 times"),
         (("--config", "right.yaml", "--topics", "start"), "--config is for the topic devices alone"),
         (("--config", "right.yaml", "--topics", "devices,start"), "--config is for the topic devices alone"),
         (("--config", "right.yaml", "--steps", "3"), "--steps must be at least 4"),

@@ -48,7 +48,7 @@ def bench(argv: list[str], command: str) -> int:
     # What they are made from is checked before anything is measured.
     topics = {name: TOPICS[name]() for name in options.topics if name != DEVICES}
     if DEVICES in options.topics:
-        topics[DEVICES] = devices(None if options.config is None else Path(options.config), options.steps)
+        topics[DEVICES] = devices(Path(options.config[0]) if options.config else None, options.steps)
     folder = RunFolder.claim(
         (Path(options.run_dir) if options.run_dir else default_path("bench", make=True)).absolute(),
         writes=(JSON, PAGE),
@@ -109,12 +109,14 @@ def _options(argv: list[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--topics", help=f"all (the default), or some of {', '.join(TOPICS)}")
-    parser.add_argument("--config", help=f"an experiment as YAML, for the topic {DEVICES} alone")
+    parser.add_argument("--config", action="append", help=f"an experiment as YAML, for the topic {DEVICES} alone")
     parser.add_argument("--steps", type=int, help=f"optimizer steps of each run of the topic {DEVICES}")
     parser.add_argument("--repeats", type=int, default=5, help="rounds of each topic")
     parser.add_argument("--run-dir", help="the folder to write into; by default runs/<time>-bench")
     options = parser.parse_args(argv)
     check_repeats(options.repeats)
+    if options.config is not None and len(options.config) > 1:
+        raise InputError(f"--config is given {len(options.config)} times: bench times one experiment, of one file.")
     chosen = options.topics if options.topics is not None else "all" if options.config is None else DEVICES
     names = list(TOPICS) if chosen == "all" else chosen.split(",")
     for name in names:
