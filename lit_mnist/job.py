@@ -55,6 +55,7 @@ class Job:
         weights: Weights to begin a training with, by name, in place of the random ones.
         files: The user's pictures, where they are predicted instead of the test set; they stand in `splits.test`.
         extras: The further options of Lightning's Trainer.
+        cuda_graph: Whether a GPU is given the passes of a micro-batch as one recorded graph.
     """
 
     verb: Verb
@@ -73,6 +74,7 @@ class Job:
     weights: Mapping[str, torch.Tensor] | None = None
     files: tuple[Path, ...] = ()
     extras: TrainerExtras | None = None
+    cuda_graph: bool = False
 
     @property
     def trains(self) -> bool:

@@ -20,6 +20,7 @@ from lit_mnist.training.evaluation import Evaluation, ExactMetrics, predictions_
 from lit_mnist.training.examples import Example
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
+from lit_mnist.training.recorded import RecordedPasses
 from lit_mnist.training.schedule import make_schedule
 
 
@@ -44,6 +45,7 @@ class LitClassifier(LightningModule):
         self.steps_made = 0
         self.rate = 0.0
         self.loss = torch.tensor(0.0)
+        self._recorded: RecordedPasses | None = None
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Returns logits, [batch, classes, ...], of normalised pictures, [batch, channels, height, width]."""
@@ -68,12 +70,38 @@ class LitClassifier(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
         """Returns the loss of a micro-batch, weighed so that a shorter last window is a mean over its samples, too."""
-        logits = self.net(batch.images, batch.draw)
-        loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
+        if self._recorded:
+            self.loss, logits = self._recorded(batch)
+            return {"loss": self.loss, "logits": logits}
+        logits, loss = self._forward(batch)
         plan = self._data.plan
         weighed = accumulated_loss(loss, plan.window(batch_idx), plan.accumulate)
         self.loss = loss.detach()
         return {"loss": weighed, "logits": logits.detach()}
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.net(batch.images, batch.draw)
+        return logits, mean_loss(logits, batch.targets, self.settings.label_smoothing)
+
+    def record_passes(self) -> None:
+        """Lets a GPU be given both passes of a step as one graph; without accumulation only, see `RecordedPasses`."""
+        self._recorded = RecordedPasses(self._passes, self.net.parameters())
+
+    def _passes(self, batch: Batch, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, loss = self._forward(batch)
+        weighed = accumulated_loss(loss, window, 1)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        # A training step is in autocast, its backward pass is not.
+        with torch.autocast(loss.device.type, enabled=False):
+            (scaler.scale(weighed) if scaler else weighed).backward()
+        return loss.detach(), logits.detach()
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Makes the backward pass, unless it was made with the forward pass."""
+        if self._recorded:
+            self._recorded.leave_gradients()
+        else:
+            super().backward(loss, *args, **kwargs)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Notes the learning rate of the step that comes."""

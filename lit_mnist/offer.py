@@ -44,6 +44,7 @@ class Offer:
         servers: Whether it has parameter servers.
         extras: Whether it takes further options of Lightning's Trainer.
         compile: Whether its network can be compiled, on one device.
+        graph: Whether it can record the passes of a micro-batch as a CUDA graph, on one GPU.
     """
 
     processes: Literal["ranks", "one", "devices"] = "ranks"
@@ -55,6 +56,7 @@ class Offer:
     servers: bool = False
     extras: bool = False
     compile: bool = False
+    graph: bool = False
 
     def check(self, engine: str, verb: Verb, experiment: Experiment, extras: tuple[str, ...]) -> None:
         """Refuses, by name, what the engine does not offer.
@@ -107,6 +109,33 @@ class Offer:
         if self.processes == "devices" and (precision == "bf16-mixed" or experiment.trainer.sync_batchnorm):
             what = "bf16-mixed" if precision == "bf16-mixed" else "trainer.sync_batchnorm"
             raise InputError(f"The engine {engine} does not offer {what}: its threads do not take it over.")
+
+    def records(
+        self, engine: str, experiment: Experiment, devices: Devices, world_size: int, extras: tuple[str, ...]
+    ) -> bool:
+        """Returns whether the passes of a micro-batch are recorded as a CUDA graph.
+
+        Raises:
+            InputError: It is asked for and cannot be done.
+        """
+        run = experiment.run
+        # What watches the network from outside would see nothing of a graph.
+        reasons = {
+            f"the engine {engine} has none": not self.graph,
+            f"this trains on {devices.kind} with {world_size} rank(s)": devices.kind != "cuda" or world_size > 1,
+            f"{experiment.model.net} is not the convnet": experiment.model.net != "convnet",
+            "trainer.accumulate_grad_batches is above 1": experiment.trainer.accumulate_grad_batches > 1,
+            f"run.trace is {run.trace}": run.trace != "none",
+            "run.inject is given": run.inject is not None,
+            f"trainer.{(*extras, '')[0]} is given": bool(extras),
+        }
+        found = [reason for reason, holds in reasons.items() if holds]
+        if run.cuda_graph and found:
+            raise InputError(
+                f"run.cuda_graph is for the convnet on one GPU, by the engines lightning and single, but {found[0]}: "
+                "leave it out."
+            )
+        return not found and run.cuda_graph is not False
 
 
 def load_engine(name: str) -> ModuleType:

@@ -82,6 +82,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         saved.check_same(experiment)
     devices, world_size = _ranks(experiment.trainer)
     offer.check_devices(engine, experiment, devices, world_size)
+    cuda_graph = trains and offer.records(engine, experiment, devices, world_size, configuration.extras.names)
     check_launch(experiment.run, world_size)
     dataset, splits, files = load_samples(experiment, [Path(image) for image in line.images])
     if experiment.trainer.devices == "auto" and line.verb == "predict" and not launched_from_outside():
@@ -124,6 +125,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         weights=weights,
         files=files,
         extras=configuration.extras if configuration.extras.names else None,
+        cuda_graph=cuda_graph,
     )
     if trains and plan.dropped:
         rest, fill, are = (plan.dropped, "fill", "are") if plan.dropped > 1 else (1, "fills", "is")

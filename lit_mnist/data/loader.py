@@ -35,6 +35,10 @@ __all__ = ["PIXEL_MEAN", "PIXEL_STD", "Batch", "EvaluationBatches", "TrainBatche
 # Mean and standard deviation of MNIST's training pixels as shares of 255; the whole family is brought to this scale.
 PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
 
+# Pictures that a GPU cuts at once: a few kernels for many batches. A CPU cuts each batch when it is needed, since it
+# then still lies in the cache.
+_CUT_AT_ONCE = 4096
+
 
 def normalise(images: torch.Tensor) -> torch.Tensor:
     """Brings float pixels of 0 to 255 to mean 0 and standard deviation 1 over MNIST, in place."""
@@ -91,6 +95,7 @@ class TrainBatches:
         self.seed = seed
         self.epoch = epoch
         self.rows = rank_rows(plan.batch_size, rank, plan.world_size)
+        self.samples = self.rows.stop - self.rows.start
         self.first = first
         self.dtype = dtype
         self.device = device
@@ -101,7 +106,9 @@ class TrainBatches:
     def __iter__(self) -> Iterator[Batch]:
         batches = range(self.first, len(self))
         if isinstance(self.split, Split) and self.settings.pipeline == "batched":
-            yield from map(self.cut, batches)
+            at_once = 1 if self.device == CPU else max(1, _CUT_AT_ONCE // self.samples)
+            for start in range(self.first, len(self), at_once):
+                yield from self.cut(range(start, min(start + at_once, len(self))))
             return
         chosen = [self._indices(batch) for batch in batches]
         if isinstance(self.split, Scenes):
@@ -112,13 +119,21 @@ class TrainBatches:
         for batch, indices, (images, targets) in zip(batches, chosen, made, strict=True):
             yield self._batch(batch, torch.from_numpy(indices.copy()), images, targets)
 
-    def cut(self, batch: int) -> Batch:
-        """Returns one micro-batch of the epoch, made in whole batches; not of scenes."""
+    def cut(self, batches: range) -> list[Batch]:
+        """Returns some micro-batches of the epoch, made in whole batches; not of scenes."""
         assert isinstance(self.split, Split)
-        split, epoch, number = resident(self.split, self.device), self._epoch, batch - self.first
-        images = split.images[epoch.rows[number]].unsqueeze(1).to(self.dtype)
-        images = changed(images, epoch.changes[:, number], self.settings)
-        return self._batch(batch, epoch.indices[number], normalise(images), split.labels[epoch.rows[number]])
+        split, epoch = resident(self.split, self.device), self._epoch
+        taken = slice(batches.start - self.first, batches.stop - self.first)
+        rows, numbers = epoch.rows[taken].flatten(), epoch.changes[:, taken].flatten(1)
+        images = normalise(changed(split.images[rows].unsqueeze(1).to(self.dtype), numbers, self.settings))
+        made = zip(
+            batches,
+            epoch.indices[taken],
+            images.split(self.samples),
+            split.labels[rows].split(self.samples),
+            strict=True,
+        )
+        return [self._batch(*batch) for batch in made]
 
     @cached_property
     def _epoch(self) -> _Epoch:

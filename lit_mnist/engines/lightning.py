@@ -35,7 +35,12 @@ from lit_mnist.training.precision import weight_dtype
 from lit_mnist.training.recorder import Recorder
 
 OFFER = Offer(
-    verbs=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere", extras=True, compile=True
+    verbs=("train", "fit", "validate", "test", "predict"),
+    resume=True,
+    half="everywhere",
+    extras=True,
+    compile=True,
+    graph=True,
 )
 
 
@@ -68,6 +73,8 @@ def run(job: Job, rank: Rank) -> None:
         module.net.load_state_dict(job.weights, strict=False)
     # Here, since the Trainer restores a checkpoint before it converts: 64-bit weights would be rounded to 32 bits.
     module.net.to(weight_dtype(job.precision))
+    if job.cuda_graph:
+        module.record_passes()
 
     # --- optimizer: made by LitClassifier.configure_optimizers, stepped by the Trainer
 

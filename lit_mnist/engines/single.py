@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.data.dataset import AnySplit
+from lit_mnist.data.device import Batch
 from lit_mnist.job import Job
 from lit_mnist.models.build import build_net
 from lit_mnist.offer import Offer
@@ -28,6 +30,7 @@ from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
+from lit_mnist.training.recorded import Passes, RecordedPasses
 from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState, net_weights
@@ -38,6 +41,7 @@ OFFER = Offer(
     resume=True,
     half="everywhere",
     compile=True,
+    graph=True,
 )
 
 
@@ -83,10 +87,13 @@ def run(job: Job, rank: Rank) -> None:
         keeper = Keeper(job, rank, net, save, step=state.step, look=recorder.look)
         if best is not None:
             keeper.resume(best)
+        passes: Passes = partial(_passes, job, device, state)
+        if job.cuda_graph:
+            passes = RecordedPasses(passes, net.parameters())
         # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
         with STOP.deferred(), keeper:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
-                _train_epoch(job, rank, epoch, state, keeper, recorder)
+                _train_epoch(job, rank, epoch, passes, state, keeper, recorder)
                 if len(job.splits.validation):
                     clock.pause()
                     validation = _evaluate(job, rank, net, job.splits.validation)
@@ -121,19 +128,31 @@ def run(job: Job, rank: Rank) -> None:
     )
 
 
-def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, keeper: Keeper, recorder: Recorder) -> None:
-    plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
+def _passes(
+    job: Job, device: torch.device, state: TrainingState, batch: Batch, window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Makes the forward and backward pass of a micro-batch, one of `window` in its step; returns loss and logits."""
+    images, targets, _, draw = batch
+    with autocast(job.precision, device):
+        logits = state.net(images, draw)
+        loss = mean_loss(logits, targets, job.experiment.model.label_smoothing)
+    # A window of several micro-batches is a mean over their samples: each adds its part of the gradient.
+    share = accumulated_loss(loss, window, job.plan.accumulate) / job.plan.accumulate
+    state.scaler.scale(share).backward()
+    return loss.detach(), logits.detach()
+
+
+def _train_epoch(
+    job: Job, rank: Rank, epoch: int, passes: Passes, state: TrainingState, keeper: Keeper, recorder: Recorder
+) -> None:
+    plan, device = job.plan, job.devices.of(rank)
     net, optimizer, scaler = state.net.train(), state.optimizer, state.scaler
     parameters, max_norm = list(net.parameters()), job.experiment.trainer.gradient_clip_val
 
     batches = job.train_batches(rank, epoch, state.step)
-    for number, batch in enumerate(batches, start=batches.first):
-        images, targets, _, draw = batch.to(device)
-        with autocast(job.precision, device):
-            logits = net(images, draw)
-            loss = mean_loss(logits, targets, settings.label_smoothing)
-        # A window of several micro-batches is a mean over their samples: each adds its part of the gradient.
-        scaler.scale(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
+    for number, made in enumerate(batches, start=batches.first):
+        batch = made.to(device)
+        loss, logits = passes(batch, plan.window(number))
         recorder.batch_done(loss)
         if not plan.closes_window(number):
             continue
@@ -142,15 +161,15 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, keeper:
         recorder.gradients_done(parameters)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(parameters, max_norm)
-        rate, made = optimizer.param_groups[0]["lr"], state.steps_made
+        rate, steps_made = optimizer.param_groups[0]["lr"], state.steps_made
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         state.step += 1
         # The schedule waits where the scaler left the step out.
-        if state.steps_made > made:
+        if state.steps_made > steps_made:
             state.schedule.step()
-        recorder.step_done(logits, targets, rate)
+        recorder.step_done(logits, batch.targets, rate)
         keeper.step_done(state.step, ends_epoch=number + 1 == len(batches))
 
 

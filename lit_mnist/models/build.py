@@ -37,9 +37,8 @@ def build_net(
             if isinstance(layer, SeededDropout):
                 # The 64-bit arithmetic of its seeds is not torch's.
                 layer.kept = torch.compiler.disable(layer.kept)  # type: ignore[method-assign]
-        # Without the module's call, whose hooks watch each step from outside. The mode is for GPUs, which then replay a
-        # recorded graph instead of being given kernel after kernel; on a CPU it changes nothing.
-        net.logits = torch.compile(net.logits, mode="reduce-overhead")  # type: ignore[method-assign]
+        # Without the module's call, whose hooks watch each step from outside.
+        net.logits = torch.compile(net.logits)  # type: ignore[method-assign]
     if weights:
         net.load_state_dict(weights, strict=False)
     return net.to(memory_format=torch.channels_last)

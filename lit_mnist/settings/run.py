@@ -28,6 +28,8 @@ class RunSettings:
             restarted run does not repeat it.
         threads: Threads of each rank; by default the cores divided by the ranks. The bits of a result depend on it.
         launcher: `agent`: torch's elastic agent starts the ranks of this machine; `spawn`: torch.multiprocessing.spawn.
+        cuda_graph: Whether a GPU is given the passes of a micro-batch as one recorded graph; unset: where that is
+            offered, which is by the engines lightning and single, for the ConvNet, on one GPU.
         servers: Ranks that also are parameter servers, for the engine `parameter_server`.
         trace: What each rank writes down in `trace/`: `none`; `steps`: what it trains on and what comes out, step by
             step; `traffic`: also what it sends, over a few steps; `times`: how long each part of a step takes.
@@ -43,6 +45,7 @@ class RunSettings:
     inject: str | None = None
     threads: int | None = None
     launcher: Literal["agent", "spawn"] = "agent"
+    cuda_graph: bool | None = None
     servers: int = 1
     trace: Literal["none", "steps", "traffic", "times"] = "none"
     trace_step: int | None = None

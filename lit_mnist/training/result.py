@@ -80,6 +80,7 @@ def build_result(
         "skipped_steps": trained.skipped_steps if trained else 0,
         "epochs": trained.epochs if trained else 0,
         "threads": torch.get_num_threads(),
+        "cuda_graph": job.cuda_graph,
         "train": {
             "images_per_s": clock.images_per_s(),
             "seconds": trained.seconds if trained else None,
