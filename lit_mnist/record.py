@@ -25,7 +25,7 @@ from lit_mnist.training.examples import Example, Wrong
 from lit_mnist.training.extremes import Scored
 from lit_mnist.training.history import read_history
 from lit_mnist.training.measure import StepClock
-from lit_mnist.training.result import Trained, build_result, total_memory
+from lit_mnist.training.result import Trained, build_result, total_gpu_memory, total_memory
 from lit_mnist.training.run_folder import REPORT, RESULT, RunFolder, shown
 
 PREDICTIONS, GRID = "predictions.csv", "predictions.png"
@@ -60,6 +60,7 @@ def finish(
         examples: What is shown of the test.
     """
     memory = total_memory(clock, rank, device, job.first_process)
+    gpu_memory = total_gpu_memory(rank, device)
     if not rank.is_first or job.verb == "predict":
         return
     result = build_result(
@@ -69,6 +70,7 @@ def finish(
         weights=weights,
         clock=clock,
         memory=memory,
+        gpu_memory=gpu_memory,
         trained=trained,
         validation=validation,
         test=test,

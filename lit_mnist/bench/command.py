@@ -6,7 +6,7 @@
 
 The run folder gets `bench.json` and `bench.html`, the page of it. Nothing else should compute on the machine meanwhile.
 With --config it is the whole training of an experiment that is measured, on as many devices as are here, and predicted
-on more: the topic `devices`. All other topics measure the processor, also where there are GPUs.
+on more: the topic `devices`. The topic `gpu` measures one GPU; all others the processor, also where there are GPUs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import argparse
 import json
 import platform
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
+
+import torch
 
 from lit_mnist.bench.devices import devices
 from lit_mnist.bench.rounds import check_repeats, take_rounds
@@ -33,7 +36,7 @@ from lit_mnist.training.measure import commit, versions
 from lit_mnist.training.run_folder import RunFolder, default_path, shown
 
 JSON, PAGE = "bench.json", "bench.html"
-DEVICES = "devices"
+DEVICES, GPU = "devices", "gpu"
 
 
 def bench(argv: list[str], command: str) -> int:
@@ -84,7 +87,19 @@ def bench(argv: list[str], command: str) -> int:
 
 def machine() -> dict[str, Any]:
     """Returns what this machine computes with."""
-    return {"processor": _processor(), "cores": threads_per_rank(None, 1)}
+    return {"processor": _processor(), "cores": threads_per_rank(None, 1), "gpus": _gpus()}
+
+
+def _gpus() -> list[str]:
+    """Returns the names of the GPUs, as their driver tells them, without using one."""
+    if not torch.cuda.device_count():
+        return []
+    words = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.strip().splitlines()
 
 
 def _processor() -> str:
@@ -108,7 +123,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--topics", help=f"all (the default), or some of {', '.join(TOPICS)}")
+    parser.add_argument("--topics", help=f"all that this machine has (the default), or some of {', '.join(TOPICS)}")
     parser.add_argument("--config", action="append", help=f"an experiment as YAML, for the topic {DEVICES} alone")
     parser.add_argument("--steps", type=int, help=f"optimizer steps of each run of the topic {DEVICES}")
     parser.add_argument("--repeats", type=int, default=5, help="rounds of each topic")
@@ -118,7 +133,8 @@ def _options(argv: list[str]) -> argparse.Namespace:
     if options.config is not None and len(options.config) > 1:
         raise InputError(f"--config is given {len(options.config)} times: bench times one experiment, of one file.")
     chosen = options.topics if options.topics is not None else "all" if options.config is None else DEVICES
-    names = list(TOPICS) if chosen == "all" else chosen.split(",")
+    every = [name for name in TOPICS if name != GPU or torch.cuda.device_count()]
+    names = every if chosen == "all" else chosen.split(",")
     for name in names:
         if name not in TOPICS:
             raise InputError(f"Unknown topic {name!r}{nearest(name, TOPICS) or ': use ' + ', '.join(TOPICS)}.")

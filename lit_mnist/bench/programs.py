@@ -51,9 +51,9 @@ def wall_seconds(*words: object, folder: Path) -> float:
     return time.perf_counter() - start
 
 
-def printed_figures(*words: object, folder: Path) -> dict[str, float]:
-    """Returns the figures that a program prints as JSON in its last line."""
-    last = run_python(*words, folder=folder).strip().splitlines()[-1]
+def printed_figures(*words: object, folder: Path, gpus: bool = False) -> dict[str, float]:
+    """Returns the figures that a program, which may see the GPUs or not, prints as JSON in its last line."""
+    last = run_python(*words, folder=folder, gpus=gpus).strip().splitlines()[-1]
     return {name: float(value) for name, value in json.loads(last).items()}
 
 

@@ -17,6 +17,7 @@ UNITS = {
     "seconds": "s",
     "step_ms": "ms",
     "memory_bytes": "bytes",
+    "bytes_per_s": "bytes/s",
 }
 Figures = Mapping[str, float]
 Rows = Mapping[str, Sequence[Figures]]

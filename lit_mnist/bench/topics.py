@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from lit_mnist.bench.devices import devices
+from lit_mnist.bench.gpu import gpu
 from lit_mnist.bench.programs import printed_figures, train, wall_seconds
 from lit_mnist.bench.rounds import Figures, Measurement, Ratio, Topic
 from lit_mnist.bench.scaling import ScalingOptions, scaling
@@ -204,6 +205,7 @@ TOPICS: dict[str, Callable[[], Topic]] = {
     "waterfall": lambda: waterfall(WaterfallOptions()),
     "scaling": lambda: scaling(ScalingOptions()),
     "devices": devices,
+    "gpu": gpu,
 }
 
 

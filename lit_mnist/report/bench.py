@@ -32,11 +32,16 @@ _WRITTEN: dict[str, Callable[[float | None], str]] = {
     "s": duration,
     "ms": lambda value: MISSING if value is None else f"{number(value, 3)}{SPACE}ms",
     "bytes": size,
+    "bytes/s": lambda value: MISSING if value is None else f"{size(value)}/s",
 }
 _OTHERS: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "accuracy": ("test accuracy", percent),
     "memory_bytes": ("peak memory", size),
     "elsewhere": ("cores busy elsewhere", percent),
+    "operations_per_s": (
+        "operations",
+        lambda value: MISSING if value is None else f"{number(value / 1e12, 3)}{SPACE}TFLOP/s",
+    ),
 }
 _OWN = {"waterfall": waterfall_section, "scaling": scaling_section, "devices": devices_section}
 
@@ -156,7 +161,7 @@ def _ratio(ratio: Section) -> list[Cell]:
 
 def _machine(bench: Section) -> str:
     machine = bench["machine"]
-    parts = [text(machine["processor"]), f"{count(machine['cores'])} cores"]
+    parts = [text(machine["processor"]), f"{count(machine['cores'])} cores", *map(text, machine.get("gpus", ()))]
     return one_line([*parts, f"medians of {count(bench['repeats'])} interleaved rounds"])
 
 

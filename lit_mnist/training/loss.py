@@ -24,6 +24,8 @@ def mean_loss(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: floa
     Returns:
         A scalar in nats; where no pixel of any rank counts, 0 with a gradient of zeros.
     """
+    # Some engines give it in 32 bits what others leave in 16, of which a GPU's kernel makes other last bits.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if targets.ndim == 1:
         return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
     total = F.cross_entropy(logits, targets, ignore_index=IGNORED, label_smoothing=label_smoothing, reduction="sum")

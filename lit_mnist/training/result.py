@@ -56,6 +56,16 @@ def total_memory(clock: StepClock, rank: Rank, device: torch.device, first_proce
     return int(total) + launcher
 
 
+def total_gpu_memory(rank: Rank, device: torch.device) -> int | None:
+    """Returns the peak of all ranks' tensors on GPUs in bytes, None on a CPU; every rank must call it."""
+    if device.type != "cuda":
+        return None
+    total = torch.tensor([torch.cuda.max_memory_allocated(device)], dtype=torch.int64, device=device)
+    if rank.world_size > 1:
+        dist.all_reduce(total)
+    return int(total)
+
+
 def build_result(
     job: Job,
     *,
@@ -64,6 +74,7 @@ def build_result(
     weights: Mapping[str, torch.Tensor],
     clock: StepClock,
     memory: int,
+    gpu_memory: int | None,
     trained: Trained | None,
     validation: Evaluation | None,
     test: Evaluation | None,
@@ -92,6 +103,7 @@ def build_result(
         "weights_sha256": weights_sha256(weights),
         "seconds_to_first_step": clock.seconds_to_first_step,
         "peak_memory_bytes": memory,
+        "peak_gpu_memory_bytes": gpu_memory,
         "versions": versions(),
         "commit": commit(),
         "command": job.command,
