@@ -121,12 +121,7 @@ def test_a_gpu_and_a_processor_train_the_same_weights_but_for_rounding(shared_pr
 
 
 @pytest.mark.parametrize(
-    ("engine", "graph"),
-    [
-        ("single", "true"),
-        ("lightning", "true"),
-        *((engine, "false") for engine in ENGINES if engine != "with_hf_trainer"),
-    ],
+    ("engine", "graph"), [("single", "true"), ("lightning", "true"), *((engine, "false") for engine in ENGINES)]
 )
 def test_no_step_waits_for_the_gpu(program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, graph: str) -> None:
     """torch itself tells of each read, here from step 10 to 39, between two figures on the screen."""
