@@ -49,6 +49,7 @@ class RecordTraining(Callback):
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._steps = recorder.step
+        self._parameters = list(recorder.net.parameters())
 
     def on_after_backward(self, trainer: Trainer, module: LightningModule) -> None:
         """Records a micro-batch."""
@@ -56,7 +57,7 @@ class RecordTraining(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, module: LightningModule, optimizer: Optimizer) -> None:
         """Looks at the gradient of the step that comes."""
-        self.recorder.gradients_done(cast(LitClassifier, module).net.parameters())
+        self.recorder.gradients_done(self._parameters)
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -16,6 +16,7 @@ from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers
+from lit_mnist.seams import PlainHookName
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, predictions_of
 from lit_mnist.training.examples import Example
 from lit_mnist.training.loss import mean_loss
@@ -24,7 +25,7 @@ from lit_mnist.training.recorded import RecordedPasses
 from lit_mnist.training.schedule import make_schedule
 
 
-class LitClassifier(LightningModule):
+class LitClassifier(PlainHookName, LightningModule):
     """A classifier of pictures, or of their pixels; `LitClassifier.load_from_checkpoint(path)` gives a trained one.
 
     Args:

@@ -122,7 +122,8 @@ class Offer:
         # What watches the network from outside would see nothing of a graph.
         reasons = {
             f"the engine {engine} has none": not self.graph,
-            f"this trains on {devices.kind} with {world_size} rank(s)": devices.kind != "cuda" or world_size > 1,
+            f"this trains on {devices.kind}": devices.kind != "cuda",
+            f"there are {world_size} ranks": world_size > 1,
             f"{experiment.model.net} is not the convnet": experiment.model.net != "convnet",
             "trainer.accumulate_grad_batches is above 1": experiment.trainer.accumulate_grad_batches > 1,
             f"run.trace is {run.trace}": run.trace != "none",

@@ -51,6 +51,10 @@ COMMANDS = {
     "own folder for Lightning": (["--trainer.default_root_dir", "x"], ["default_root_dir", "--run-dir"]),
     "several machines": (["--trainer.num_nodes", "2"], ["num_nodes", "torchrun"]),
     "compiled on two ranks": (["--model.compile", "true", "--devices", "2"], ["model.compile", "--devices 1"]),
+    "a graph on a processor": (
+        ["--run.cuda_graph", "true", "--trainer.accelerator", "cpu"],
+        ["run.cuda_graph", "one GPU", "cpu"],
+    ),
     "a traced step without weights": (
         ["--run.trace", "times", "--run.trace_step", "5"],
         ["run.trace_step", "steps or traffic"],

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Program
 
 from lit_mnist.bench.programs import printed_figures, run_python
@@ -87,7 +88,8 @@ def test_a_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> Non
         run_python("-c", "import os; os.kill(os.getpid(), 9)", folder=tmp_path)
 
 
-def test_the_names_of_a_topic_s_ratios_are_those_of_its_measurements() -> None:
+def test_the_names_of_a_topic_s_ratios_are_those_of_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, make in TOPICS.items():
         topic = make()
         assert topic.name == name
@@ -101,6 +103,7 @@ def test_the_names_of_a_topic_s_ratios_are_those_of_its_measurements() -> None:
     [
         (("--topics", "starts"), "did you mean start?"),
         (("--topics", ""), "Unknown topic ''"),
+        (("--topics", "gpu"), "this machine has none"),
         (("--repeats", "0"), "at least 1"),
         (("--repeats", "many"), "--repeats"),
         (("--nonsense",), "--nonsense"),

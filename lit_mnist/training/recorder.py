@@ -65,14 +65,12 @@ class Recorder:
             whole_steps = min(job.plan.total_steps, job.plan.steps_per_epoch) - 1
             last_watched = whole_steps if run.trace == "traffic" else 0
             self.trace = Trace(net, job.folder, rank, dtype=dtype, last_watched=last_watched, keep=run.trace_step)
-        self._loss_sum: torch.Tensor | None = None
-        self._batches = 0
+        self._losses: list[torch.Tensor] = []
 
     def batch_done(self, loss: torch.Tensor) -> None:
         """Adds a micro-batch's mean loss, without waiting for it to be computed."""
-        loss = loss.detach().double()
-        self._loss_sum = loss if self._loss_sum is None else self._loss_sum + loss
-        self._batches += 1
+        loss = loss.detach()
+        self._losses.append(loss)
         self.finite.batch_done(loss)
         if self.trace:
             self.trace.batch_done(loss)
@@ -177,13 +175,13 @@ class Recorder:
 
     def _over_all_ranks(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
         """Returns the mean loss since the last figures, and the last micro-batch's accuracy, over all ranks."""
-        assert self._loss_sum is not None
+        mean_loss = torch.stack(self._losses).double().mean()
+        self._losses = []
         predicted, true = classified(logits.detach(), targets)
         right = (predicted == true).sum().double()
-        figures = torch.stack([self._loss_sum / self._batches, right, torch.full_like(right, len(true))])
+        figures = torch.stack([mean_loss, right, torch.full_like(right, len(true))])
         if self.rank.world_size > 1:
             dist.all_reduce(figures)
-        self._loss_sum, self._batches = None, 0
         loss, right_ones, count = figures.tolist()
         return loss / self.rank.world_size, right_ones / max(count, 1)
 
