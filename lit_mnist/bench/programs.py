@@ -14,6 +14,7 @@ from typing import Any
 from lit_mnist.errors import InputError
 
 _LONGEST_S = 1800
+_ROOT = str(Path(__file__).parents[2])
 
 
 def run_python(*words: object, folder: Path, gpus: bool = False) -> str:
@@ -28,8 +29,12 @@ def run_python(*words: object, folder: Path, gpus: bool = False) -> str:
         InputError: It ended with another exit code than 0; the message holds its last lines.
     """
     command = [sys.executable, *map(str, words)]
-    # Else all of them on the processor: what is compared must compute on the same device.
-    environment = {**os.environ} if gpus else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    # They start in another folder: a package that is not installed, but lies beside train.py, is found by its path.
+    path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    if not gpus:
+        # All of them on the processor: what is compared must compute on the same device.
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     try:
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_LONGEST_S, check=False

@@ -117,7 +117,9 @@ class _Normalise(torch.autograd.Function):
 
 def _affine(x: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
     """Returns slope * x + offset for each channel, in the one pass of the fused kernel."""
-    return F.batch_norm(x, torch.zeros_like(slope), torch.ones_like(slope), slope, offset, training=False, eps=0.0)
+    # Not by torch.nn.functional, which refuses an epsilon of 0 in some releases, 2.11 among them.
+    mean, variance = torch.zeros_like(slope), torch.ones_like(slope)
+    return torch.batch_norm(x, slope, offset, mean, variance, False, 0.0, 0.0, False)
 
 
 def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) -> nn.Module:
