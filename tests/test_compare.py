@@ -191,6 +191,7 @@ REFUSALS = {
     "no repeats": (["--repeats", "some"], ["--repeats"]),
     "too few steps": (["--timed-steps", "5"], ["--timed-steps", "21"]),
     "a resume": (["--resume", "somewhere"], ["compare", "--resume"]),
+    "a graph": (["--run.cuda_graph", "true"], ["run.cuda_graph", "not offered by every engine"]),
     "a wrong setting": (["--lr", "-1"], ["model.lr"]),
     "a batch that does not fit": (["--devices", "3", "--batch-size", "128"], ["128", "3 ranks"]),
     "callbacks": (["--trainer.callbacks", "LearningRateMonitor"], ["trainer.callbacks", "Lightning"]),

@@ -119,8 +119,8 @@ def _check(line: CommandLine, configuration: Configuration) -> None:
     run = experiment.run
     if run.resume or line.verb != "train":
         raise InputError("compare trains from the beginning: leave --resume and other commands out.")
-    for name, asked in (("save_every", run.save_every), ("max_restarts", run.max_restarts), ("inject", run.inject)):
-        if asked:
+    for name in ("save_every", "max_restarts", "inject", "cuda_graph"):
+        if getattr(run, name):
             raise InputError(f"run.{name} is not offered by every engine: it cannot be compared.")
     if run.launcher != "agent":
         raise InputError("run.launcher is chosen by the engine's name here: --engines raw_ddp:spawn.")

@@ -121,8 +121,11 @@ def measure(
             print(f"[timing {repeat + 1}/{options.repeats}] {variant.name}", flush=True)
             with tempfile.TemporaryDirectory() as scratch:
                 run_dir = Path(scratch) / "run"
-                flags = [word for word in _flags_of(options, variant) if not word.startswith("--trainer.max_steps=")]
-                words = ["fit", *flags, f"--trainer.max_steps={steps}", f"--run.dir={run_dir}"]
+                own = ("--trainer.max_steps=", "--run.cuda_graph=")
+                flags = [word for word in _flags_of(options, variant) if not word.startswith(own)]
+                # Kernel by kernel, as all engines can: a GPU's recorded graph would hide what each costs.
+                fixed = (f"--trainer.max_steps={steps}", "--run.cuda_graph=false", f"--run.dir={run_dir}")
+                words = ["fit", *flags, *fixed]
                 log = folder / f"{variant.folder}.log"
                 code = variant.run(words, ranks_of(options, variant), log, fresh=True)
                 if code:
