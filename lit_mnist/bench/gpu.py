@@ -27,7 +27,7 @@ from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
 
 _SIDE = 8192
-_COPIED_BYTES = 2**32
+_COPIED_BYTES = 2**30
 _REPEATS = 20
 _QUEUED = ("--run.cuda_graph", "false")
 _BF16 = ("--precision", "bf16-mixed")
