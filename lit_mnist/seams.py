@@ -14,6 +14,9 @@
 5. Lightning writes the name of the running hook into the module before and after each, some 40 times per step, and
    `nn.Module` looks each time whether it is a parameter: `PlainHookName` spares it. Noticed by
    `test_lightning_notes_its_hooks_without_a_search_for_parameters` in tests/test_lightning.py.
+6. torch's profiler knows the types of what an operation was given, and its events tell them in newer releases only:
+   `operations_of` asks below them. Noticed by `test_the_formulas_count_what_a_rank_sends` in
+   tests/test_scaling_model.py.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile
 
 from lit_mnist.stop import STOP, blocked
 
@@ -139,6 +143,12 @@ def leave_signals_alone(trainer: Trainer) -> None:
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def operations_of(profiled: profile) -> list[tuple[str, list[list[int]], list[str]]]:
+    """Returns the operations that a profiler has seen: name, and the shapes and types of what each was given."""
+    results = profiled.profiler.kineto_results if profiled.profiler else None
+    return [(event.name(), event.shapes(), event.dtypes()) for event in (results.events() if results else ())]
 
 
 class PlainHookName:

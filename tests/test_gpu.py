@@ -16,7 +16,8 @@ from conftest import GPUS, Program, largest_difference, result_of, weights_of
 
 from lit_mnist.training.measure import StepClock
 
-pytestmark = pytest.mark.skipif(not GPUS, reason="this machine has no GPU")
+if not GPUS:
+    pytest.skip("this machine has no GPU", allow_module_level=True)
 
 # Two epochs of 40 steps, the second cut short.
 RECIPE: tuple[object, ...] = (

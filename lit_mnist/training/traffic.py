@@ -7,12 +7,14 @@ import os
 import socket
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
 from lit_mnist.exchange import SENT
+from lit_mnist.seams import operations_of
 
 # Where `tcpi_bytes_sent` lies in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19).
 _TCP_INFO_SIZE, _BYTES_SENT = 248, 200
@@ -80,11 +82,11 @@ class Traffic:
         exchanged = SENT - self._exchanged
         self._payload += exchanged.pop("payload", 0)
         self._collectives.update(exchanged)
-        for event in self._profile.events() or []:
-            backend, _, name = event.name.partition(":")
+        for operation, shapes, kinds in operations_of(self._profile):
+            backend, _, name = operation.partition(":")
             if backend in {"gloo", "nccl"}:
                 self._collectives[name] += 1
-                self._payload += _payload(event) if name != "recv" else 0
+                self._payload += _payload(shapes, kinds) if name != "recv" else 0
         self._profile = None
 
     def per_step(self) -> dict[str, Any]:
@@ -98,9 +100,6 @@ class Traffic:
         }
 
 
-def _payload(event: Any) -> int:
+def _payload(shapes: Sequence[Sequence[int]], kinds: Sequence[str]) -> int:
     """Returns the bytes of the tensors that an operation was given."""
-    kinds = getattr(event, "input_dtypes", None) or []
-    return sum(
-        math.prod(shape) * _ITEM_SIZES.get(kind, 0) for shape, kind in zip(event.input_shapes, kinds, strict=False)
-    )
+    return sum(math.prod(shape) * _ITEM_SIZES.get(kind, 0) for shape, kind in zip(shapes, kinds, strict=False))
