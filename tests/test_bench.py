@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from conftest import Program
 from lit_mnist.bench.programs import printed_figures, run_python
 from lit_mnist.bench.rounds import Figures, Measurement, Ratio, Topic, take_rounds
 from lit_mnist.bench.topics import TOPICS
-from lit_mnist.errors import InputError
+from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.report.bench import headline, table, write_bench
 
 
@@ -63,6 +65,23 @@ def test_measurements_take_turns_and_ratios_are_those_of_a_round(tmp_path: Path)
     assert (most["median"], most["met"]) == (2.0, False)
     assert unasked["met"] is None
     assert found["most"] == 80.0
+
+
+def test_an_interrupted_round_leaves_those_before_it(tmp_path: Path) -> None:
+    def stopped(folder: Path) -> Figures:
+        raise StoppedError("Stopped by SIGTERM.", signal.SIGTERM)
+
+    def second(folder: Path) -> Figures:
+        return counting("b", [20.0], []).take(folder) if not kept else stopped(folder)
+
+    kept: list[dict[str, Any]] = []
+    measurements = [counting("a", [10.0, 30.0], []), Measurement("b", second)]
+    with pytest.raises(StoppedError):
+        take_rounds(Topic("speed", "Speed", measurements, [Ratio("a", "b")]), 2, tmp_path, lambda _: None, kept.append)
+    (found,) = kept
+    assert found["repeats"] == 1
+    assert [row["runs"] for row in found["rows"]] == [[10.0], [20.0]]
+    assert found["ratios"][0]["runs"] == [0.5]
 
 
 def test_the_page_and_the_table_show_what_was_asked_for(tmp_path: Path) -> None:

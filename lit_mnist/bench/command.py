@@ -68,15 +68,21 @@ def bench(argv: list[str], command: str) -> int:
     }
     try:
         for name, topic in topics.items():
+
+            def keep(figures: dict[str, Any], name: str = name) -> None:
+                # After each round, so that what was measured stays if the rest is interrupted.
+                found["topics"][name] = figures
+                write_text(folder.path / JSON, json.dumps(found, indent=2) + "\n")
+                write_bench(folder.path / PAGE, found)
+
             with tempfile.TemporaryDirectory() as scratch:
                 try:
-                    found["topics"][name] = take_rounds(topic, options.repeats, Path(scratch), _say)
+                    take_rounds(topic, options.repeats, Path(scratch), _say, keep)
                 except InputError as error:
                     failed += 1
                     _say(f"error: {name} could not be measured. {error}")
-            # After each topic, so that what was measured stays if the rest is interrupted.
-            write_text(folder.path / JSON, json.dumps(found, indent=2) + "\n")
-            write_bench(folder.path / PAGE, found)
+        write_text(folder.path / JSON, json.dumps(found, indent=2) + "\n")
+        write_bench(folder.path / PAGE, found)
     finally:
         folder.release()
     print(table(found))

@@ -79,7 +79,13 @@ class Topic:
     notes: Sequence[str] = field(default=())
 
 
-def take_rounds(topic: Topic, repeats: int, scratch: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def take_rounds(
+    topic: Topic,
+    repeats: int,
+    scratch: Path,
+    say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
     """Measures a topic, round by round, and returns its figures as plain values.
 
     Args:
@@ -87,6 +93,7 @@ def take_rounds(topic: Topic, repeats: int, scratch: Path, say: Callable[[str], 
         repeats: Rounds.
         scratch: Folder for what the measurements write.
         say: Tells the user how far it is.
+        keep: Given the figures of all rounds so far, after each round.
 
     Raises:
         InputError: A measurement cannot be taken.
@@ -104,9 +111,14 @@ def take_rounds(topic: Topic, repeats: int, scratch: Path, say: Callable[[str], 
             folder = scratch / f"{topic.name}-{repeat}-{number}"
             folder.mkdir(parents=True)
             rows[measurement.name].append(measurement.take(folder))
+        keep(_figures(topic, repeat + 1, rows, left_out))
+    return _figures(topic, repeats, rows, left_out)
+
+
+def _figures(topic: Topic, rounds: int, rows: Rows, left_out: Mapping[str, str]) -> dict[str, Any]:
     return {
         "title": topic.title,
-        "repeats": repeats,
+        "repeats": rounds,
         "rows": [_row(each, rows[each.name]) for each in topic.measurements if each.name not in left_out],
         "ratios": [_compared(ratio, topic, rows) for ratio in topic.ratios if not {ratio.of, ratio.to} & set(left_out)],
         "left_out": [{"name": name, "reason": reason} for name, reason in left_out.items()],
