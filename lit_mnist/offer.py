@@ -121,7 +121,7 @@ class Offer:
         run = experiment.run
         # What watches the network from outside would see nothing of a graph.
         reasons = {
-            f"the engine {engine} has none": not self.graph,
+            f"the engine {engine} records none": not self.graph,
             f"this trains on {devices.kind}": devices.kind != "cuda",
             f"there are {world_size} ranks": world_size > 1,
             f"{experiment.model.net} is not the convnet": experiment.model.net != "convnet",

@@ -128,7 +128,7 @@ def test_what_no_graph_shows_is_not_recorded(section: str, setting: dict[str, An
 def test_a_graph_that_cannot_be_is_refused() -> None:
     asked = DEFAULT.replace("run", cuda_graph=True)
     for offer, devices, world_size, extras, told in (
-        (raw_ddp.OFFER, GPU, 1, (), "the engine it has none"),
+        (raw_ddp.OFFER, GPU, 1, (), "the engine it records none"),
         (single.OFFER, Devices("cpu", (0,)), 1, (), "on cpu"),
         (lightning.OFFER, Devices("cuda", (0, 1)), 2, (), "2 ranks"),
         (lightning.OFFER, GPU, 1, ("callbacks",), "trainer.callbacks"),

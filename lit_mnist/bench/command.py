@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,29 +67,32 @@ def bench(argv: list[str], command: str) -> int:
         "commit": commit(),
         "command": command,
     }
+
+    def keep(name: str, figures: dict[str, Any]) -> None:
+        # After each round, so that what was measured stays if the rest is interrupted.
+        found["topics"][name] = figures
+        _write(folder.path, found)
+
     try:
+        _write(folder.path, found)
         for name, topic in topics.items():
-
-            def keep(figures: dict[str, Any], name: str = name) -> None:
-                # After each round, so that what was measured stays if the rest is interrupted.
-                found["topics"][name] = figures
-                write_text(folder.path / JSON, json.dumps(found, indent=2) + "\n")
-                write_bench(folder.path / PAGE, found)
-
             with tempfile.TemporaryDirectory() as scratch:
                 try:
-                    take_rounds(topic, options.repeats, Path(scratch), _say, keep)
+                    take_rounds(topic, options.repeats, Path(scratch), _say, partial(keep, name))
                 except InputError as error:
                     failed += 1
-                    _say(f"error: {name} could not be measured. {error}")
-        write_text(folder.path / JSON, json.dumps(found, indent=2) + "\n")
-        write_bench(folder.path / PAGE, found)
+                    _say(f"error: {name} could not be measured{' to its end' * (name in found['topics'])}. {error}")
     finally:
         folder.release()
     print(table(found))
     print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}")
     sys.stdout.flush()
     return InputError.exit_code if failed else 0
+
+
+def _write(folder: Path, found: dict[str, Any]) -> None:
+    write_text(folder / JSON, json.dumps(found, indent=2) + "\n")
+    write_bench(folder / PAGE, found)
 
 
 def machine() -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Recorder:
         self._losses: list[torch.Tensor] = []
 
     def batch_done(self, loss: torch.Tensor) -> None:
-        """Adds a micro-batch's mean loss, without waiting for it to be computed."""
+        """Notes a micro-batch's mean loss, without waiting for it to be computed; nobody may change it afterwards."""
         loss = loss.detach()
         self._losses.append(loss)
         self.finite.batch_done(loss)
