@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -157,3 +158,7 @@ class LitClassifier(PlainHookName, LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns the samples' numbers, int64 [batch], and what `predictions_of` says of them."""
         return batch.indices, *predictions_of(self.net(batch.images))
+
+
+# Lightning asks at each step whether `training_step` takes the batch's number, which Python would work out anew.
+LitClassifier.training_step.__signature__ = inspect.signature(LitClassifier.training_step)  # type: ignore[attr-defined]

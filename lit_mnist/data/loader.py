@@ -125,12 +125,14 @@ class TrainBatches:
         split, epoch = resident(self.split, self.device), self._epoch
         taken = slice(batches.start - self.first, batches.stop - self.first)
         rows, numbers = epoch.rows[taken].flatten(), epoch.changes[:, taken].flatten(1)
-        images = normalise(changed(split.images[rows].unsqueeze(1).to(self.dtype), numbers, self.settings))
+        # Not `split.images[rows]`, which takes a CPU four times as long: it copies pixel by pixel.
+        images = split.images.index_select(0, rows).unsqueeze(1).to(self.dtype)
+        images = normalise(changed(images, numbers, self.settings))
         made = zip(
             batches,
             epoch.indices[taken],
             images.split(self.samples),
-            split.labels[rows].split(self.samples),
+            split.labels.index_select(0, rows).split(self.samples),
             strict=True,
         )
         return [self._batch(*batch) for batch in made]
