@@ -15,6 +15,7 @@ from conftest import Program, run_forked
 from test_report import Page
 
 from lit_mnist.bench import lockstep
+from lit_mnist.bench import scaling as module
 from lit_mnist.bench.model import Point, StepModel, errors, expected_largest, fit, held_out_errors
 from lit_mnist.bench.scaling import RAW_DDP, SERVER, ScalingOptions, model_of, name_of, scaling, traffic_of, workloads
 from lit_mnist.bench.workload import Collective, Workload
@@ -224,6 +225,20 @@ def test_the_topic_measures_each_variant_on_each_number_of_ranks() -> None:
     assert len(names) == len(set(names)) == 4 * 4 + 3
     assert name_of(SERVER, 1) not in names
     assert {name for ratio in topic.ratios for name in (ratio.of, ratio.to)} <= set(names)
+
+
+def test_what_a_step_sends_is_counted_once_for_all_rounds(
+    loads: dict[str, Workload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ScalingOptions(steps=99)
+    trained: list[tuple[str, object]] = []
+    monkeypatch.setattr(module, "train", lambda folder, *flags, engine: trained.append((engine, flags[2])))
+    monkeypatch.setattr(module.Run, "read", lambda folder: None)
+    monkeypatch.setattr(module, "traffic_of", lambda run, load: {"engine": load.name})
+    analyse, rows = scaling(options).analyse, made_rows(options, loads)
+    assert analyse
+    assert analyse(rows) == analyse(rows)
+    assert sorted(trained) == sorted((engine, ranks) for engine in (RAW_DDP, SERVER) for ranks in (2, 4, 8))
 
 
 def test_the_section_says_what_was_measured_and_what_is_predicted(loads: dict[str, Workload]) -> None:

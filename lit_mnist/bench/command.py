@@ -6,7 +6,7 @@
 
 The run folder gets `bench.json` and `bench.html`, the page of it. Nothing else should compute on the machine meanwhile.
 With --config it is the whole training of an experiment that is measured, on as many devices as are here, and predicted
-on more: the topic `devices`. The topic `gpu` measures one GPU; all others the processor, also where there are GPUs.
+on more: the topic `devices`. It and the topic `gpu` use GPUs where there are any; all others measure the processor.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ so many devices, is its time: what an epoch's begin, validation and saving take 
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -82,8 +81,6 @@ def _take(stage: Stage, engine: str, count: int, folder: Path) -> Figures:
     run_python("-m", "lit_mnist.bench.devices", *words, folder=folder, gpus=stage.gpu)
     busy = elsewhere.share()
     result = result_of(folder)
-    # Its checkpoint is three times the network.
-    shutil.rmtree(folder / "run")
     speed, plan = result["train"]["images_per_s"], recipe.plan(count)
     if speed is None:
         raise InputError(f"{stage.steps} steps are too few in a row to be timed: give more with --steps.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,8 +91,8 @@ def take_rounds(
 
     Args:
         topic: What to measure.
-        repeats: Rounds.
-        scratch: Folder for what the measurements write.
+        repeats: Rounds, at least one.
+        scratch: Folder for what a measurement writes, which is removed after it.
         say: Tells the user how far it is.
         keep: Given the figures of all rounds so far, after each round.
 
@@ -100,6 +101,7 @@ def take_rounds(
     """
     rows: dict[str, list[Figures]] = {measurement.name: [] for measurement in topic.measurements}
     left_out: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for repeat in range(repeats):
         for number, measurement in enumerate(topic.measurements):
             if repeat == 0 and measurement.unless and (reason := measurement.unless(rows)):
@@ -111,8 +113,10 @@ def take_rounds(
             folder = scratch / f"{topic.name}-{repeat}-{number}"
             folder.mkdir(parents=True)
             rows[measurement.name].append(measurement.take(folder))
-        keep(_figures(topic, repeat + 1, rows, left_out))
-    return _figures(topic, repeats, rows, left_out)
+            shutil.rmtree(folder)
+        found = _figures(topic, repeat + 1, rows, left_out)
+        keep(found)
+    return found
 
 
 def _figures(topic: Topic, rounds: int, rows: Rows, left_out: Mapping[str, str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,6 @@ class ScalingOptions:
         steps: Optimizer steps of a run, warm-up included.
         threads: Threads of each rank, on any number of ranks.
         precision: `auto`, `32-true` or `bf16-mixed`.
-        flags: Further flags of the engines' runs; none may change the network, which the other variants share.
     """
 
     ranks: tuple[int, ...] = (1, 2, 4, 8)
@@ -68,7 +67,6 @@ class ScalingOptions:
     steps: int = 100
     threads: int = 1
     precision: str = "32-true"
-    flags: tuple[str, ...] = ()
 
     def pairs(self) -> Iterator[tuple[str, int]]:
         """Returns what is measured: variants on numbers of ranks; a parameter server needs a second rank."""
@@ -109,31 +107,36 @@ def _engine_flags(options: ScalingOptions, ranks: int, steps: int) -> list[objec
     return [
         *("fit", "--devices", ranks, "--batch-size", ranks * options.batch_per_rank, "--max-steps", steps),
         *("--run.threads", options.threads, "--precision", options.precision, "--trainer.accelerator", "cpu"),
-        *("--epochs", steps, "--data.val_size", 0, *options.flags),
+        *("--epochs", steps, "--data.val_size", 0),
     ]
 
 
 def _analyse(options: ScalingOptions, rows: Rows) -> dict[str, Any]:
     cores = threads_per_rank(None, 1)
-    loads = workloads(build_net(Experiment().model, num_classes=10, seed=0), options.batch_per_rank)
+    loads = _loads(options)
     engines = [(name, ranks) for name, ranks in options.pairs() if name in {RAW_DDP, SERVER} and ranks > 1]
     found = {
         "cores": cores,
         "threads": options.threads,
         "batch_per_rank": options.batch_per_rank,
         "points": [_point(rows, variant, ranks, cores // options.threads) for variant, ranks in options.pairs()],
-        "traffic": [_count(options, loads[name], ranks) for name, ranks in engines],
+        "traffic": [_count(options, name, ranks) for name, ranks in engines],
         "model": model_of(options, loads, rows, cores),
     }
     return {"scaling": found}
 
 
-def _count(options: ScalingOptions, load: Workload, ranks: int) -> dict[str, Any]:
-    """Trains a few steps, and returns what they sent."""
+def _loads(options: ScalingOptions) -> dict[str, Workload]:
+    return workloads(build_net(Experiment().model, num_classes=10, seed=0), options.batch_per_rank)
+
+
+@cache
+def _count(options: ScalingOptions, engine: str, ranks: int) -> dict[str, Any]:
+    """Trains a few steps, and returns what they sent: in the first round alone, since no other sends anything else."""
     with tempfile.TemporaryDirectory() as folder:
         flags = _engine_flags(options, ranks, _TRAFFIC_STEPS)
-        train(Path(folder), *flags, "--run.trace", "traffic", engine=load.name)
-        return traffic_of(Run.read(Path(folder) / "run"), load)
+        train(Path(folder), *flags, "--run.trace", "traffic", engine=engine)
+        return traffic_of(Run.read(Path(folder) / "run"), _loads(options)[engine])
 
 
 def _point(rows: Rows, variant: str, ranks: int, most_ranks: int) -> dict[str, Any]:

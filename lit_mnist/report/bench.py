@@ -63,7 +63,7 @@ def write_bench(path: Path, bench: Section) -> None:
     )
 
 
-def table(bench: Section, width: int = 120) -> str:
+def table(bench: Section) -> str:
     """Returns the bench for the terminal."""
     parts: list[Text | Table] = []
     for topic in bench["topics"].values():
@@ -76,7 +76,7 @@ def table(bench: Section, width: int = 120) -> str:
         parts += [*map(Text, left_out(topic)), Text()]
     parts += [Text(headline(bench), "bold")]
     file = io.StringIO()
-    console = Console(file=file, width=width, force_terminal=sys.stdout.isatty(), highlight=False)
+    console = Console(file=file, width=120, force_terminal=sys.stdout.isatty(), highlight=False)
     for part in parts:
         console.print(part)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
@@ -162,7 +162,9 @@ def _ratio(ratio: Section) -> list[Cell]:
 def _machine(bench: Section) -> str:
     machine = bench["machine"]
     parts = [text(machine["processor"]), f"{count(machine['cores'])} cores", *map(text, machine.get("gpus", ()))]
-    return one_line([*parts, f"medians of {count(bench['repeats'])} interleaved rounds"])
+    rounds = sorted({topic["repeats"] for topic in bench["topics"].values()} or {bench["repeats"]})
+    times = " to ".join(dict.fromkeys((count(rounds[0]), count(rounds[-1]))))
+    return one_line([*parts, f"medians of {times} interleaved round{'s' * (rounds[-1] != 1)}"])
 
 
 def _origin(bench: Section) -> str:

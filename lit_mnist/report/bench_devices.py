@@ -7,7 +7,7 @@ from typing import Any
 
 from lit_mnist.report.comparison import page_table
 from lit_mnist.report.comparison_rows import Cell, Column, Grid
-from lit_mnist.report.comparison_verdict import part, plain
+from lit_mnist.report.comparison_verdict import mappings, part, plain
 from lit_mnist.report.formats import MISSING, SPACE, count, duration, finite, number, size, text
 
 Row = Mapping[str, Any]
@@ -31,13 +31,13 @@ def devices_section(topic: Row) -> str:
             absent or None is an en dash.
     """
     found = part(topic, "devices")
-    if not _rows(found.get("measured")):
+    if not mappings(found.get("measured")):
         return "<p class=quiet>No training was measured.</p>"
     rate = finite(found.get("seconds_per_sample"))
     told = [*_networks(found), _buckets(part(found, "gradient")), f"A sample takes one device {duration(rate)}."]
     source = part(found, "published").get("source")
     published = f"<p class=quiet>Published: {text(source)}.</p>" if source else ""
-    predicted = _rows(found.get("predicted"))
+    predicted = mappings(found.get("predicted"))
     method = f'<p class="quiet method">{PREDICTION} {text(" ".join(each for each in told if each))}</p>'
     return (
         f"<p>{text(subject(found))}</p>{page_table('Whole training', devices_grid(topic))}"
@@ -78,9 +78,9 @@ def devices_grid(topic: Row) -> Grid:
         Column("Speed-up", "speed-up", "figure"),
     ]
     rows = [
-        *map(_measured, _rows(found.get("measured"))),
-        *map(_predicted, _rows(found.get("predicted"))),
-        *map(_published, _rows(part(found, "published").get("rows"))),
+        *map(_measured, mappings(found.get("measured"))),
+        *map(_predicted, mappings(found.get("predicted"))),
+        *map(_published, mappings(part(found, "published").get("rows"))),
     ]
     engines = list(dict.fromkeys(engine for _, engine, _ in rows))
     rows.sort(key=lambda row: (row[0], engines.index(row[1])))
@@ -132,7 +132,7 @@ def _networks(found: Row) -> list[str]:
     told = dict.fromkeys(
         f"{plain(row.get('network'))}: {number((finite(row.get('bandwidth_bytes_per_s')) or 0) / 1e6)} MB/s each way, "
         f"{number(1e6 * (finite(row.get('latency_s')) or 0))} µs"
-        for row in _rows(found.get("predicted"))
+        for row in mappings(found.get("predicted"))
         if not row.get("refused")
     )
     who = "GPUs like this one, in one machine" if found.get("kind") == "cuda" else "machines like this one"
@@ -157,7 +157,3 @@ def _epochs(found: Row) -> str:
 
 def _times(value: float | None) -> str:
     return number(value, 3)
-
-
-def _rows(value: object) -> list[Row]:
-    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []

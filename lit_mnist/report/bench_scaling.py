@@ -9,21 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_mnist.report.axes import Axis, linear_axis, log_axis
-from lit_mnist.report.comparison import page_table
+from lit_mnist.report.comparison import CURVE_STYLES, page_table
 from lit_mnist.report.comparison_rows import Cell, Column, Grid
-from lit_mnist.report.comparison_verdict import part, plain
+from lit_mnist.report.comparison_verdict import mappings, part, plain
 from lit_mnist.report.curves import GRID, Point, Series, path, place
 from lit_mnist.report.formats import MISSING, SPACE, count, finite, number, percent, text
 
-STYLES = 6
 BASES = ("independent", "lock-step")
 DRAWN, SERVER_ON = "raw_ddp", "10 Gb/s Ethernet"
 MODEL = (
     "A step takes the computing of its samples, the waiting of ranks that do not end together, and for what they share "
     "so much per round and so much per byte. These coefficients are fitted to the measured steps, none below zero: one "
     "of 0 was lost in the noise. A prediction gives each rank cores of its own, adds a network's latency for each "
-    "round and its bandwidth for each byte, and hides nothing behind the backward pass. It takes this machine's "
-    "waiting, and rings of any length, for granted."
+    "time that a rank must wait for a message (what comes from many at once waits once) and its bandwidth for each "
+    "byte, and hides nothing behind the backward pass. It takes this machine's waiting, and rings of any length, for "
+    "granted."
 )
 BYTES = (
     "Of the busiest rank. A ring that sums up n bytes on N ranks sends 2 (N - 1) / N times n from each; batch norm's "
@@ -45,7 +45,7 @@ def scaling_section(topic: Mapping[str, Any]) -> str:
             `model`. What is absent or None is not drawn, and an en dash in the tables.
     """
     found = part(topic, "scaling")
-    points = _rows(found.get("points"))
+    points = mappings(found.get("points"))
     if not points:
         return "<p class=quiet>No scaling was measured.</p>"
     cores, threads = finite(found.get("cores")), finite(found.get("threads"))
@@ -54,16 +54,16 @@ def scaling_section(topic: Mapping[str, Any]) -> str:
     return (
         _figure("Throughput", "images/s of all ranks", lines[0], lines[0], edge)
         + _figure("Efficiency", f"against as many {BASES[0]} processes", lines[1], lines[1], edge, share=True)
-        + '<p class="quiet keys">Right of the dotted line ranks are more than the cores, and share them.</p>'
+        + _beyond(points, edge)
         + page_table("Scaling", _speed_grid(points))
         + f"<h3 class=first>Model of a step</h3>{_model(part(found, 'model'), edge)}"
-        + f"<h3 class=first>Bytes of a step</h3>{_traffic(_rows(found.get('traffic')))}"
+        + f"<h3 class=first>Bytes of a step</h3>{_traffic(mappings(found.get('traffic')))}"
     )
 
 
 def _model(model: Mapping[str, Any], edge: float | None) -> str:
     """Returns the fitted model: what it was fitted to, how well, and what it predicts."""
-    points = _rows(model.get("points"))
+    points = mappings(model.get("points"))
     if not points:
         return f"<p class=quiet>No model was fitted: {text(model.get('refused'))}</p>"
     errors = {words: part(part(model, "errors"), name) for name, words in TESTED.items()}
@@ -75,16 +75,16 @@ def _model(model: Mapping[str, Any], edge: float | None) -> str:
     dots = [Series("c0", f"{DRAWN}, measured here", "", _line(here, ("measured_ms",)))]
     times = [Series("c0", f"{DRAWN}, fitted on this machine's cores", "", _line(here, ("predicted_ms",)))]
     shares: list[Series] = []
-    for row in _rows(model.get("predictions")):
+    for row in mappings(model.get("predictions")):
         if row.get("variant") != DRAWN and row.get("network") != SERVER_ON:
             continue
         name = f"{plain(row.get('variant'))}, {plain(row.get('network'))}, predicted"
         for lines, key, write in ((times, "step_ms", number), (shares, "efficiency", percent)):
-            if line := _line(_rows(row.get("points")), (key,)):
-                lines.append(Series(f"c{1 + len(shares) % (STYLES - 1)}", name, write(line[-1][1]), line))
+            if line := _line(mappings(row.get("points")), (key,)):
+                lines.append(Series(f"c{1 + len(shares) % (CURVE_STYLES - 1)}", name, write(line[-1][1]), line))
     return (
         f'<p class="quiet method">{MODEL}</p><p class="quiet method">Median error: {"; ".join(told)}. '
-        f"{_coefficients(part(model, 'coefficients'))} {_networks(_rows(model.get('predictions')))}</p>"
+        f"{_coefficients(part(model, 'coefficients'))} {_networks(mappings(model.get('predictions')))}</p>"
         + _figure("Step time, prediction", "ms, logarithmic; the dots are measured", times, dots, edge, log=True)
         + _figure("Efficiency, prediction", "share of a step in which a rank computes", shares, (), None, share=True)
         + page_table("Model and measurement", _fit_grid(points))
@@ -194,6 +194,14 @@ def _figure(
     )
 
 
+def _beyond(points: Sequence[Mapping[str, Any]], edge: float | None) -> str:
+    """Returns what the dotted line means, where the ranks reach beyond it."""
+    measured = [ranks for row in points if (ranks := finite(row.get("ranks"))) is not None]
+    if edge is None or not measured or not min(measured) <= edge < max(measured):
+        return ""
+    return '<p class="quiet keys">Right of the dotted line ranks are more than the cores, and share them.</p>'
+
+
 def _grid(ranks: Axis, axis: Axis, edge: float | None, *, share: bool) -> str:
     """Returns rules and labels of both axes, and the dotted line where the cores are full."""
     drawn = '<text class=name x="100%" y="100%" dy="3.1em">ranks</text>'
@@ -215,7 +223,7 @@ def _lines(points: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Ser
     series = []
     for n, name in enumerate(dict.fromkeys(plain(row.get("variant")) for row in points)):
         if line := _line([row for row in points if plain(row.get("variant")) == name], keys):
-            series.append(Series(f"c{n % STYLES}", name, write(line[-1][1]), line))
+            series.append(Series(f"c{n % CURVE_STYLES}", name, write(line[-1][1]), line))
     return series
 
 
@@ -229,10 +237,6 @@ def _line(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Point]
         if x is not None and x >= 1 and y is not None:
             line.append((x, y))
     return sorted(line)
-
-
-def _rows(value: object) -> list[Mapping[str, Any]]:
-    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
 
 
 def _in(unit: str, value: float | None, factor: float = 1.0) -> str:

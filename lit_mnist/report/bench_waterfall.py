@@ -39,14 +39,14 @@ def waterfall_section(topic: Mapping[str, Any]) -> str:
 
     Args:
         topic: The topic's entry of `bench.json`, whose `waterfall` has for each engine `parts` (each with `name` and
-            `ms`), `untraced_ms`, `sum_ms`, `remainder_ms`, `covered`, `hidden_all_reduce_ms` and `separate_ms`. What is
+            `ms`), `plain_ms`, `sum_ms`, `remainder_ms`, `covered`, `hidden_all_reduce_ms` and `untraced_ms`. What is
             absent or None is an en dash.
     """
     found = topic.get("waterfall")
     engines = {str(name): one for name, one in found.items() if isinstance(one, Mapping)} if found else {}
     if not engines:
         return "<p class=quiet>No waterfall was measured.</p>"
-    ends = [finite(one.get(name)) for one in engines.values() for name in ("sum_ms", "untraced_ms")]
+    ends = [finite(one.get(name)) for one in engines.values() for name in ("sum_ms", "plain_ms")]
     longest = max((end for end in ends if end is not None), default=0.0)
     keys = "".join(f'<span class=key><i style="border-color:{colour}"></i>{words}</span> ' for colour, words in KINDS)
     drawn = "".join(_figure(name, one, longest) for name, one in engines.items())
@@ -58,7 +58,7 @@ def waterfall_section(topic: Mapping[str, Any]) -> str:
 
 def _figure(name: str, engine: Mapping[str, Any], longest: float) -> str:
     """Returns one engine's picture."""
-    parts, step = _parts(engine), finite(engine.get("untraced_ms"))
+    parts, step = _parts(engine), finite(engine.get("plain_ms"))
     covered = finite(engine.get("covered"))
     share = MISSING if covered is None else percent(covered)
     told = f"{_ms(step)} per step; the parts explain {share}"
@@ -104,9 +104,9 @@ def _grid(engines: Mapping[str, Mapping[str, Any]]) -> Grid:
     for name, key in (
         (SUM, "sum_ms"),
         (REMAINDER, "remainder_ms"),
-        (STEP, "untraced_ms"),
+        (STEP, "plain_ms"),
         (HIDDEN, "hidden_all_reduce_ms"),
-        (SEPARATE, "separate_ms"),
+        (SEPARATE, "untraced_ms"),
     ):
         rows.append((name, [finite(one.get(key)) for one in engines.values()]))
     columns = [Column("ms per step"), *(Column(name, style="figure") for name in engines)]

@@ -16,6 +16,11 @@ def part(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return mapping.get(name) or NOTHING
 
 
+def mappings(value: object) -> list[Mapping[str, Any]]:
+    """Returns a list's mappings, an empty list where it is absent or none."""
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
+
+
 def engines(comparison: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Returns the engines in the comparison's order."""
     return comparison.get("engines") or []
