@@ -72,13 +72,16 @@ def compare(argv: list[str], command: str) -> int:
     skipped = {variant: why_not(variant, experiment, devices) for variant in options.variants}
     runnable = [variant for variant in options.variants if not skipped[variant]]
 
-    verified = verify(options, runnable, folder.path, threads)
-    timed, failed = measure(
-        options, [variant for variant in runnable if isinstance(verified[variant], Run)], folder.path
-    )
-    verified.update(failed)
-    done = [variant for variant in runnable if isinstance(verified[variant], Run)]
-    who = watch(options, done, folder.path, devices) if options.features else None
+    try:
+        verified = verify(options, runnable, folder.path, threads)
+        timed, failed = measure(
+            options, [variant for variant in runnable if isinstance(verified[variant], Run)], folder.path
+        )
+        verified.update(failed)
+        done = [variant for variant in runnable if isinstance(verified[variant], Run)]
+        who = watch(options, done, folder.path, devices) if options.features else None
+    finally:
+        folder.release()
     comparison = {
         "experiment": experiment.to_dict(),
         "world_size": options.ranks,

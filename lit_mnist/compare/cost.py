@@ -39,11 +39,11 @@ def lines_of_code(path: Path) -> int:
     return len(code - documentation)
 
 
-def cost_of(engine_file: Path, traces: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def cost_of(files: Sequence[Path], traces: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns an engine's costs.
 
     Args:
-        engine_file: The engine's source.
+        files: The engine's sources, which no other engine uses.
         traces: The ranks' traces, with what each has sent; the busiest rank counts.
         timed: The results of the timed runs.
     """
@@ -57,5 +57,5 @@ def cost_of(engine_file: Path, traces: Sequence[dict[str, Any]], timed: Sequence
         "collectives_per_step": max(
             (found["collectives"] for found in traffic), key=lambda calls: sum(calls.values()), default=None
         ),
-        "lines_of_code": lines_of_code(engine_file),
+        "lines_of_code": sum(map(lines_of_code, files)),
     }

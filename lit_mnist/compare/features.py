@@ -84,6 +84,12 @@ def install(engine: str, notes: Path) -> None:
         setattr(place, name, watch(feature, original))
 
 
+def files_of(engine: str) -> list[Path]:
+    """Returns an engine's own sources: its loop, and for Lightning the parts that its Trainer calls."""
+    called = _LIGHTNING_SIDE if engine == "lightning" else ()
+    return [PACKAGE / "engines" / f"{engine}.py", *(PACKAGE / name for name in called)]
+
+
 def _who(engine: str) -> str | None:
     """Returns who makes the call that is being watched: the first in the stack that is not torch or a shared part."""
     frame: FrameType | None = sys._getframe(2)

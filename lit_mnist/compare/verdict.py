@@ -42,7 +42,7 @@ def judge(
                 "loss": run.losses,
                 "test": _test_figures(run.result["test"]),
                 "comparison": None,
-                "cost": cost_of(features.PACKAGE / "engines" / f"{variant.engine}.py", run.traces, timed[variant]),
+                "cost": cost_of(features.files_of(variant.engine), run.traces, timed[variant]),
             }
             if reference and variant != reference:
                 entry["comparison"] = _compared(options, runs, reference, variant, folder, threads)
@@ -70,11 +70,14 @@ def _compared(
 ) -> dict[str, Any]:
     """Returns how a run compares with the reference; where weights differ, both are run again to see by how much."""
     expected = "bits" if len(runs[reference].traces) == len(runs[variant].traces) else "rounding"
-    if "parameter_server" in {variant.engine, reference.engine}:
+    if expected == "bits" and "parameter_server" in {variant.engine, reference.engine}:
         # Its servers add up in another order than a ring. Adam divides each gradient by its own size, so that the
         # rounding of one near zero, as of a bias before batch norm, becomes a whole step.
         optimizer = runs[variant].result["config"]["model"]["optimizer"]
         expected = "1e-05 relative" if optimizer == "sgd" or options.ranks <= 2 else "rounding"
+    if "data_parallel" in {variant.engine, reference.engine}:
+        # Its batch norm sees each GPU's samples alone, already in the first forward pass.
+        expected = "samples"
     found = compare_runs(runs[reference], runs[variant], expected=expected)
     difference = found["first_difference"]
     if difference and difference["what"] == "weights":
