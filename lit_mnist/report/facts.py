@@ -60,13 +60,11 @@ def cost(result: Mapping[str, Any]) -> list[Row]:
 
 
 def data_rows(data: Mapping[str, Any]) -> list[Row]:
-    """Returns what is known of the data; several files' hashes become a row each."""
-    sha = data.get("sha256")
-    hashes = sha.items() if isinstance(sha, Mapping) else [("", sha)]
+    """Returns what is known of the data."""
     return [
         ("Data", code(data.get("name"))),
         ("Data source", code(data.get("source"))),
-        *((f"Data SHA-256 {name}".strip(), code(value)) for name, value in hashes),
+        ("Data SHA-256", code(data.get("sha256"))),
     ]
 
 

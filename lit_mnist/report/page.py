@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +28,7 @@ from lit_mnist.report.scenes import (
     scene_headline,
 )
 from lit_mnist.report.style import STYLE
+from lit_mnist.training.files import whole_file
 
 MOST_MISTAKES = 40
 SIDE = 28  # pixels of an image of the MNIST family
@@ -95,16 +94,9 @@ def write_page(path: Path, page: str) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            # a file name or argument that is not UTF-8 reaches Python as lone surrogates
-            file.write(page.encode("utf-8", "backslashreplace"))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        # a file name or argument that is not UTF-8 reaches Python as lone surrogates
+        file.write(page.encode("utf-8", "backslashreplace"))
 
 
 def render(
@@ -187,14 +179,9 @@ def one_line(parts: Sequence[str]) -> str:
 
 
 def errors_of(test: Mapping[str, Any]) -> int | None:
-    """Returns the number of wrong answers, counted in the confusion matrix or, without one, from the accuracy."""
-    matrix, accuracy, samples = test.get("confusion"), test.get("accuracy"), test.get("count")
-    if matrix is not None:
-        return int(sum(map(sum, matrix)) - sum(row[n] for n, row in enumerate(matrix)))
-    if accuracy is None or samples is None or not math.isfinite(accuracy):
-        return None
-    wrong: float = (1 - accuracy) * samples
-    return round(wrong)
+    """Returns the number of wrong answers, counted in the confusion matrix; None without one."""
+    matrix = test.get("confusion")
+    return None if matrix is None else int(sum(map(sum, matrix)) - sum(row[n] for n, row in enumerate(matrix)))
 
 
 def gallery(mistakes: Sequence[Mistake], errors: int | None, class_names: Sequence[str]) -> str:

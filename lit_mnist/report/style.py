@@ -159,7 +159,7 @@ COMPARISON_STYLE = (
     + """
 :root{--c2:#1f7a4d;--c3:#8a4fb0;--c4:#b03a5b;--c5:#7a6a1d}
 @media screen and (prefers-color-scheme:dark){:root{--c2:#66c496;--c3:#c393e6;--c4:#f07f9e;--c5:#cdbb62}}
-h1.bad,.cells .bad,.notes .bad{color:var(--valid)}
+h1.bad,.cells .bad{color:var(--valid)}
 .notes{font-size:1.25rem;color:var(--soft);letter-spacing:-.01em}
 .said{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 .scroll{position:relative}
@@ -178,7 +178,7 @@ main{max-width:70rem}
 .cells td.figure,.cells .hash{white-space:nowrap}
 .cells td.mark,.cells th.mark{text-align:center}
 .cells .bad{font-weight:600}
-.cells .soft,.cells .out>*{color:var(--soft)}
+.cells .soft{color:var(--soft)}
 .cells td.hash{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.8125rem}
 .cells .word{white-space:nowrap}
 .cells .bar{display:block;width:6rem;margin:.35rem 0 .2rem auto}
