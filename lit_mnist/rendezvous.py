@@ -95,7 +95,7 @@ def meeting_point(rank: Rank, timeout: float) -> Store | None:
     Raises:
         DistStoreError: A rank has not come in time.
     """
-    if "MASTER_ADDR" not in os.environ:
+    if rank.world_size == 1:
         return HashStore()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ["TORCHELASTIC_RUN_ID"].startswith(_OWN):
         return None
@@ -115,8 +115,6 @@ def meeting_point(rank: Rank, timeout: float) -> Store | None:
 def _welcome(meeting: Store, start: str, world_size: int, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     others = range(1, world_size)
-    if not others:
-        return
     while not meeting.check([f"heard/{start}/{other}" for other in others]):
         for other in others:
             if meeting.check([f"call/{other}"]):

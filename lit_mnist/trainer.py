@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision, Precision
-from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy
@@ -104,6 +104,9 @@ class LitTrainer(Trainer):
             plugins.append(TorchSyncBatchNorm() if found.kind == "cuda" else PortableLayerSync(timeout))
         if several and launched_from_outside():
             plugins.append(TorchElasticEnvironment())
+        elif not several:
+            # Said, since Lightning would take the variables of a Slurm job for ranks.
+            plugins.append(LightningEnvironment())
         super().__init__(
             accelerator=found.kind,
             devices=list(found.numbers) if found.kind == "cuda" else found.count,

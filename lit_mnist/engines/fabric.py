@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import DoublePrecision, MixedPrecision, Precision
-from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -145,7 +145,8 @@ def _fabric(job: Job) -> Fabric:
         devices=list(job.devices.numbers) if kind == "cuda" else job.devices.count,
         num_nodes=job.plan.world_size // job.devices.count,
         strategy=strategy if several else "auto",
-        plugins=[precision, TorchElasticEnvironment()] if several else [precision],
+        # Said, since Fabric would take the variables of a Slurm job for ranks.
+        plugins=[precision, TorchElasticEnvironment() if several else LightningEnvironment()],
     )
 
 

@@ -102,7 +102,8 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     if job.verb == "train":
-        _take_weights(module, job.folder / "checkpoints" / BEST, rank)
+        # The Trainer has moved the module to the CPU, from where NCCL sends nothing.
+        _take_weights(module.to(device), job.folder / "checkpoints" / BEST, rank)
     if job.verb in {"train", "test"}:
         trainer.test(module, datamodule=data, verbose=False)
     elif job.verb == "validate":

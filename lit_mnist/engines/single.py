@@ -90,7 +90,7 @@ def run(job: Job, rank: Rank) -> None:
         passes: Passes = partial(_passes, job, device, state)
         if job.cuda_graph:
             passes = RecordedPasses(passes, net.parameters())
-        # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
+        # From here on a signal is obeyed between two steps, once the training is saved.
         with STOP.deferred(), keeper:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
                 _train_epoch(job, rank, epoch, passes, state, keeper, recorder)

@@ -5,6 +5,7 @@ python -m lit_mnist.engines.with_hf_trainer --devices 2
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -140,7 +141,7 @@ def _arguments(job: Job) -> TrainingArguments:
         ddp_find_unused_parameters=False,
         ddp_broadcast_buffers=False,
         ddp_backend=("nccl" if job.devices.kind == "cuda" else "gloo") if several else None,
-        ddp_timeout=int(job.experiment.run.timeout),
+        ddp_timeout=math.ceil(job.experiment.run.timeout),
         seed=job.experiment.seed_everything,
         # By default a loss that is not finite is replaced in the logs, at the price of waiting for each one.
         logging_nan_inf_filter=False,

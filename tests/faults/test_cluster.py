@@ -87,6 +87,15 @@ def test_what_is_no_task_among_several_stays_alone(
     assert not launched_from_outside()
 
 
+@pytest.mark.parametrize("engine", ["lightning", "fabric", "raw_ddp"])
+def test_a_lone_rank_in_a_job_of_several_tasks_trains_alone(
+    program: Program, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """Neither Lightning's own detection of Slurm nor an address of the job's is for it."""
+    task(monkeypatch, SLURM_STEP_ID=None, SLURM_PROCID="0", SLURM_NTASKS="6", MASTER_ADDR="192.0.2.1", MASTER_PORT="1")
+    program.train("--max-steps", 2, *SMALL, engine=engine)
+
+
 def test_ranks_that_torchrun_has_started_within_a_task_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     task(monkeypatch)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
