@@ -67,12 +67,14 @@ def check_deterministic(experiment: Experiment, kind: str) -> None:
         raise InputError("trainer.deterministic: torch has no deterministic loss of pixels on GPUs: leave it out.")
 
 
-def check_fault(run: RunSettings, plan: Plan) -> None:
-    """Refuses a fault that would never come.
+def check_steps(run: RunSettings, plan: Plan) -> None:
+    """Refuses a fault that would never come, and a step to keep that would never be made.
 
     Raises:
         InputError: It names a rank or a step that there is not.
     """
+    if run.trace_step is not None and run.trace_step > plan.total_steps:
+        raise InputError(f"run.trace_step is {run.trace_step}, but the steps are 1 to {plan.total_steps}.")
     if run.fault and (run.fault[1] >= plan.world_size or run.fault[2] > plan.total_steps):
         ranks, steps = f"0 to {plan.world_size - 1}", f"1 to {plan.total_steps}"
         raise InputError(f"run.inject is {run.inject}, but the ranks are {ranks}, and the steps {steps}.")

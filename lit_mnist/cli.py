@@ -72,8 +72,8 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         code = error.exit_code
         if job and prepared.folder:
             prepared.folder.release()
-        if outside and not Rank.from_environment().is_first and code != RankLostError.exit_code:
-            # Rank 0 says the same, and an outside launcher ends it as soon as another rank has ended.
+        if outside and code != RankLostError.exit_code and not _speaks(prepares=job is None):
+            # Another says the same, and an outside launcher ends it as soon as this one has ended.
             time.sleep(1)
         else:
             print(f"error: {error}{_go_on(job, only_with_checkpoint=code == 2)}", file=sys.stderr, flush=True)
@@ -83,6 +83,12 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
             sys.stdout.flush()
         os._exit(code)
     return code
+
+
+def _speaks(*, prepares: bool) -> bool:
+    """Returns whether this rank tells an error: rank 0, and before a run, since machines may differ, one of each."""
+    rank = Rank.from_environment()
+    return rank.local_rank == 0 if prepares else rank.is_first
 
 
 def _start(prepared: Prepared) -> None:

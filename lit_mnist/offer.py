@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
@@ -70,6 +71,7 @@ class Offer:
             "run.resume": run.resume is not None and not self.resume,
             "run.save_every": run.save_every is not None and not self.resume,
             "run.max_restarts": run.max_restarts > 0 and not self.resume,
+            "torchrun's --max-restarts": launched_from_outside() and _restarts() > 0 and not self.resume,
             "run.launcher spawn": run.launcher == "spawn" and not self.spawn,
             "run.servers": run.servers > 1 and not self.servers,
             f"trainer.{(*extras, '')[0]}": bool(extras) and not self.extras,
@@ -153,6 +155,10 @@ def load_engine(name: str) -> ModuleType:
         if error.name is None or error.name.split(".")[0] not in {"accelerate", "transformers"}:
             raise
         raise InputError(f"The engine {name} needs {error.name.split('.')[0]}: {INSTALL}") from error
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
 
 def _who_offers(name: str) -> str:

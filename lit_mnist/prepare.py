@@ -12,12 +12,12 @@ from lit_mnist.checks import (
     check_deterministic,
     check_evaluation,
     check_extras,
-    check_fault,
     check_launch,
+    check_steps,
 )
 from lit_mnist.configure import Configuration, configure
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import TrainerSettings
+from lit_mnist.experiment import SCENE_NAMES, TrainerSettings
 from lit_mnist.flags import CommandLine
 from lit_mnist.job import Job, plan_for
 from lit_mnist.models.weights import read_weights
@@ -29,7 +29,7 @@ from lit_mnist.record import GRID, PREDICTIONS
 from lit_mnist.resume import Saved
 from lit_mnist.samples import load_samples
 from lit_mnist.training.checkpoint import BEST, LAST, find_checkpoint
-from lit_mnist.training.checkpoint_folder import newest_sound, remove_damaged
+from lit_mnist.training.checkpoint_folder import newest_sound, remove_unfit
 from lit_mnist.training.faults import injected
 from lit_mnist.training.files import copy_file
 from lit_mnist.training.history import read_history
@@ -71,6 +71,10 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     trains = line.verb in {"train", "fit"}
     base = None if saved is None else saved.to_resume() if trains else saved.to_evaluate()
     configuration = configure(line.arguments, base)
+    if saved and trains and configuration.experiment.trainer.precision == "auto":
+        # A file may state it again: it means what it meant when the training began, on whatever machine.
+        chosen = configuration.experiment.replace("trainer", precision=saved.section["precision"])
+        configuration = replace(configuration, experiment=chosen)
     experiment = configuration.experiment
 
     if experiment.run.resume and not line.resume:
@@ -79,6 +83,8 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     offer.check(engine, line.verb, experiment, configuration.extras.names)
     check_extras(configuration)
     if saved and trains:
+        if not offer.resume:
+            raise InputError(f"The engine {engine} cannot go on from {saved.path}: choose another --run-dir.")
         saved.check_same(experiment)
     devices, world_size = _ranks(experiment.trainer)
     offer.check_devices(engine, experiment, devices, world_size)
@@ -94,7 +100,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     if offer.processes == "devices":
         # One process takes the whole batch; the devices count where `batch_per` multiplies by the ranks.
         plan = replace(plan, world_size=1)
-    check_fault(experiment.run, plan)
+    check_steps(experiment.run, plan)
     if trains:
         check_batch_norm(experiment, plan, world_size)
         check_deterministic(experiment, devices.kind)
@@ -107,7 +113,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         saved.check_evaluation(experiment, dataset, validates=line.verb == "validate")
     weights = None if saved else read_weights(experiment.model, num_classes=dataset.num_classes)
 
-    folder, claimed = _claim(line, configuration, saved.path if saved else None)
+    folder, claimed = _claim(line, configuration, saved)
     job = Job(
         verb=line.verb,
         engine=engine,
@@ -117,7 +123,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         plan=plan,
         devices=devices,
         precision=resolve_precision(experiment.trainer.precision, devices.kind),
-        threads=threads_per_rank(experiment.run.threads, devices.count),
+        threads=threads_per_rank(experiment.run.threads, 1 if offer.processes == "devices" else devices.count),
         folder=folder,
         command=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
@@ -204,14 +210,17 @@ def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
     return choose_devices(own), rank.world_size
 
 
-def _claim(line: CommandLine, configuration: Configuration, checkpoint: Path | None) -> tuple[Path, RunFolder | None]:
+def _claim(line: CommandLine, configuration: Configuration, saved: Saved | None) -> tuple[Path, RunFolder | None]:
     """Claims the run folder, on the process that writes."""
-    experiment = configuration.experiment
+    experiment, checkpoint = configuration.experiment, saved.path if saved else None
     trains = line.verb in {"train", "fit"}
     origin = run_folder_of(checkpoint) if checkpoint and trains else None
     chosen = Path(experiment.run.dir) if experiment.run.dir else origin
     name = experiment.model.net if line.verb == "train" else f"{experiment.model.net}-{line.verb}"
     writes = not launched_from_outside() or Rank.from_environment().is_first
+    each_writes = experiment.run.trace != "none" or (line.verb == "predict" and experiment.data.name in SCENE_NAMES)
+    if chosen is None and each_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
+        raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
     path = (chosen or default_path(name, make=writes)).absolute()
     if not writes:
         return path, None
@@ -226,18 +235,29 @@ def _claim(line: CommandLine, configuration: Configuration, checkpoint: Path | N
         resumed=again or restarted or (line.resume == "auto" and not (path / RESULT).exists()),
         patience=_SECONDS_TO_LET_GO if restarted else 0,
     )
-    if trains and not restarted and not again:
-        injected(path).unlink(missing_ok=True)
-    if trains and checkpoint and not again and not restarted:
-        # The best epoch so far comes along; where it is not known, that is the checkpoint itself.
-        best = checkpoint.parent / BEST
-        copy_file(best if best.is_file() else checkpoint, folder.checkpoints / BEST)
-        copy_file(checkpoint, folder.checkpoints / LAST)
-    elif trains and checkpoint:
-        remove_damaged(folder.checkpoints / BEST, _warn)
-    if line.verb != "predict":
-        folder.write_config(experiment.replace("run", dir=None, resume=None, inject=None).to_dict())
-        if configuration.extras.names:
-            left_out = ", ".join(f"trainer.{name}" for name in configuration.extras.names)
-            print_once(f"note: {CONFIG} leaves out {left_out}: only plain values are stored")
+    try:
+        if trains:
+            _fill(folder, saved, goes_on_here=again or restarted)
+        if line.verb != "predict":
+            folder.write_config(experiment.replace("run", dir=None, resume=None, inject=None).to_dict())
+    except OSError as error:
+        folder.release()
+        raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
+    if line.verb != "predict" and configuration.extras.names:
+        left_out = ", ".join(f"trainer.{name}" for name in configuration.extras.names)
+        print_once(f"note: {CONFIG} leaves out {left_out}: only plain values are stored")
     return path, folder
+
+
+def _fill(folder: RunFolder, saved: Saved | None, *, goes_on_here: bool) -> None:
+    """Puts the checkpoints that a training goes on from into its folder."""
+    if not goes_on_here:
+        injected(folder.path).unlink(missing_ok=True)
+    if saved is None:
+        return
+    if not goes_on_here:
+        # The best epoch so far comes along; where it is not known, that is the checkpoint itself.
+        best = saved.path.parent / BEST
+        copy_file(best if best.is_file() else saved.path, folder.checkpoints / BEST)
+        copy_file(saved.path, folder.checkpoints / LAST)
+    remove_unfit(folder.checkpoints / BEST, saved.step, _warn)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from lit_mnist.data.scenes import Scenes, read_mask, read_picture, resized
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.job import Job
+from lit_mnist.offer import Offer, load_engine
 from lit_mnist.predict.scenes import MASKS, OVERLAYS, write_scene_table, write_scenes
 from lit_mnist.ranks import Rank
 from lit_mnist.report.page import Mistake, write_report
@@ -137,13 +138,14 @@ def _summarise(
             print(f"{name:<9} {evaluation.accuracy:.2%} ({right} of {evaluation.count}), loss {evaluation.loss:.4f}")
     print(f"results   {shown(job.folder / RESULT)}, {shown(job.folder / REPORT)}")
     if trained:
+        offer: Offer = load_engine(job.engine).OFFER
         folder, command = shlex.quote(shown(job.folder)), program(job.engine)
         model, trainer = job.experiment.model, job.experiment.trainer
         stretchable = model.schedule == "constant" and not model.warmup
-        if stretchable and trained.steps == job.plan.total_steps:
+        if offer.resume and stretchable and trained.steps == job.plan.total_steps:
             unlimited = "" if trainer.max_steps == -1 else " --max-steps -1"
             print(f"go on     {command} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
-        print(f"test      {command} test --ckpt {folder}")
+        print(f"test      {command if 'test' in offer.verbs else program()} test --ckpt {folder}")
     sys.stdout.flush()
 
 

@@ -120,7 +120,7 @@ class Saved:
         Raises:
             InputError: The weights do not fit.
         """
-        if self.section.get("num_classes") != dataset.num_classes:
+        if self.section["num_classes"] != dataset.num_classes:
             raise InputError(
                 f"{self.path} tells {self.section.get('num_classes')} classes apart, "
                 f"but the data have {dataset.num_classes}."
@@ -149,18 +149,18 @@ class Saved:
             InputError: Model, data, batches or schedule differ, or no step is left.
         """
         trained = self.section
-        if trained.get("data_sha256") != dataset.sha256:
+        if trained["data_sha256"] != dataset.sha256:
             raise InputError(
                 f"{self.path} was trained on data with the SHA-256 {trained.get('data_sha256')}, "
                 f"but here they have {dataset.sha256}."
             )
-        if trained.get("batch_size") != plan.batch_size:
+        if trained["batch_size"] != plan.batch_size:
             raise InputError(
                 f"{self.path} was trained with batches of {trained.get('batch_size')}, but here they would have "
                 f"{plan.batch_size}: resume with as many ranks as before."
             )
         stretchable = experiment.model.schedule == "constant" and not experiment.model.warmup
-        if trained.get("total_steps") != plan.total_steps and not stretchable:
+        if trained["total_steps"] != plan.total_steps and not stretchable:
             raise InputError(
                 f"The {experiment.model.schedule} schedule of {self.path} was made for {trained.get('total_steps')} "
                 f"steps and cannot be stretched to {plan.total_steps}: only a constant one without warm-up can."

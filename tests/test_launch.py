@@ -160,6 +160,33 @@ def test_torchrun_with_ranks_that_do_not_fit_the_batch_is_refused_once(tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("engine", "words", "restarts", "told"),
+    [
+        ("fabric", (), 3, "does not offer torchrun's --max-restarts"),
+        ("raw_ddp", ("--run.trace", "times"), 0, "name it to all of them by --run-dir"),
+    ],
+)
+def test_what_ranks_of_torchrun_could_not_do_together_is_refused(
+    program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, words: tuple[str, ...], restarts: int, told: str
+) -> None:
+    for name, value in {**AS_RANK_0, "TORCHELASTIC_MAX_RESTARTS": str(restarts)}.items():
+        monkeypatch.setenv(name, value)
+    refused(program(*SMALL, *words, engine=engine), told)
+    assert not (program.folder / "runs").exists()
+
+
+def test_one_rank_of_each_machine_tells_what_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may lack what the first one has."""
+    for name, value in {**AS_RANK_0, "RANK": "2", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    refused(program("--data.root", program.folder / "nothing"), "nothing")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    silent = program("--data.root", program.folder / "nothing")
+    assert (silent.code, silent.err) == (2, "")
+
+
 def test_a_taken_port_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from conftest import Program, result_of
 from test_bad_input import refused
+
+from lit_mnist.training import run_folder
+from lit_mnist.training.history import read_history
 
 SMALL = ("--data.train_size", 960, "--data.val_size", 100, "--data.test_size", 100, "--batch-size", 96, "--lr", 0.05)
 
@@ -34,8 +39,19 @@ def test_a_constant_schedule_resumed_after_an_epoch_ends_with_the_same_bits(
     assert result_of(parts)["weights_sha256"] == result_of(whole)["weights_sha256"]
     assert result_of(parts)["steps"] == result_of(whole)["steps"]
     assert result_of(parts)["test"] == result_of(whole)["test"]
-    columns = [line.split(",")[:5] for line in (whole / "metrics.csv").read_text().splitlines()]
-    assert [line.split(",")[0] for line in (parts / "metrics.csv").read_text().splitlines()][-1] == columns[-1][0]
+    # All but the speed.
+    rows = [[{**row, "images_per_s": None} for row in read_history(folder)] for folder in (parts, whole)]
+    assert rows[0] == rows[1]
+
+
+def test_auto_means_the_precision_that_the_training_began_with(program: Program) -> None:
+    """A configuration file states it again where a scheduler submits the same command once more."""
+    trained = program.train(*SMALL, "--precision", "32-true", "--model.schedule", "constant", "--epochs", 1)
+    refused(program("--resume", trained, "--epochs", 2, "--precision", "bf16-mixed"), "trainer.precision", "32-true")
+    done = program("--resume", trained, "--epochs", 2, "--precision", "auto")
+    assert done.code == 0, done.err
+    assert result_of(trained)["precision"] == "32-true"
+    assert result_of(trained)["epochs"] == 2
 
 
 def test_what_would_be_another_training_is_refused(program: Program) -> None:
@@ -70,6 +86,32 @@ def test_a_checkpoint_elsewhere_goes_on_in_a_folder_of_its_own(program: Program)
     assert sorted(path.name for path in program.folder.iterdir() if path.name != "runs") == before
     (folder,) = (program.folder / "runs").iterdir()
     assert result_of(folder)["steps"] == 20
+
+
+def test_the_best_weights_of_a_future_that_was_given_up_are_not_tested(program: Program) -> None:
+    flags = (*SMALL, "--model.schedule", "constant", "--keep", 4)
+    trained, wanted = program.train(*flags, "--epochs", 3), program.train(*flags, "--epochs", 2)
+    first = trained / "checkpoints" / "step-00000010.ckpt"
+    (trained / "checkpoints" / "best.ckpt").write_bytes((trained / "checkpoints" / "last.ckpt").read_bytes())
+    done = program("--resume", first, "--epochs", 2)
+    assert done.code == 0, done.err
+    assert "best.ckpt was made after step 30, and the run goes on after step 10" in done.out + done.err
+    assert result_of(trained)["weights_sha256"] == result_of(wanted)["weights_sha256"]
+    assert result_of(trained)["test"] == result_of(wanted)["test"]
+
+
+def test_a_folder_that_fills_up_while_it_is_prepared_is_refused(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = program.train(*SMALL, "--epochs", 1, "--model.schedule", "constant")
+
+    def full(path: object, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_text", full)
+    again = program.folder / "again"
+    refused(program("--resume", trained, "--epochs", 2, "--run-dir", again), "cannot be written: No space left")
+    assert (again / "run.lock").read_text() == ""
 
 
 def test_an_evaluation_tells_the_weights_that_it_evaluated(program: Program) -> None:

@@ -65,6 +65,10 @@ class RunSettings:
             self.trace_step is None or self.trace in {"steps", "traffic"},
             "run.trace_step needs a trace of the weights: set run.trace to steps or traffic, too.",
         )
+        require(
+            self.trace_step is None or self.trace_step >= 1,
+            f"run.trace_step must be at least 1, but is {self.trace_step}.",
+        )
         require(self.servers >= 1, f"run.servers must be at least 1, but is {self.servers}.")
         require(0 < self.timeout < 1e6, f"run.timeout must be above 0 seconds, but is {self.timeout}.")
         require(self.max_restarts >= 0, f"run.max_restarts must be at least 0, but is {self.max_restarts}.")

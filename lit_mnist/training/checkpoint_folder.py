@@ -34,6 +34,7 @@ class CheckpointFolder:
 
         Raises:
             InputError: It cannot be written; what was there still is.
+            OSError: An older one cannot be renamed or removed.
         """
         last, best = self.path / LAST, self.path / BEST
         if self.keep > 1 and self._last_step is not None and self._last_step < step and last.exists():
@@ -51,14 +52,25 @@ class CheckpointFolder:
             path.unlink()
 
 
-def remove_damaged(path: Path, report: Callable[[str], None]) -> None:
-    """Removes a checkpoint that cannot be read, so that a run that goes on makes another in its place."""
-    if path.exists():
-        try:
-            read_checkpoint(path)
-        except InputError as error:
-            report(f"{error} It is removed.")
-            path.unlink()
+def remove_unfit(path: Path, step: int, report: Callable[[str], None]) -> None:
+    """Removes a best checkpoint that a run which goes on cannot keep, so that it makes another in its place.
+
+    Args:
+        path: The checkpoint, if there is one.
+        step: The step that the run goes on from: one that was made later is of a future that was given up.
+        report: Is told of what is removed.
+    """
+    if not path.exists():
+        return
+    try:
+        made = read_checkpoint(path)["global_step"]
+    except InputError as error:
+        report(f"{error} It is removed.")
+    else:
+        if made <= step:
+            return
+        report(f"{path} was made after step {made}, and the run goes on after step {step}. It is removed.")
+    path.unlink()
 
 
 def _older_name(step: int) -> str:

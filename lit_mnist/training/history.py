@@ -19,7 +19,7 @@ Row = dict[str, float]
 
 
 class History:
-    """Keeps the rows of `metrics.csv`, and writes each as it comes.
+    """Writes the rows of `metrics.csv`, each as it comes, to the file and for TensorBoard.
 
     Args:
         folder: The run folder; rows of a resumed run up to `step` are kept.
@@ -29,9 +29,9 @@ class History:
 
     def __init__(self, folder: Path, step: int = 0, columns: tuple[str, ...] = COLUMNS) -> None:
         self._folder, self._columns = folder, columns
-        self.rows = [row for row in read_history(folder) if row["step"] <= step]
+        rows = [row for row in read_history(folder) if row["step"] <= step]
         # Rewritten as a whole, so that a kill at this moment does not lose the rows of before.
-        write_text(folder / METRICS, "".join(map(self._line, [None, *self.rows])))
+        write_text(folder / METRICS, "".join(map(self._line, [None, *rows])))
         self._file = (folder / METRICS).open("a", newline="")
         self._board: SummaryWriter | None = None
         # What an interrupted run has told beyond the step that is gone on from.
@@ -39,7 +39,6 @@ class History:
 
     def add(self, row: Row) -> None:
         """Adds the figures of a step; a second row of the same step is another row."""
-        self.rows.append(row)
         self._file.write(self._line(row))
         self._file.flush()
         if self._board is None:

@@ -32,7 +32,8 @@ class Keeper:
     A checkpoint is copied at its step and written in the background: the training waits for the copy only, or for the
     write before where that is not yet done.
 
-    It is used as a context of the training: at its end everything is on the disk.
+    As a context of the training it waits at the end until everything is on the disk; engines that save at an epoch's
+    end only call `wait`.
 
     Args:
         job: The job.

@@ -39,7 +39,7 @@ class Recorder:
         job: The job.
         rank: This rank.
         clock: Times the steps.
-        net: The bare network, for the trace.
+        net: The bare network, for what watches it: trace, stopwatch, heartbeat, injected faults.
         step: Optimizer steps made before, where a run is resumed.
     """
 

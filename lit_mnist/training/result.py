@@ -1,4 +1,4 @@
-"""What a run has come to: `result.json`, the report, and the summary on the screen."""
+"""What a run has come to: the content of `result.json`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def device_name(device: torch.device) -> str:
 def total_memory(clock: StepClock, rank: Rank, device: torch.device, first_process: int) -> int:
     """Returns the peak of unshared memory of all processes in bytes; every rank must call it.
 
-    It is the sum of each rank's largest value and of the launcher's.
+    It is the sum of each rank's largest value and of the launcher's; the workers of `data.workers` are not in it.
     """
     clock.note_memory()
     total = torch.tensor([clock.peak_memory], dtype=torch.int64, device=device)

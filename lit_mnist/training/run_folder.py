@@ -47,11 +47,6 @@ class RunFolder:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
-    @property
-    def logs(self) -> Path:
-        """The folder of the ranks' logs."""
-        return self.path / "logs"
-
     @classmethod
     def claim(
         cls,
