@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -132,10 +131,12 @@ def test_a_configuration_that_is_no_text_is_refused(program: Program) -> None:
     refused(program("--config", program.folder / "config.yaml"), "config.yaml")
 
 
-def test_a_foreign_class_is_refused_before_its_module_is_imported(program: Program) -> None:
+def test_a_foreign_class_is_refused_before_its_module_is_imported(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (program.folder / "evil_module.py").write_text("open('imported', 'w').close()\nclass Logger: pass\n")
     (program.folder / "config.yaml").write_text("trainer:\n  logger:\n    class_path: evil_module.Logger\n")
-    os.environ["PYTHONPATH"] = str(program.folder)
+    monkeypatch.syspath_prepend(program.folder)
     refused(program("--config", program.folder / "config.yaml"), "evil_module.Logger", "lightning, torch, lit_mnist")
     assert not (program.folder / "imported").exists()
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Program
+from conftest import Program, result_of, run_forked
 from torch import nn
 
+from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.module import LitClassifier
 from lit_mnist.seams import PlainHookName
+from lit_mnist.trainer import LitTrainer
+from lit_mnist.training.digest import weights_sha256
 
 HOOK = "_current_fx_name"
 
@@ -40,3 +44,33 @@ def test_lightning_notes_its_hooks_without_a_search_for_parameters(
     assert found["searched"] == 0
     # The loss, the rate and the steps made, of each step.
     assert found["others"] < 5 * 50
+
+
+def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
+    """The same data, order, network and schedule as by the command."""
+
+    def train() -> int:
+        data = MNISTDataModule(seed=42, train_size=640, val_size=100, test_size=100)
+        trainer = LitTrainer(
+            max_epochs=1,
+            accelerator="cpu",
+            devices=1,
+            precision="32-true",
+            logger=False,
+            enable_progress_bar=False,
+            enable_checkpointing=False,
+            default_root_dir=tmp_path,
+        )
+        module = LitClassifier(seed=42)
+        trainer.fit(module, datamodule=data)
+        assert module.steps_made == 10
+        assert module.validation
+        assert module.validation.count == 100
+        print(weights_sha256(module.net.state_dict()))
+        return 0
+
+    own = run_forked(train, tmp_path)
+    assert own.code == 0, own.err
+    flags = ("--data.train_size", 640, "--data.val_size", 100, "--data.test_size", 100, "--precision", "32-true")
+    folder = Program(tmp_path).train(*flags, "--devices", 1, "--run.threads", 1)
+    assert result_of(folder)["weights_sha256"] in own.out

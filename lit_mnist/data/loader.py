@@ -104,12 +104,12 @@ class TrainBatches:
         return self.plan.batches_in_epoch(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = range(self.first, len(self))
         if isinstance(self.split, Split) and self.settings.pipeline == "batched":
             at_once = 1 if self.device == CPU else max(1, _CUT_AT_ONCE // self.samples)
             for start in range(self.first, len(self), at_once):
                 yield from self.cut(range(start, min(start + at_once, len(self))))
             return
+        batches = range(self.first, len(self))
         chosen = [self._indices(batch) for batch in batches]
         if isinstance(self.split, Scenes):
             made = _scenes(self.split, chosen, self.settings, self.dtype, self._scene_change())
