@@ -121,7 +121,7 @@ def check_evaluation(line: CommandLine, splits: Splits, world_size: int) -> None
     """
     if line.verb == "validate" and not len(splits.validation):
         raise InputError("data.val_size is 0: there is nothing to validate on.")
-    sizes = {"validation": len(splits.validation) if line.verb in {"train", "fit", "validate"} else 0}
+    sizes = {"validation": len(splits.validation) if line.trains or line.verb == "validate" else 0}
     sizes["test"] = len(splits.test) if line.verb in {"train", "test", "predict"} else 0
     for name, size in sizes.items():
         if 0 < size < world_size:

@@ -29,7 +29,7 @@ from lit_mnist.offer import load_engine
 from lit_mnist.prepare import Prepared, prepare
 from lit_mnist.ranks import Rank, adopt_slurm, die_with_parent, launched_from_outside
 from lit_mnist.record import program
-from lit_mnist.reports import SITUATION, end_rank, foreseen, told_here, write_report
+from lit_mnist.situation import SITUATION, end_rank, foreseen, told_here, write_cause
 from lit_mnist.spawn import spawn
 from lit_mnist.stop import STOP
 from lit_mnist.training.checkpoint_folder import newest_sound
@@ -135,16 +135,16 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
     try:
         work(rank)
     except LitMnistError as error:
-        write_report(error)
+        write_cause(error)
         raise
     except DistNetworkError as error:
-        write_report(error)
+        write_cause(error)
         if "EADDRINUSE" not in str(error):
             raise RankLostError(told_here(error)) from error
         port = os.environ["MASTER_PORT"]
         raise InputError(f"The port {port} is taken by another program: set another MASTER_PORT.") from error
     except Exception as error:
-        write_report(error)
+        write_cause(error)
         if isinstance(known := foreseen(error), LitMnistError):
             raise known from error
         raise RankLostError(told_here(error)) from error

@@ -52,6 +52,11 @@ class CommandLine:
     resume: str | None
     run_dir: str | None
 
+    @property
+    def trains(self) -> bool:
+        """Whether it asks for a training."""
+        return self.verb in {"train", "fit"}
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean …?` with the most similar of the known names, or nothing where none is similar."""

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -27,8 +26,8 @@ from lit_mnist.board import Board
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.ranks import Rank, die_with_parent
 from lit_mnist.rendezvous import LoopbackRendezvous, run_id
-from lit_mnist.reports import SITUATION, describe, end_rank, foreseen, is_consequence, tell
 from lit_mnist.seams import Attempt, WatchfulAgent
+from lit_mnist.situation import SITUATION, describe, end_rank, foreseen, is_consequence, tell
 from lit_mnist.stop import STOP, STOPPING
 from lit_mnist.training.run_folder import SCRATCH
 
@@ -70,14 +69,14 @@ def launch(
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     scratch = make_scratch(logs)
     board = Board(scratch / BOARD, world_size)
-    failures: list[Failure] = []
+    failures: list[LitMnistError] = []
 
     def note_failure(attempt: Attempt, restarting: bool) -> None:
         failure = first_failure(attempt, board)
         failures.append(failure)
         board.clear()
         if restarting:
-            print(f"{failure.message}\nThe ranks are started again.", file=sys.stderr, flush=True)
+            print(f"{failure}\nThe ranks are started again.", file=sys.stderr, flush=True)
 
     spec = WorkerSpec(
         role="rank",
@@ -103,7 +102,7 @@ def launch(
         board.close()
         shutil.rmtree(scratch, ignore_errors=True)
     if result.is_failed():
-        raise failures[-1].as_error()
+        raise failures[-1]
 
 
 def make_scratch(logs: Path) -> Path:
@@ -162,53 +161,40 @@ def rank_main(work: Work, logs: Path, board: Path, launcher: int) -> None:
         end_rank(foreseen(error))
 
 
-@dataclass(frozen=True)
-class Failure:
-    """How a group of ranks ended.
-
-    Attributes:
-        message: What is said to the user.
-        code: The exit code.
-    """
-
-    message: str
-    code: int
-
-    def as_error(self) -> LitMnistError:
-        """Returns the failure as the error to raise."""
-        error = InputError(self.message) if self.code == InputError.exit_code else RankLostError(self.message)
-        error.exit_code = self.code
-        return error
-
-
-def first_failure(attempt: Attempt, board: Board) -> Failure:
-    """Returns the failure that came first: the others often are its consequence, such as a closed connection.
+def first_failure(attempt: Attempt, board: Board) -> LitMnistError:
+    """Returns the error of the failure that came first: the others often are its consequence (a closed connection).
 
     Args:
         attempt: How the ranks ended.
         board: Their steps, and what they have written down.
     """
-    lost = RankLostError.exit_code
     killed = {rank: signal.Signals(-code) for rank, code in attempt.codes.items() if code is not None and code < 0}
     if STOP.received and signal.SIGKILL in killed.values():
         names = ", ".join(map(str, killed))
         told = f"Stopped by {STOP.received.name}: rank {names} did not end within {_SECONDS_TO_STOP:.0f} s."
-        return Failure(told, 128 + STOP.received)
+        return _failure(told, 128 + STOP.received)
     steps, reports = zip(*(board.read(rank) for rank in attempt.codes), strict=True)
     if killed:
         rank, signum = next(iter(killed.items()))
         who, where = describe(rank, attempt.pids[rank], steps[rank])
-        return Failure(f"{who} was killed by {signum.name}{where}.", lost)
+        return _failure(f"{who} was killed by {signum.name}{where}.")
     written = {rank: reports[rank] for rank, code in attempt.codes.items() if code and reports[rank]}
     causes = {rank: report for rank, report in written.items() if not is_consequence(report["message"])}
     silent = [rank for rank, code in attempt.codes.items() if code and rank not in written]
     if silent and not causes:
         who, where = describe(silent[0], attempt.pids[silent[0]], steps[silent[0]])
-        return Failure(f"{who} ended with exit code {attempt.codes[silent[0]]}{where}.", lost)
+        return _failure(f"{who} ended with exit code {attempt.codes[silent[0]]}{where}.")
     rank, report = min((causes or written).items(), key=lambda item: item[1]["time"])
     if report["foreseen"]:
-        return Failure(report["message"], attempt.codes[rank] or lost)
+        return _failure(report["message"], attempt.codes[rank])
     who, where = describe(rank, attempt.pids[rank], steps[rank])
     # Two ranks watch; another may have been the first to give up.
     late = next((report["late"] for report in reports if report and report["late"]), "")
-    return Failure(tell(who, where, message=report["message"], stack=report["stack"], late=late), lost)
+    return _failure(tell(who, where, message=report["message"], stack=report["stack"], late=late))
+
+
+def _failure(message: str, code: int | None = None) -> LitMnistError:
+    """Returns the error to raise, with an exit code where it is not that of a lost rank."""
+    error = InputError(message) if code == InputError.exit_code else RankLostError(message)
+    error.exit_code = code or error.exit_code
+    return error

@@ -18,11 +18,11 @@ from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers
 from lit_mnist.seams import PlainHookName
+from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, predictions_of
 from lit_mnist.training.examples import Example
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
-from lit_mnist.training.recorded import RecordedPasses
 from lit_mnist.training.schedule import make_schedule
 
 
@@ -47,7 +47,7 @@ class LitClassifier(PlainHookName, LightningModule):
         self.steps_made = 0
         self.rate = 0.0
         self.loss = torch.tensor(0.0)
-        self._recorded: RecordedPasses | None = None
+        self._graphed: GraphedPasses | None = None
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Returns logits, [batch, classes, ...], of normalised pictures, [batch, channels, height, width]."""
@@ -72,8 +72,8 @@ class LitClassifier(PlainHookName, LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
         """Returns the loss of a micro-batch, weighed so that a shorter last window is a mean over its samples, too."""
-        if self._recorded:
-            self.loss, logits = self._recorded(batch)
+        if self._graphed:
+            self.loss, logits = self._graphed(batch)
             return {"loss": self.loss, "logits": logits}
         logits, loss = self._forward(batch)
         plan = self._data.plan
@@ -85,9 +85,9 @@ class LitClassifier(PlainHookName, LightningModule):
         logits = self.net(batch.images, batch.draw)
         return logits, mean_loss(logits, batch.targets, self.settings.label_smoothing)
 
-    def record_passes(self) -> None:
-        """Lets a GPU be given both passes of a step as one graph; without accumulation only, see `RecordedPasses`."""
-        self._recorded = RecordedPasses(self._passes, self.net.parameters())
+    def graph_passes(self) -> None:
+        """Lets a GPU be given both passes of a step as one graph; without accumulation only, see `GraphedPasses`."""
+        self._graphed = GraphedPasses(self._passes, self.net.parameters())
 
     def _passes(self, batch: Batch, window: int) -> tuple[torch.Tensor, torch.Tensor]:
         logits, loss = self._forward(batch)
@@ -100,8 +100,8 @@ class LitClassifier(PlainHookName, LightningModule):
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Makes the backward pass, unless it was made with the forward pass."""
-        if self._recorded:
-            self._recorded.leave_gradients()
+        if self._graphed:
+            self._graphed.leave_gradients()
         else:
             super().backward(loss, *args, **kwargs)
 

@@ -112,7 +112,7 @@ class Offer:
             what = "bf16-mixed" if precision == "bf16-mixed" else "trainer.sync_batchnorm"
             raise InputError(f"The engine {engine} does not offer {what}: its threads do not take it over.")
 
-    def records(
+    def uses_cuda_graph(
         self, engine: str, experiment: Experiment, devices: Devices, world_size: int, extras: tuple[str, ...]
     ) -> bool:
         """Returns whether the passes of a micro-batch are recorded as a CUDA graph.

@@ -15,36 +15,30 @@ from lit_mnist.checks import (
     check_launch,
     check_steps,
 )
-from lit_mnist.configure import Configuration, configure
+from lit_mnist.claim import claim_folder
+from lit_mnist.configure import configure
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SCENE_NAMES, TrainerSettings
+from lit_mnist.experiment import TrainerSettings
 from lit_mnist.flags import CommandLine
 from lit_mnist.job import Job, plan_for
 from lit_mnist.models.weights import read_weights
 from lit_mnist.offer import Offer, load_engine
 from lit_mnist.plan import Plan
-from lit_mnist.predict.scenes import MASKS, OVERLAYS
-from lit_mnist.ranks import Devices, Rank, choose_devices, launched_from_outside, threads_per_rank
-from lit_mnist.record import GRID, PREDICTIONS
+from lit_mnist.ranks import (
+    Devices,
+    Rank,
+    choose_devices,
+    launched_from_outside,
+    print_once,
+    threads_per_rank,
+    warn_once,
+)
 from lit_mnist.resume import Saved
 from lit_mnist.samples import load_samples
 from lit_mnist.training.checkpoint import BEST, LAST, find_checkpoint
-from lit_mnist.training.checkpoint_folder import newest_sound, remove_unfit
-from lit_mnist.training.faults import injected
-from lit_mnist.training.files import copy_file
-from lit_mnist.training.history import read_history
+from lit_mnist.training.checkpoint_folder import newest_sound
 from lit_mnist.training.precision import resolve_precision
-from lit_mnist.training.run_folder import CONFIG, METRICS, REPORT, RESULT, RunFolder, default_path, shown, was_restarted
-
-# A rank of before may still hold the folder when its successor is there already.
-_SECONDS_TO_LET_GO = 30.0
-_WRITES = {
-    "train": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
-    "fit": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
-    "validate": (CONFIG, RESULT, REPORT),
-    "test": (CONFIG, RESULT, REPORT),
-    "predict": (PREDICTIONS, GRID, MASKS, OVERLAYS),
-}
+from lit_mnist.training.run_folder import RESULT, RunFolder, shown, was_restarted
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     """
     check_accelerate()
     saved = _saved(line)
-    trains = line.verb in {"train", "fit"}
+    trains = line.trains
     base = None if saved is None else saved.to_resume() if trains else saved.to_evaluate()
     configuration = configure(line.arguments, base)
     if saved and trains and configuration.experiment.trainer.precision == "auto":
@@ -88,7 +82,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         saved.check_same(experiment)
     devices, world_size = _ranks(experiment.trainer)
     offer.check_devices(engine, experiment, devices, world_size)
-    cuda_graph = trains and offer.records(engine, experiment, devices, world_size, configuration.extras.names)
+    cuda_graph = trains and offer.uses_cuda_graph(engine, experiment, devices, world_size, configuration.extras.names)
     check_launch(experiment.run, world_size)
     dataset, splits, files = load_samples(experiment, [Path(image) for image in line.images])
     if experiment.trainer.devices == "auto" and line.verb == "predict" and not launched_from_outside():
@@ -113,7 +107,7 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         saved.check_evaluation(experiment, dataset, validates=line.verb == "validate")
     weights = None if saved else read_weights(experiment.model, num_classes=dataset.num_classes)
 
-    folder, claimed = _claim(line, configuration, saved)
+    folder, claimed = claim_folder(line, configuration, saved)
     job = Job(
         verb=line.verb,
         engine=engine,
@@ -140,21 +134,9 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
     return Prepared(job, claimed)
 
 
-def print_once(text: str) -> None:
-    """Prints on rank 0, where an outside launcher has started several of this process."""
-    if not launched_from_outside() or Rank.from_environment().is_first:
-        print(text, flush=True)
-
-
-def run_folder_of(checkpoint: Path) -> Path | None:
-    """Returns the run folder that a checkpoint lies in, or None where it lies elsewhere."""
-    folder = checkpoint.resolve().parent
-    return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).exists() else None
-
-
 def _saved(line: CommandLine) -> Saved | None:
     """Reads the checkpoint that the command line names."""
-    if line.verb not in {"train", "fit"}:
+    if not line.trains:
         if not line.checkpoint:
             raise InputError(f"{line.verb} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
         return Saved.read(find_checkpoint(Path(line.checkpoint), (BEST, LAST)))
@@ -163,14 +145,14 @@ def _saved(line: CommandLine) -> Saved | None:
     found = None
     if _takes_up(line):
         place = Path(str(line.run_dir))
-        found = newest_sound(place, _warn)
+        found = newest_sound(place, warn_once)
         if found is None and list(place.glob("checkpoints/*.ckpt")):
             raise InputError(f"The folder {place} holds checkpoints, but no sound one to go on from: put them aside.")
     if found is None and line.resume and line.resume != "auto":
         place = Path(line.resume)
         if not place.is_dir():
             return Saved.read(find_checkpoint(place, (LAST,)))
-        found = newest_sound(place, _warn)
+        found = newest_sound(place, warn_once)
         if found is None:
             raise InputError(f"The folder {place} holds no sound checkpoint to go on from.")
     return Saved.read(found.path) if found else None
@@ -179,10 +161,6 @@ def _saved(line: CommandLine) -> Saved | None:
 def _takes_up(line: CommandLine) -> bool:
     """Returns whether a run goes on with what it finds in its folder, since it was begun there before."""
     return line.run_dir is not None and (line.resume == "auto" or was_restarted(Path(line.run_dir)))
-
-
-def _warn(note: str) -> None:
-    print_once(f"warning: {note}")
 
 
 def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
@@ -208,56 +186,3 @@ def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
         )
     own = replace(trainer, devices=trainer.devices if isinstance(trainer.devices, list) else rank.local_world_size)
     return choose_devices(own), rank.world_size
-
-
-def _claim(line: CommandLine, configuration: Configuration, saved: Saved | None) -> tuple[Path, RunFolder | None]:
-    """Claims the run folder, on the process that writes."""
-    experiment, checkpoint = configuration.experiment, saved.path if saved else None
-    trains = line.verb in {"train", "fit"}
-    origin = run_folder_of(checkpoint) if checkpoint and trains else None
-    chosen = Path(experiment.run.dir) if experiment.run.dir else origin
-    name = experiment.model.net if line.verb == "train" else f"{experiment.model.net}-{line.verb}"
-    writes = not launched_from_outside() or Rank.from_environment().is_first
-    each_writes = experiment.run.trace != "none" or (line.verb == "predict" and experiment.data.name in SCENE_NAMES)
-    if chosen is None and each_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
-        raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
-    path = (chosen or default_path(name, make=writes)).absolute()
-    if not writes:
-        return path, None
-    again = origin is not None and path.resolve() == origin
-    restarted = trains and was_restarted(path)
-    if again:
-        read_history(path)
-    folder = RunFolder.claim(
-        path,
-        writes=_WRITES[line.verb],
-        folders=("checkpoints", "tensorboard") if trains else (),
-        resumed=again or restarted or (line.resume == "auto" and not (path / RESULT).exists()),
-        patience=_SECONDS_TO_LET_GO if restarted else 0,
-    )
-    try:
-        if trains:
-            _fill(folder, saved, goes_on_here=again or restarted)
-        if line.verb != "predict":
-            folder.write_config(experiment.replace("run", dir=None, resume=None, inject=None).to_dict())
-    except OSError as error:
-        folder.release()
-        raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
-    if line.verb != "predict" and configuration.extras.names:
-        left_out = ", ".join(f"trainer.{name}" for name in configuration.extras.names)
-        print_once(f"note: {CONFIG} leaves out {left_out}: only plain values are stored")
-    return path, folder
-
-
-def _fill(folder: RunFolder, saved: Saved | None, *, goes_on_here: bool) -> None:
-    """Puts the checkpoints that a training goes on from into its folder."""
-    if not goes_on_here:
-        injected(folder.path).unlink(missing_ok=True)
-    if saved is None:
-        return
-    if not goes_on_here:
-        # The best epoch so far comes along; where it is not known, that is the checkpoint itself.
-        best = saved.path.parent / BEST
-        copy_file(best if best.is_file() else saved.path, folder.checkpoints / BEST)
-        copy_file(saved.path, folder.checkpoints / LAST)
-    remove_unfit(folder.checkpoints / BEST, saved.step, _warn)

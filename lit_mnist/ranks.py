@@ -183,3 +183,14 @@ def keep_memory() -> None:
             if mallopt(_M_MMAP_THRESHOLD, threshold):
                 break
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def print_once(text: str) -> None:
+    """Prints on rank 0, where an outside launcher has started several of this process."""
+    if not launched_from_outside() or Rank.from_environment().is_first:
+        print(text, flush=True)
+
+
+def warn_once(note: str) -> None:
+    """Prints a warning on rank 0; see `print_once`."""
+    print_once(f"warning: {note}")

@@ -63,7 +63,7 @@ def spawn(work: Work, *, world_size: int, timeout: float, logs: Path) -> None:
             if any(codes.values()):
                 pids = {rank: process.pid for rank, process in enumerate(context.processes)}
                 end_processes(context.processes)
-                raise first_failure(Attempt(codes, pids), board).as_error()
+                raise first_failure(Attempt(codes, pids), board)
     finally:
         end_processes(mp.active_children())
         rendezvous.shutdown()

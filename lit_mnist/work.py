@@ -10,7 +10,7 @@ import torch
 from lit_mnist.job import Job
 from lit_mnist.offer import load_engine
 from lit_mnist.ranks import Rank, keep_memory
-from lit_mnist.reports import SITUATION
+from lit_mnist.situation import SITUATION
 from lit_mnist.training.checkpoint_folder import newest_sound
 
 

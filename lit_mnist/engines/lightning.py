@@ -74,7 +74,7 @@ def run(job: Job, rank: Rank) -> None:
     # Here, since the Trainer restores a checkpoint before it converts: 64-bit weights would be rounded to 32 bits.
     module.net.to(weight_dtype(job.precision))
     if job.cuda_graph:
-        module.record_passes()
+        module.graph_passes()
 
     # --- optimizer: made by LitClassifier.configure_optimizers, stepped by the Trainer
 

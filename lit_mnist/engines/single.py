@@ -23,6 +23,7 @@ from lit_mnist.ranks import Rank
 from lit_mnist.record import Prediction, finish, write_predictions
 from lit_mnist.stop import STOP
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
+from lit_mnist.training.cuda_graph import GraphedPasses, Passes
 from lit_mnist.training.evaluation import Evaluation, Tally, predictions_of
 from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
@@ -30,7 +31,6 @@ from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
-from lit_mnist.training.recorded import Passes, RecordedPasses
 from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState, net_weights
@@ -89,7 +89,7 @@ def run(job: Job, rank: Rank) -> None:
             keeper.resume(best)
         passes: Passes = partial(_passes, job, device, state)
         if job.cuda_graph:
-            passes = RecordedPasses(passes, net.parameters())
+            passes = GraphedPasses(passes, net.parameters())
         # From here on a signal is obeyed between two steps, once the training is saved.
         with STOP.deferred(), keeper:
             for epoch in range(plan.position(state.step)[0], plan.epochs):

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from lit_mnist.ranks import Rank
-from lit_mnist.reports import SITUATION
+from lit_mnist.situation import SITUATION
 
 _SECONDS_BETWEEN = 1.0
 _SECONDS_UNTIL_LATE = 10.0

@@ -14,7 +14,7 @@ from lit_mnist.errors import NonFiniteError
 from lit_mnist.experiment import SCENE_NAMES
 from lit_mnist.job import Job
 from lit_mnist.ranks import Rank
-from lit_mnist.reports import SITUATION
+from lit_mnist.situation import SITUATION
 from lit_mnist.training.evaluation import Evaluation, classified
 from lit_mnist.training.faults import inject
 from lit_mnist.training.finite import FiniteCheck

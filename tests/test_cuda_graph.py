@@ -103,9 +103,9 @@ DEFAULT = Experiment()
 
 @pytest.mark.parametrize("offer", [single.OFFER, lightning.OFFER])
 def test_one_gpu_records_the_convnet_by_itself(offer: Offer) -> None:
-    assert offer.records("it", DEFAULT, GPU, 1, ())
-    assert not offer.records("it", DEFAULT.replace("run", cuda_graph=False), GPU, 1, ())
-    assert not offer.records("it", DEFAULT, Devices("cpu", (0,)), 1, ())
+    assert offer.uses_cuda_graph("it", DEFAULT, GPU, 1, ())
+    assert not offer.uses_cuda_graph("it", DEFAULT.replace("run", cuda_graph=False), GPU, 1, ())
+    assert not offer.uses_cuda_graph("it", DEFAULT, Devices("cpu", (0,)), 1, ())
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_one_gpu_records_the_convnet_by_itself(offer: Offer) -> None:
 )
 def test_what_no_graph_shows_is_not_recorded(section: str, setting: dict[str, Any], told: str) -> None:
     experiment = DEFAULT.replace(section, **setting)
-    assert not single.OFFER.records("single", experiment, GPU, 1, ())
+    assert not single.OFFER.uses_cuda_graph("single", experiment, GPU, 1, ())
     asked = replace(experiment, run=replace(experiment.run, cuda_graph=True))
     with pytest.raises(InputError, match=told):
-        single.OFFER.records("single", asked, GPU, 1, ())
+        single.OFFER.uses_cuda_graph("single", asked, GPU, 1, ())
 
 
 def test_a_graph_that_cannot_be_is_refused() -> None:
@@ -134,4 +134,4 @@ def test_a_graph_that_cannot_be_is_refused() -> None:
         (lightning.OFFER, GPU, 1, ("callbacks",), "trainer.callbacks"),
     ):
         with pytest.raises(InputError, match=told):
-            offer.records("it", asked, devices, world_size, extras)
+            offer.uses_cuda_graph("it", asked, devices, world_size, extras)

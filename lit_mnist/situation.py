@@ -1,4 +1,4 @@
-"""What a rank leaves behind for whoever asks why it ended: its log, its step, and a report of its error."""
+"""What a rank leaves behind for whoever asks why it ended: its log, its step, and the cause of its end."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def foreseen(error: BaseException) -> BaseException:
     return error
 
 
-def write_report(error: BaseException) -> None:
+def write_cause(error: BaseException) -> None:
     """Writes an error into this rank's log, and where its launcher looks for it."""
     text = "".join(traceback.format_exception(error))
     expected = isinstance(error, LitMnistError)
@@ -136,7 +136,7 @@ def write_report(error: BaseException) -> None:
 
 def end_rank(error: BaseException) -> NoReturn:
     """Writes an error where the launcher finds it, and ends this rank's process at once."""
-    write_report(error)
+    write_cause(error)
     code = error.exit_code if isinstance(error, LitMnistError) else RankLostError.exit_code
     # What was printed may have no room on the disk.
     with suppress(Exception):

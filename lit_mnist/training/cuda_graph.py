@@ -15,13 +15,13 @@ from torch import nn
 from lit_mnist.data.device import Batch
 
 # The first passes choose kernels and make what lives on: the GradScaler's scale, the libraries' handles.
-_UNRECORDED = 3
+_WARM_UP = 3
 
 # Of a batch and of the number of micro-batches in its step: the loss and the logits, without autograd's graph.
 Passes = Callable[[Batch, int], tuple[torch.Tensor, torch.Tensor]]
 
 
-class RecordedPasses:
+class GraphedPasses:
     """The forward and backward pass of a micro-batch, which is a step's only one; all have one size.
 
     Args:
@@ -34,13 +34,13 @@ class RecordedPasses:
         self._passes = passes
         self._parameters = list(parameters)
         self._gradients: list[torch.Tensor | None] = []
-        self._unrecorded = _UNRECORDED
+        self._warming_up = _WARM_UP
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, batch: Batch, window: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the loss and the logits of a batch, and leaves its gradients; the logits last until the next call."""
-        if self._unrecorded:
-            self._unrecorded -= 1
+        if self._warming_up:
+            self._warming_up -= 1
             return self._made(batch, window)
         if self._graph is None:
             self._record(batch, window)
