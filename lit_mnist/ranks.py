@@ -152,10 +152,14 @@ def choose_devices(trainer: TrainerSettings) -> Devices:
     return Devices("cuda", numbers)
 
 
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def threads_per_rank(threads: int | None, local_world_size: int) -> int:
     """Returns `run.threads`, or by default the cores that this process may use divided by the ranks."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return threads or max(1, cores // local_world_size)
+    return threads or max(1, cores() // local_world_size)
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from conftest import run_forked
+from conftest import on_ranks
 from torch import nn
 
 from lit_mnist.data.augmentation import augment
 from lit_mnist.data.randomness import Draw, permutation, uniform
 from lit_mnist.experiment import DataSettings, ModelSettings
-from lit_mnist.launch import launch
 from lit_mnist.models.build import build_net
 from lit_mnist.models.dropout import SeededDropout
 from lit_mnist.models.sync_batch_norm import PortableSyncBatchNorm, sync_batch_norm, unsync_batch_norm
@@ -45,24 +41,6 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     assert torch.equal(weight(1), first)
     assert not torch.equal(weight(2), first)
     torch.random.set_rng_state(state)
-
-
-def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> None:
-    """Runs `work` on ranks that are connected, forked from a forked process."""
-
-    def joined(rank: Rank) -> None:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-        work(rank)
-        dist.barrier()
-        dist.destroy_process_group()
-
-    def start() -> int:
-        launch(joined, world_size=world_size, timeout=20, max_restarts=0, logs=folder / "logs")
-        return 0
-
-    done = run_forked(start, folder, 60)
-    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])

@@ -9,8 +9,7 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy.typing as npt
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import as_nobody
 from PIL import Image
 from torch import nn
 
@@ -375,19 +375,6 @@ def test_missing_empty_and_odd_paths_are_refused(tmp_path: Path) -> None:
             read_digits([tmp_path / name])
 
 
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """Root may read everything: for a while the process is nobody."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-
-
 def test_what_may_not_be_read_or_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Names from here on are relative, since the folders above are closed to nobody.
     monkeypatch.chdir(tmp_path)
@@ -397,7 +384,7 @@ def test_what_may_not_be_read_or_written_is_refused(tmp_path: Path, monkeypatch:
         Path(name).write_bytes(b"x")
     for name in ("file/a.png", "closed", "open/below"):
         Path(name).chmod(0)
-    with unprivileged():
+    with as_nobody():
         for given, culprit in (("file", "file/a.png"), ("file/a.png", "file/a.png"), ("closed", "closed")):
             with pytest.raises(InputError, match=f"^{culprit}: no permission"):
                 find_images([Path(given)])
@@ -507,6 +494,7 @@ def test_a_grid_that_cannot_be_drawn_is_refused(tmp_path: Path, digits: torch.Te
 
 def test_the_import_is_quick() -> None:
     code = "import sys, lit_mnist.predict.grid, lit_mnist.predict.images; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    loaded = done.stdout.split()
     assert "lit_mnist.predict.grid" in loaded
     assert not {"matplotlib", "lightning"} & set(loaded)

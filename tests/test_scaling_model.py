@@ -155,7 +155,7 @@ def test_each_yardstick_runs(tmp_path: Path, mode: str) -> None:
     assert min(figures.values()) > 0
 
 
-def test_the_flat_reduction_averages_all_gradients_in_place(tmp_path: Path) -> None:
+def test_the_flat_reduction_averages_all_gradients_in_place() -> None:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         net = torch.nn.Linear(3, 2)

@@ -29,7 +29,7 @@ from lit_mnist.bench.rounds import check_repeats, take_rounds
 from lit_mnist.bench.topics import TOPICS
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.flags import nearest
-from lit_mnist.ranks import launched_from_outside, threads_per_rank
+from lit_mnist.ranks import cores, launched_from_outside
 from lit_mnist.report.bench import table, write_bench
 from lit_mnist.stop import STOP
 from lit_mnist.training.files import write_text
@@ -97,7 +97,7 @@ def _write(folder: Path, found: dict[str, Any]) -> None:
 
 def machine() -> dict[str, Any]:
     """Returns what this machine computes with."""
-    return {"processor": _processor(), "cores": threads_per_rank(None, 1), "gpus": _gpus()}
+    return {"processor": _processor(), "cores": cores(), "gpus": _gpus()}
 
 
 def _gpus() -> list[str]:

@@ -25,7 +25,7 @@ from lit_mnist.compare.equality import Run
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.models.build import build_net
-from lit_mnist.ranks import threads_per_rank
+from lit_mnist.ranks import cores
 from lit_mnist.training.measure import spread
 
 INDEPENDENT, LOCK_STEP, DDP_ALONE = "independent", "lock-step", "DDP alone"
@@ -112,16 +112,15 @@ def _engine_flags(options: ScalingOptions, ranks: int, steps: int) -> list[objec
 
 
 def _analyse(options: ScalingOptions, rows: Rows) -> dict[str, Any]:
-    cores = threads_per_rank(None, 1)
     loads = _loads(options)
     engines = [(name, ranks) for name, ranks in options.pairs() if name in {RAW_DDP, SERVER} and ranks > 1]
     found = {
-        "cores": cores,
+        "cores": cores(),
         "threads": options.threads,
         "batch_per_rank": options.batch_per_rank,
-        "points": [_point(rows, variant, ranks, cores // options.threads) for variant, ranks in options.pairs()],
+        "points": [_point(rows, variant, ranks, cores() // options.threads) for variant, ranks in options.pairs()],
         "traffic": [_count(options, name, ranks) for name, ranks in engines],
-        "model": model_of(options, loads, rows, cores),
+        "model": model_of(options, loads, rows, cores()),
     }
     return {"scaling": found}
 

@@ -9,7 +9,6 @@ operations here: a server that is as fast as a ring has the same figure, however
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import torch.distributed as dist
 
 from lit_mnist.collectives.group import joined, on_first
 from lit_mnist.collectives.ring import Line, ring_all_reduce, server_all_reduce
-from lit_mnist.ranks import Rank
+from lit_mnist.ranks import Rank, cores
 from lit_mnist.training.measure import commit, versions
 
 SMALLEST, LARGEST = 1024, 64 * 1024**2
@@ -107,7 +106,7 @@ def bench(rank: Rank, largest: int) -> dict[str, Any]:
         "world_size": rank.world_size,
         "backend": "gloo",
         "device": "cpu",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "dtype": "float32",
         "warm_up": WARM_UP,
