@@ -72,6 +72,7 @@ class Offer:
             "run.save_every": run.save_every is not None and not self.resume,
             "run.max_restarts": run.max_restarts > 0 and not self.resume,
             "torchrun's --max-restarts": launched_from_outside() and _restarts() > 0 and not self.resume,
+            "run.inject": run.inject is not None and self.processes == "devices",
             "run.launcher spawn": run.launcher == "spawn" and not self.spawn,
             "run.servers": run.servers > 1 and not self.servers,
             f"trainer.{(*extras, '')[0]}": bool(extras) and not self.extras,
@@ -93,9 +94,11 @@ class Offer:
         if self.processes == "devices" and (devices.kind != "cuda" or devices.count < 2):
             found = f"{devices.count} GPU is" if devices.kind == "cuda" else "no GPU is"
             raise InputError(f"The engine {engine} spreads a batch over at least two GPUs, but {found} used here.")
-        if not self.any_gpus and devices.kind == "cuda" and devices.numbers != tuple(range(torch.cuda.device_count())):
+        # Several ranks take the first GPUs, a lone process all that it sees.
+        taken = torch.cuda.device_count() if world_size == 1 else devices.count
+        if not self.any_gpus and devices.kind == "cuda" and devices.numbers != tuple(range(taken)):
             raise InputError(
-                f"The engine {engine} takes all GPUs that it sees: choose by CUDA_VISIBLE_DEVICES, not by --devices."
+                f"The engine {engine} takes the first GPUs, or alone all: choose by CUDA_VISIBLE_DEVICES instead."
             )
         if experiment.model.compile and (world_size > 1 or not self.compile):
             raise InputError(

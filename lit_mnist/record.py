@@ -61,7 +61,9 @@ def finish(
         examples: What is shown of the test.
     """
     memory = total_memory(clock, rank, device, job.first_process)
-    gpu_memory = total_gpu_memory(rank, device)
+    # nn.DataParallel is one rank on several GPUs.
+    gpus = job.devices.numbers if job.devices.count > rank.local_world_size else [device]
+    gpu_memory = total_gpu_memory(rank, device, gpus)
     if not rank.is_first or job.verb == "predict":
         return
     result = build_result(

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 _SECONDS_TO_END = 1
+_SECONDS_TO_DIE = 10
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,19 @@ class WatchfulAgent(LocalElasticAgent):
 
 def end_processes(processes: Iterable[BaseProcess]) -> None:
     """Ends processes: those that do not end by themselves within a second, such as stopped ones, are killed."""
-    deadline = time.monotonic() + _SECONDS_TO_END
+    processes = list(processes)
+    _join(processes, _SECONDS_TO_END)
     for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
         with suppress(ProcessLookupError):
             process.kill()
-        process.join()
+    # One that is stuck in a GPU's driver outlives even that.
+    _join(processes, _SECONDS_TO_DIE)
+
+
+def _join(processes: Sequence[BaseProcess], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
 
 
 def leave_signals_alone(trainer: Trainer) -> None:

@@ -50,6 +50,9 @@ def run(job: Job, rank: Rank) -> None:
     # --- setup
     experiment, plan = job.experiment, job.plan
     device = job.devices.of(rank)
+    if device.type == "cuda":
+        # A graph is recorded on the current GPU, which by itself is the first.
+        torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
 

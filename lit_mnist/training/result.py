@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +56,17 @@ def total_memory(clock: StepClock, rank: Rank, device: torch.device, first_proce
     return int(total) + launcher
 
 
-def total_gpu_memory(rank: Rank, device: torch.device) -> int | None:
-    """Returns the peak of all ranks' tensors on GPUs in bytes, None on a CPU; every rank must call it."""
+def total_gpu_memory(rank: Rank, device: torch.device, gpus: Iterable[int | torch.device]) -> int | None:
+    """Returns the peak of all ranks' tensors on GPUs in bytes, None on a CPU; every rank must call it.
+
+    Args:
+        rank: This rank.
+        device: Its device.
+        gpus: The GPUs that its process computes on.
+    """
     if device.type != "cuda":
         return None
-    total = torch.tensor([torch.cuda.max_memory_allocated(device)], dtype=torch.int64, device=device)
+    total = torch.tensor([sum(map(torch.cuda.max_memory_allocated, gpus))], dtype=torch.int64, device=device)
     if rank.world_size > 1:
         dist.all_reduce(total)
     return int(total)

@@ -7,6 +7,7 @@ bytes in the kernel's counters. It changes nothing and takes part in no collecti
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,15 @@ class Trace:
         self._steps: list[dict[str, Any]] = []
         self._losses: list[torch.Tensor] = []
         self._samples = 0
+        # nn.DataParallel's copies of the network call the hook, each in a thread of its own.
+        self._one_by_one = threading.Lock()
         self._hook = net.register_forward_pre_hook(self._see)
 
     def _see(self, net: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Adds up the digests of the pictures that enter the network: a sum, so that ranks can be added up, too."""
-        if net.training:
+        if not net.training:
+            return
+        with self._one_by_one:
             # Only now: engines convert and restore a network after they have made it.
             self._initial = self._initial or self._digests()
             digests = picture_digests(arguments[0].to(self._dtype))

@@ -84,6 +84,9 @@ class Traffic:
         self._collectives.update(exchanged)
         for operation, shapes, kinds in operations_of(self._profile):
             backend, _, name = operation.partition(":")
+            if backend == "nccl":
+                # Its ways are not TCP's.
+                self._sent = None
             if backend in {"gloo", "nccl"}:
                 self._collectives[name] += 1
                 self._payload += _payload(shapes, kinds) if name != "recv" else 0
