@@ -80,7 +80,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.BatchNorm2d, "__init__", noted)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(Offer, "records", lambda *_: True)
+    monkeypatch.setattr(Offer, "uses_cuda_graph", lambda *_: True)
 
 
 @pytest.mark.parametrize("engine", ["single", "lightning"])
