@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
 
 from lit_mnist.configure import Configuration
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SCENE_NAMES, Experiment, RunSettings
+from lit_mnist.experiment import SCENE_NAMES, DataSettings, Experiment, RunSettings
 from lit_mnist.flags import CommandLine
 from lit_mnist.job import Splits
 from lit_mnist.plan import Plan
@@ -111,6 +111,17 @@ def check_extras(configuration: Configuration) -> None:
                 f"trainer.callbacks names {type(callback).__name__}: the project keeps its checkpoints and shows its "
                 "progress itself."
             )
+        if isinstance(callback, EarlyStopping):
+            _check_watched(callback.monitor, configuration.experiment.data)
+
+
+def _check_watched(figure: str, data: DataSettings) -> None:
+    """Refuses a figure that the validation does not give, which Lightning would find out after an epoch."""
+    known = ["val_loss", "val_accuracy", *(["val_mean_iou"] if data.name in SCENE_NAMES else [])]
+    if data.val_size == 0:
+        raise InputError(f"trainer.callbacks watches {figure}, but data.val_size is 0: there is no validation.")
+    if figure not in known:
+        raise InputError(f"trainer.callbacks watches {figure}, but the figures are {', '.join(known)}.")
 
 
 def check_evaluation(line: CommandLine, splits: Splits, world_size: int) -> None:

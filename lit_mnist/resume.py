@@ -163,7 +163,7 @@ class Saved:
         if trained["total_steps"] != plan.total_steps and not stretchable:
             raise InputError(
                 f"The {experiment.model.schedule} schedule of {self.path} was made for {trained.get('total_steps')} "
-                f"steps and cannot be stretched to {plan.total_steps}: only a constant one without warm-up can."
+                f"steps and cannot be changed to {plan.total_steps}: only a constant one without warm-up can."
             )
         if self.step > plan.total_steps or (self.step == plan.total_steps and not may_be_done):
             limit = "raise --epochs" if experiment.trainer.max_steps != plan.total_steps else "raise --max-steps"

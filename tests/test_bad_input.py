@@ -76,6 +76,14 @@ COMMANDS = {
     "a list grown": (["--trainer.devices+", "3"], ["--trainer.devices+"]),
     "own checkpoints": (["--trainer.callbacks", "ModelCheckpoint"], ["ModelCheckpoint", "checkpoints"]),
     "callback without its argument": (["--trainer.callbacks", "EarlyStopping"], ["EarlyStopping", "monitor"]),
+    "callback that watches nothing": (
+        ["--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: val_acc}}]"],
+        ["val_acc", "val_loss, val_accuracy"],
+    ),
+    "callback without a validation": (
+        ["--data.val_size=0", "--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: val_loss}}]"],
+        ["val_loss", "no validation"],
+    ),
     "profiler": (["--trainer.profiler", "simple"], ["trainer.profiler"]),
     "saving never": (["--save-every", "0"], ["run.save_every", "30s"]),
     "saving by minutes": (["--save-every", "5m"], ["run.save_every", "5m"]),

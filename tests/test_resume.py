@@ -57,7 +57,7 @@ def test_auto_means_the_precision_that_the_training_began_with(program: Program)
 def test_what_would_be_another_training_is_refused(program: Program) -> None:
     trained = program.train(*SMALL, "--epochs", 1)
     refused(program("--resume", trained), "10 steps", "nothing to go on with")
-    refused(program("--resume", trained, "--epochs", 2), "onecycle", "cannot be stretched to 20")
+    refused(program("--resume", trained, "--epochs", 2), "onecycle", "cannot be changed to 20")
     refused(program("--resume", trained, "--lr", 0.5), "model.lr", "0.5", "0.05")
     refused(program("--resume", trained, "--model.net", "basicnet"), "model.net", "basicnet", "convnet")
     refused(program("--resume", trained, "--data.val_size", 0), "data.val_size")
