@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 from conftest import Program, result_of
 from test_bad_input import refused
 
 from lit_mnist.training import run_folder
+from lit_mnist.training.checkpoint import FORMAT, SECTION, write_checkpoint
+from lit_mnist.training.checkpoint_folder import remove_unfit
 from lit_mnist.training.history import read_history
 
 SMALL = ("--data.train_size", 960, "--data.val_size", 100, "--data.test_size", 100, "--batch-size", 96, "--lr", 0.05)
@@ -98,6 +101,25 @@ def test_the_best_weights_of_a_future_that_was_given_up_are_not_tested(program: 
     assert "best.ckpt was made after step 30, and the run goes on after step 10" in done.out + done.err
     assert result_of(trained)["weights_sha256"] == result_of(wanted)["weights_sha256"]
     assert result_of(trained)["test"] == result_of(wanted)["test"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [({"global_step": 4}, "after step 4"), ({}, "its step"), (b"cut", "not a checkpoint"), ({"global_step": 3}, None)],
+    ids=["later", "of no run", "damaged", "as old"],
+)
+def test_a_best_checkpoint_that_cannot_stay_is_removed_and_named(
+    tmp_path: Path, content: dict[str, int] | bytes, told: str | None
+) -> None:
+    best, said = tmp_path / "best.ckpt", list[str]()
+    if isinstance(content, bytes):
+        best.write_bytes(content)
+    else:
+        write_checkpoint(best, {**content, SECTION: {"format": FORMAT}})
+    remove_unfit(best, 3, said.append)
+    assert best.exists() == (told is None)
+    assert [told in text and "removed" in text for text in said if told] == [True] * (told is not None)
+    assert len(said) == (told is not None)
 
 
 def test_a_folder_that_fills_up_while_it_is_prepared_is_refused(

@@ -63,7 +63,7 @@ def remove_unfit(path: Path, step: int, report: Callable[[str], None]) -> None:
     if not path.exists():
         return
     try:
-        made = read_checkpoint(path)["global_step"]
+        made = _step_of(path)
     except InputError as error:
         report(f"{error} It is removed.")
     else:
@@ -71,6 +71,18 @@ def remove_unfit(path: Path, step: int, report: Callable[[str], None]) -> None:
             return
         report(f"{path} was made after step {made}, and the run goes on after step {step}. It is removed.")
     path.unlink()
+
+
+def _step_of(path: Path) -> int:
+    """Returns the optimizer steps of a checkpoint.
+
+    Raises:
+        InputError: It is damaged, or none of a run.
+    """
+    step = read_checkpoint(path).get("global_step")
+    if not isinstance(step, int):
+        raise InputError(f"{path} is not a checkpoint of a run: it does not tell its step.")
+    return step
 
 
 def _older_name(step: int) -> str:
@@ -104,10 +116,7 @@ def newest_sound(place: Path, report: Callable[[str], None]) -> Found | None:
         if found and path.name not in {LAST, BEST}:
             continue
         try:
-            step = read_checkpoint(path).get("global_step")
-            if not isinstance(step, int):
-                raise InputError(f"{path} is not a checkpoint of a run: it does not tell its step.")
-            found.append(Found(path, step))
+            found.append(Found(path, _step_of(path)))
         except InputError as error:
             report(f"{error} It is passed over.")
             continue
