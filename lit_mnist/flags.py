@@ -81,7 +81,8 @@ def read_command_line(argv: list[str]) -> CommandLine:
             if argv[0] in {"compare", "bench"}:
                 raise InputError(f"{argv[0]} comes first, and is train.py's own: python train.py {argv[0]} ...")
             known = [*verbs, "compare", "bench"]
-            raise InputError(f"Unknown command {argv[0]!r}{nearest(argv[0], known) or ': use ' + ', '.join(known)}.")
+            instead = nearest(argv[0], known) or f": use {', '.join(known)}."
+            raise InputError(f"Unknown command {argv[0]!r}{instead}")
         verb, argv = argv[0], argv[1:]  # type: ignore[assignment]
     pairs, images = _pairs(argv)
     checkpoints = [value for flag, value in pairs if flag == "--ckpt"]

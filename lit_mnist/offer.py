@@ -151,7 +151,7 @@ def load_engine(name: str) -> ModuleType:
         InputError: There is none of that name, or its library is not installed.
     """
     if name not in ENGINES:
-        raise InputError(f"Unknown engine {name!r}{nearest(name, ENGINES) or ': use ' + ', '.join(ENGINES)}.")
+        raise InputError(f"Unknown engine {name!r}{nearest(name, ENGINES) or ': use ' + ', '.join(ENGINES) + '.'}")
     try:
         return importlib.import_module(f"lit_mnist.engines.{name}")
     except ModuleNotFoundError as error:

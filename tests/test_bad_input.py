@@ -27,7 +27,7 @@ COMMANDS = {
     "unknown flag": (["--epoch", "3"], ["--epoch", "did you mean --epochs?"]),
     "unknown long flag": (["--model.lrr", "3"], ["--model.lrr", "did you mean --model.lr?"]),
     "unknown trainer flag": (["--trainer.max_epoch", "3"], ["did you mean --trainer.max_epochs?"]),
-    "unknown command": (["fitt"], ["fitt", "did you mean fit?"]),
+    "unknown command": (["fitt"], ["fitt", "did you mean fit?\n"]),
     "stray word": (["fit", "now"], ["'now'"]),
     "flag without a value": (["--lr"], ["--lr needs a value"]),
     "wrong type": (["--epochs", "many"], ["trainer.max_epochs", "int", "many"]),

@@ -147,7 +147,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     names = every if chosen == "all" else chosen.split(",")
     for name in names:
         if name not in TOPICS:
-            raise InputError(f"Unknown topic {name!r}{nearest(name, TOPICS) or ': use ' + ', '.join(TOPICS)}.")
+            raise InputError(f"Unknown topic {name!r}{nearest(name, TOPICS) or ': use ' + ', '.join(TOPICS) + '.'}")
     options.topics = list(dict.fromkeys(names))
     if options.config is not None and options.topics != [DEVICES]:
         raise InputError(f"--config is for the topic {DEVICES} alone: leave --topics out, or name no other.")

@@ -125,7 +125,7 @@ def choose_variants(names: str) -> list[Variant]:
     chosen = names.split(",")
     for name in chosen:
         if name not in known:
-            raise InputError(f"Unknown engine {name!r}{nearest(name, known) or ': use all, ' + ', '.join(known)}.")
+            raise InputError(f"Unknown engine {name!r}{nearest(name, known) or ': use all, ' + ', '.join(known) + '.'}")
         if chosen.count(name) > 1:
             raise InputError(f"--engines names {name} twice.")
     return [known[name] for name in chosen]
