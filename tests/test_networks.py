@@ -82,6 +82,38 @@ def test_batch_norm_over_uneven_ranks_is_that_of_one_batch(tmp_path: Path, offse
             assert torch.allclose(state[name], value, rtol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_the_gradient_of_16_bit_batch_norm_over_ranks_is_as_exact_as_torchs(
+    tmp_path: Path, dtype: torch.dtype, offset: float
+) -> None:
+    """Against double precision, where the mean dwarfs the deviation and the gradient follows the input."""
+    generator = torch.Generator().manual_seed(0)
+    noise, deviation = torch.randn(2, 24, 4, 14, 14, generator=generator, dtype=torch.float64)
+    images, target = (deviation + offset).to(dtype), (10 * deviation + noise).to(dtype)
+    parts = [slice(0, 9), slice(9, 24)]
+
+    def gradient(norm: nn.Module, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+        own, grad = (part[rows].to(dtype, memory_format=torch.channels_last) for part in (images, target))
+        norm(own.requires_grad_()).backward(grad)
+        assert own.grad is not None
+        assert own.grad.dtype == dtype
+        return own.grad
+
+    def work(rank: Rank) -> None:
+        norm = sync_batch_norm(nn.Sequential(nn.BatchNorm2d(4)), "cpu")
+        torch.save(gradient(norm, parts[rank.rank], dtype), tmp_path / f"{rank.rank}.pt")
+
+    on_ranks(work, tmp_path, 2)
+    exact = gradient(nn.BatchNorm2d(4).double(), slice(0, 24), torch.float64)
+
+    def error(found: torch.Tensor) -> float:
+        return float((found.double() - exact).norm() / exact.norm())
+
+    ours = torch.cat([torch.load(tmp_path / f"{rank}.pt") for rank in range(2)])
+    assert error(ours) <= 1.01 * error(gradient(nn.BatchNorm2d(4), slice(0, 24), dtype))
+
+
 def test_synchronising_shares_parameters_and_can_be_undone() -> None:
     net = build_net(ModelSettings(), num_classes=10, seed=0)
     weight = net.layer1[1].weight

@@ -111,8 +111,12 @@ class _Normalise(torch.autograd.Function):
         scale = torch.rsqrt(variance + ctx.eps)
         slope = weight * scale * scale * sums[0] / ctx.count
         offset = weight * scale * sums[1] / ctx.count - slope * mean
-        grad_x = _affine(grad, weight * scale, -offset).add_(_affine(x, -slope, torch.zeros_like(slope)))
-        return grad_x, grad_weight, grad_bias, None, None, None, None, None
+        # The two terms cancel where the gradient follows the input or the mean is large: 16 bits hold their difference,
+        # but not each of them.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        of_grad = _affine(grad.to(wide), weight * scale, -offset)
+        of_x = _affine(x.to(wide), -slope, torch.zeros_like(slope))
+        return of_grad.add_(of_x).to(x.dtype), grad_weight, grad_bias, None, None, None, None, None
 
 
 def _affine(x: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
