@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program
+from safetensors.torch import load_file, save_file
 
 from lit_mnist.errors import InputError
 from lit_mnist.module import LitClassifier
@@ -96,8 +97,11 @@ def test_another_program_s_checkpoint_is_refused(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "other.ckpt")
 
 
+TINY = ("--max-steps", 2, "--data.train_size", 300, "--data.test_size", 50, "--data.val_size", 50)
+
+
 def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
-    folder = program.train("--max-steps", 2, "--data.train_size", 300, "--data.test_size", 50, "--data.val_size", 50)
+    folder = program.train(*TINY)
     path = folder / "checkpoints" / "best.ckpt"
     module = LitClassifier.load_from_checkpoint(path, weights_only=True)
     saved = read_checkpoint(path)
@@ -106,6 +110,17 @@ def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
     assert weights_sha256(module.net.state_dict()) == weights_sha256(bare)
     assert "_instantiator" not in saved["hyper_parameters"]
     assert saved["hyper_parameters"]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("engine", ["lightning", "raw_ddp"])
+def test_safetensors_stores_the_weights_of_a_checkpoint(program: Program, engine: str) -> None:
+    folder = program.train(*TINY, engine=engine)
+    for name in ("last.ckpt", "best.ckpt"):
+        path, copy = folder / "checkpoints" / name, program.folder / "copy.safetensors"
+        net = LitClassifier.load_from_checkpoint(path, weights_only=True).net
+        for weights in (read_checkpoint(path)["state_dict"], net.state_dict()):
+            save_file(weights, copy)
+            assert weights_sha256(load_file(copy)) == weights_sha256(weights)
 
 
 def test_a_checkpoint_from_another_gpu_loads_on_a_machine_without_one(

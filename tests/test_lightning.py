@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import Program, result_of, run_forked
+from lightning.pytorch import Callback, LightningModule, Trainer
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from lit_mnist.datamodule import MNISTDataModule
@@ -47,7 +50,13 @@ def test_lightning_notes_its_hooks_without_a_search_for_parameters(
 
 
 def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
-    """The same data, order, network and schedule as by the command."""
+    """The same data, order, network and schedule as by the command; safetensors stores the trained network."""
+
+    class ChannelsLast(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+            weights = [weight for weight in pl_module.parameters() if weight.ndim == 4]
+            assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+            trainer.save_checkpoint(tmp_path / "own.ckpt")
 
     def train() -> int:
         data = MNISTDataModule(seed=42, train_size=640, val_size=100, test_size=100)
@@ -60,9 +69,13 @@ def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
             enable_progress_bar=False,
             enable_checkpointing=False,
             default_root_dir=tmp_path,
+            callbacks=[ChannelsLast()],
         )
         module = LitClassifier(seed=42)
         trainer.fit(module, datamodule=data)
+        save_file(module.net.state_dict(), tmp_path / "net.safetensors")
+        assert weights_sha256(load_file(tmp_path / "net.safetensors")) == weights_sha256(module.net.state_dict())
+        save_file(torch.load(tmp_path / "own.ckpt", weights_only=True)["state_dict"], tmp_path / "own.safetensors")
         assert module.steps_made == 10
         assert module.validation
         assert module.validation.count == 100

@@ -103,7 +103,7 @@ def infer_by_lightning(precision: UsedPrecision) -> dict[str, float]:
 
 
 def _net() -> nn.Module:
-    return build_net(ModelSettings(), num_classes=10, seed=42)
+    return build_net(ModelSettings(), num_classes=10, seed=42).to(memory_format=torch.channels_last)
 
 
 def _speed(evaluate: Callable[[], object], split: AnySplit) -> dict[str, float]:

@@ -94,6 +94,7 @@ def train_in_step(options: Options, splits: Splits, rank: Rank) -> None:
     plan = plan_for(experiment, splits, rank.world_size)
     precision = resolve_precision(experiment.trainer.precision, _CPU.type)
     net = build_net(experiment.model, num_classes=10, seed=experiment.seed_everything)
+    net.to(memory_format=torch.channels_last)
     model = DistributedDataParallel(net, **DDP_OPTIONS) if shared == "ddp" else net
     optimizer = make_optimizer(net, experiment.model)
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)

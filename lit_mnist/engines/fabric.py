@@ -59,7 +59,7 @@ def run(job: Job, rank: Rank) -> None:
     net = build_net(
         experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
     )
-    net.to(fabric.device, weight_dtype(job.precision))
+    net.to(fabric.device, weight_dtype(job.precision)).to(memory_format=torch.channels_last)
     if job.sync_batchnorm:
         sync_batch_norm(net, fabric.device.type, experiment.run.timeout)
     # Fabric gives a network's output back in torch's default type: without this, 64-bit logits in 32 bits.

@@ -62,7 +62,7 @@ def run(job: Job, rank: Rank) -> None:
     net = build_net(
         experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
     )
-    net.to(device, weight_dtype(job.precision))
+    net.to(device, weight_dtype(job.precision)).to(memory_format=torch.channels_last)
 
     # --- optimizer
     optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))

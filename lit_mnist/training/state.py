@@ -59,7 +59,7 @@ class TrainingState:
             "epoch": job.plan.position(self.step)[0],
             "global_step": self.step,
             "pytorch-lightning_version": version("lightning"),
-            "state_dict": {_PREFIX + name: tensor for name, tensor in self.net.state_dict().items()},
+            "state_dict": {_PREFIX + name: tensor.contiguous() for name, tensor in self.net.state_dict().items()},
             "loops": lightning_loops(self.step, job.plan),
             "callbacks": {_KEEPER: {"best": best}},
             "optimizer_states": [self.optimizer.state_dict()],
