@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ from lit_mnist.models.build import build_net
 from lit_mnist.models.dropout import SeededDropout
 from lit_mnist.models.sync_batch_norm import PortableSyncBatchNorm, sync_batch_norm, unsync_batch_norm
 from lit_mnist.ranks import Rank
+from lit_mnist.training import schedule as schedules
 from lit_mnist.training.evaluation import ExactMetrics
 from lit_mnist.training.examples import MISTAKES_KEPT, Wrong
 from lit_mnist.training.schedule import rate_factor
@@ -207,6 +209,12 @@ def test_a_schedule_stays_between_nothing_and_its_peak(schedule: str, warmup: fl
         assert factors[0] < 0.06
         assert factors.index(max(factors)) in {99, 100}
         assert factors[399] < 0.01
+
+
+def test_the_learning_rates_in_the_schedule_s_docstring_are_its_own() -> None:
+    found = doctest.testmod(schedules, verbose=False)
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 @pytest.mark.slow

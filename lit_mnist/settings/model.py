@@ -40,8 +40,9 @@ class ModelSettings:
         nesterov: Whether `sgd` uses Nesterov's form of momentum.
         weight_decay: Weight decay: an L2 term in the gradient for `sgd` and `adam`, decoupled for `adamw`.
         schedule: Course of the learning rate over the optimizer steps of the run: `constant`, `onecycle` (linear
-            up, linear down to nearly nothing), `cosine` or `polynomial` (after the warm-up, down to zero, the latter as
-            the power 0.9 of the steps that are left).
+            up from 1/25 of the peak, linear down towards 1/1000 of it, where the step after the last would be),
+            `cosine` or `polynomial` (after the warm-up, down to zero, the latter as the power 0.9 of the steps that
+            are left).
         warmup: Share of the steps, from 0 to 1, over which the rate rises linearly; unset: 0.25 for `onecycle`, else 0.
         label_smoothing: Share of the target probability spread over all classes, in training only.
         views: Views of a picture whose logits an evaluation takes the mean of: 1, the picture alone; 5 or 9, also

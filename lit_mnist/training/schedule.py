@@ -17,9 +17,16 @@ _POWER = 0.9
 def rate_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
     """Returns the learning rate of an optimizer step as a share of its peak.
 
-    `onecycle` is linear up and linear down (Smith and Topin: Super-Convergence, 2018); `cosine` falls along half a
-    cosine (Loshchilov and Hutter: SGDR, 2017, without restarts); `polynomial` as a power of the steps that are left
-    (Chen et al.: DeepLab, 2017).
+    `onecycle` rises linearly from 1/25 of the peak and falls linearly towards 1/1000 of it (Smith and Topin:
+    Super-Convergence, 2018); `cosine` falls along half a cosine (Loshchilov and Hutter: SGDR, 2017, without restarts);
+    `polynomial` as a power of the steps that are left (Chen et al.: DeepLab, 2017).
+
+    The first step of a warm-up is one increment above its start, and the last one is at the peak, which the next step,
+    the first of the fall, uses again. A fall reaches its end one step after the last. One-cycle over 859 steps begins
+    at 0.0445 of the peak, stays at it for two steps, and ends at 0.0026:
+
+        >>> [round(rate_factor(ModelSettings(), step, 859), 4) for step in (0, 213, 214, 215, 216, 857, 858)]
+        [0.0445, 0.9955, 1.0, 1.0, 0.9984, 0.0041, 0.0026]
 
     Args:
         settings: Which schedule, and its warm-up.
