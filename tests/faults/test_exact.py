@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import csv
 import itertools
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import Program, largest_difference, result_of, weights_of
+from torch import nn
 
+from lit_mnist.job import Job
+from lit_mnist.ranks import Rank
+from lit_mnist.training import recorder
 from lit_mnist.training.checkpoint import read_checkpoint
 from lit_mnist.training.digest import content_sha256
+from lit_mnist.training.keeper import Keeper
 
 # 20 steps in an epoch, of few samples: BasicNet in float16 and bfloat16 is slow on a CPU.
 SMALL: tuple[object, ...] = (
@@ -58,6 +65,14 @@ def content_of(folder: Path) -> str:
     return content_sha256({**checkpoint, "section": kept})
 
 
+def assert_same_run(folder: Path, whole: Path) -> None:
+    """Asserts that a run ended as an uninterrupted one did, with the same metrics in between."""
+    for key in ("weights_sha256", "steps", "skipped_steps", "epochs", "test", "validation"):
+        assert result_of(folder)[key] == result_of(whole)[key], key
+    assert content_of(folder) == content_of(whole)
+    assert figures_of(folder) == figures_of(whole)
+
+
 WHOLE: dict[tuple[Any, ...], Path] = {}
 
 
@@ -83,10 +98,99 @@ def test_a_run_lost_in_any_step_is_resumed_exactly(
         return
     done = program("--resume", folder, engine=engine)
     assert done.code == 0, done.err
-    for key in ("weights_sha256", "steps", "skipped_steps", "epochs", "test", "validation"):
-        assert result_of(folder)[key] == result_of(whole)[key], key
-    assert content_of(folder) == content_of(whole)
-    assert figures_of(folder) == figures_of(whole)
+    assert_same_run(folder, whole)
+
+
+# The optimizer step, and its micro-batch from 0, in which a run is lost: the first, a middle and the last step of each
+# epoch, and of an accumulation window the first, the middle and the last micro-batch.
+LOSSES = {
+    1: ((1, 0), (10, 0), (20, 0), (21, 0), (30, 0), (40, 0)),
+    3: ((1, 0), (4, 0), (4, 1), (4, 2), (7, 1), (8, 0), (11, 1), (14, 0), (14, 1)),
+}
+
+
+def lose(monkeypatch: pytest.MonkeyPatch, losses: tuple[tuple[int, int], ...], notes: Path) -> None:
+    """Lets a run be killed at each of these places once, every second time on rank 0.
+
+    Each start is noted: the step it begins after, and the optimizer steps that were really made until then.
+    """
+
+    def planted(job: Job, rank: Rank, net: nn.Module, step: int) -> None:
+        plan = job.plan
+        epoch, batch = plan.position(step)
+        seen = epoch * plan.batches_per_epoch + batch
+        places = {}
+        for number, (lost, micro_batch) in enumerate(losses):
+            epoch, first = plan.position(lost - 1)
+            if rank.rank == number % plan.world_size:
+                places[epoch * plan.batches_per_epoch + first + micro_batch] = notes / f"lost-{number}"
+        if rank.is_first:
+            made = read_checkpoint(job.folder / "checkpoints" / "last.ckpt")["steps_made"] if step else 0
+            with (notes / "starts").open("a") as file:
+                file.write(f"{step} {made}\n")
+
+        def fail(*_: object) -> None:
+            nonlocal seen
+            if net.training:
+                seen += 1
+                if (note := places.get(seen - 1)) and not note.exists():
+                    note.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        net.register_forward_hook(fail)
+
+    def write_at_once(self: Keeper, checkpoint: Any) -> None:
+        write(self, checkpoint)
+        self.wait()
+
+    notes.mkdir()
+    write = Keeper.write
+    monkeypatch.setattr(recorder, "inject", planted)
+    # So that a run resumes after the very step before the one in which it was lost.
+    monkeypatch.setattr(Keeper, "write", write_at_once)
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "accumulate"),
+    [
+        ("lightning", "16-mixed", 3),
+        ("raw_ddp", "16-mixed", 3),
+        ("single", "16-mixed", 1),
+        pytest.param("single", "16-mixed", 3, marks=pytest.mark.slow),
+        pytest.param("lightning", "32-true", 1, marks=pytest.mark.slow),
+        pytest.param("raw_ddp", "bf16-mixed", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_lost_at_every_place_of_a_list_ends_as_if_undisturbed(
+    program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, precision: str, accumulate: int
+) -> None:
+    """It starts itself again after each loss but the last, and is resumed by a command after that.
+
+    In float16 the scale overflows at the start, and again whenever it has grown: steps are skipped before most losses
+    and after them.
+    """
+    original = torch.amp.GradScaler.__init__
+
+    def overflowing(self: torch.amp.GradScaler, *args: object, **kwargs: object) -> None:
+        original(self, *args, **{**kwargs, "init_scale": 2.0**22, "growth_interval": 2})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.amp.GradScaler, "__init__", overflowing)
+    words, losses = words_of(engine, "convnet", precision, accumulate), LOSSES[accumulate]
+    whole = program.train(*words, engine=engine)
+    notes, folder = program.folder / "notes", program.folder / "lost"
+    lose(monkeypatch, losses, notes)
+    lost = program(
+        *words, "--save-every", 1, "--max-restarts", len(losses) - 1, "--run-dir", folder, engine=engine, timeout=200
+    )
+    assert lost.code == 3, lost.err
+    done = program("--resume", folder, engine=engine)
+    assert done.code == 0, done.err
+    starts = [tuple(map(int, line.split())) for line in (notes / "starts").read_text().splitlines()]
+    assert [step for step, _ in starts] == [0, *(step - 1 for step, _ in losses)]
+    if precision == "16-mixed":
+        skipped = [step - made for step, made in starts]
+        assert 0 < skipped[2] < skipped[-1]
+    assert_same_run(folder, whole)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), pytest.param(4, 2, marks=pytest.mark.slow)])
