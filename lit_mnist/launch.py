@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from lit_mnist.addresses import stay_on_loopback
 from lit_mnist.board import Board
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
+from lit_mnist.private import enter_private_folder, private_folder
 from lit_mnist.ranks import Rank, die_with_parent
 from lit_mnist.rendezvous import LoopbackRendezvous, run_id
 from lit_mnist.seams import Attempt, WatchfulAgent
@@ -78,26 +79,28 @@ def launch(
         if restarting:
             print(f"{failure}\nThe ranks are started again.", file=sys.stderr, flush=True)
 
-    spec = WorkerSpec(
-        role="rank",
-        local_world_size=world_size,
-        entrypoint=_forked_rank,
-        args=(work, logs, scratch, os.getpid()),
-        rdzv_handler=LoopbackRendezvous(run_id(), timeout),
-        max_restarts=max_restarts,
-        monitor_interval=0.05,
-    )
-    agent = WatchfulAgent(
-        spec,
-        logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
-        start_method=start_method,
-        final_codes=_FINAL_CODES,
-        on_failure=note_failure,
-        while_running=Forwarder(),
-    )
     try:
-        with STOP.taken():
-            result = agent.run()
+        with private_folder() as private:
+            spec = WorkerSpec(
+                role="rank",
+                local_world_size=world_size,
+                entrypoint=_forked_rank,
+                args=(work, logs, scratch, private, tempfile.gettempdir(), os.getpid()),
+                rdzv_handler=LoopbackRendezvous(run_id(), timeout),
+                max_restarts=max_restarts,
+                monitor_interval=0.05,
+            )
+            agent = WatchfulAgent(
+                spec,
+                logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
+                start_method=start_method,
+                private=private,
+                final_codes=_FINAL_CODES,
+                on_failure=note_failure,
+                while_running=Forwarder(),
+            )
+            with STOP.taken():
+                result = agent.run()
     finally:
         board.close()
         shutil.rmtree(scratch, ignore_errors=True)
@@ -132,7 +135,7 @@ class Forwarder:
                 os.kill(pid, signum)
 
 
-def _forked_rank(work: Work, logs: Path, scratch: Path, launcher: int) -> None:
+def _forked_rank(work: Work, logs: Path, scratch: Path, private: Path, temporary: str, launcher: int) -> None:
     """Runs in a process of torch's agent.
 
     It waits until all ranks are there: the first that connects to the store makes the parent's own thread look up its
@@ -143,6 +146,7 @@ def _forked_rank(work: Work, logs: Path, scratch: Path, launcher: int) -> None:
     (scratch / f"{attempt}{os.environ['LOCAL_RANK']}").touch()
     while len(list(scratch.glob(f"{attempt}*"))) < int(os.environ["LOCAL_WORLD_SIZE"]):
         time.sleep(0.002)
+    enter_private_folder(private, temporary)
     rank_main(work, logs, scratch / BOARD, launcher)
 
 

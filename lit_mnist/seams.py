@@ -3,7 +3,9 @@
 1. torch's elastic agent restarts its ranks after any failure, waits half a minute for those that are left, and
    answers a signal by an exception: `WatchfulAgent` keeps it from restarting where the rank's exit code says that
    another try would end the same way, notes how every rank ended (torch keeps one), and ends the others at once.
-   Noticed by `test_a_refusal_in_a_rank_is_never_restarted` in tests/test_launch.py and by
+   torch's launchers unpickle what they find in a temporary folder; `WatchfulAgent` gives them a private one.
+   Noticed by `test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed` and
+   `test_a_refusal_in_a_rank_is_never_restarted` in tests/test_launch.py, and by
    `test_nothing_is_left_of_a_run_of_which_one_process_is_killed` in tests/faults/test_kill.py.
 2. torch has no public name for the time-out that a process group's gloo really uses: `timeout_in_force` reads it.
    Noticed by `test_every_way_to_initialise_is_used_with_its_time_out` in tests/test_collectives.py.
@@ -28,6 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +40,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile
 
+from lit_mnist.private import temporary_files_in
 from lit_mnist.stop import STOP, blocked
 
 if TYPE_CHECKING:
@@ -66,6 +70,7 @@ class WatchfulAgent(LocalElasticAgent):
     second after a failure.
 
     Args:
+        private: The launch's private folder, in which torch names the files that it unpickles after a failure.
         final_codes: Exit codes after which nothing is started again.
         on_failure: Called once per failed attempt, and told whether the ranks are started again.
         while_running: Called again and again with the ranks' processes.
@@ -74,6 +79,7 @@ class WatchfulAgent(LocalElasticAgent):
     def __init__(
         self,
         *args: Any,
+        private: Path,
         final_codes: Container[int],
         on_failure: Callable[[Attempt, bool], None],
         while_running: Callable[[Iterable[int]], None],
@@ -83,13 +89,14 @@ class WatchfulAgent(LocalElasticAgent):
         if "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters:
             kwargs["shutdown_timeout"] = _SECONDS_TO_END
         super().__init__(*args, **kwargs)
+        self._private = private
         self._final_codes = final_codes
         self._on_failure = on_failure
         self._while_running = while_running
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         # Blocked, so that no rank meets a signal before it listens; older releases of torch set handlers of their own.
-        with blocked():
+        with blocked(), temporary_files_in(self._private):
             started = super()._start_workers(worker_group)
             STOP.register()
         context = self._pcontext._pc  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch.multiprocessing as mp
 from lit_mnist.addresses import stay_on_loopback
 from lit_mnist.board import Board
 from lit_mnist.launch import BOARD, Forwarder, Work, first_failure, make_scratch, rank_main
+from lit_mnist.private import enter_private_folder, private_folder, temporary_files_in
 from lit_mnist.rendezvous import LoopbackRendezvous, run_id
 from lit_mnist.seams import Attempt, end_processes
 from lit_mnist.stop import STOP, blocked
@@ -49,11 +51,11 @@ def spawn(work: Work, *, world_size: int, timeout: float, logs: Path) -> None:
     }
     forward = Forwarder()
     try:
-        with STOP.taken():
-            with blocked():  # so that no rank meets a signal before it listens
-                context = mp.spawn(
-                    _start, (work, logs, scratch, environment, os.getpid()), nprocs=world_size, join=False
-                )
+        with private_folder() as private, STOP.taken():
+            arguments = (work, logs, scratch, private, tempfile.gettempdir(), environment, os.getpid())
+            # Blocked, so that no rank meets a signal before it listens.
+            with blocked(), temporary_files_in(private):
+                context = mp.spawn(_start, arguments, nprocs=world_size, join=False)
             while any(process.exitcode is None for process in context.processes):
                 if any(process.exitcode for process in context.processes):
                     break
@@ -71,6 +73,16 @@ def spawn(work: Work, *, world_size: int, timeout: float, logs: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _start(local_rank: int, work: Work, logs: Path, scratch: Path, environment: dict[str, str], launcher: int) -> None:
+def _start(
+    local_rank: int,
+    work: Work,
+    logs: Path,
+    scratch: Path,
+    private: Path,
+    temporary: str,
+    environment: dict[str, str],
+    launcher: int,
+) -> None:
     os.environ.update(environment, RANK=str(local_rank), LOCAL_RANK=str(local_rank))
+    enter_private_folder(private, temporary)
     rank_main(work, logs, scratch / BOARD, launcher)

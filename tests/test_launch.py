@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import pickle
 import re
 import shutil
 import signal
 import socket
+import stat
+import struct
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Done, Program, processes_of, ranks_of, result_of, run_forked, wait_for
+from conftest import ROOT, Done, Program, forked, processes_of, ranks_of, result_of, run_forked, wait_for
+from faults.hostile import Reduced
 from test_bad_input import refused
 
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.launch import launch
 from lit_mnist.ranks import Rank
+from lit_mnist.spawn import spawn
 
 SMALL = ("--data.train_size", 640, "--data.val_size", 0, "--data.test_size", 100, "--batch-size", 32)
 LONG = ("--data.val_size", 0, "--epochs", 50, "--batch-size", 32)
@@ -263,3 +272,89 @@ def test_a_refusal_in_a_rank_is_never_restarted(tmp_path: Path) -> None:
     done = launched(work, tmp_path, world_size=2, max_restarts=5)
     assert (done.code, done.out) == (2, "the disk is full\n")
     assert len((tmp_path / "attempts").read_text()) <= 2
+
+
+class Attacker:
+    """Another user of the machine, who watches a shared folder and plants a pickle where a file was named and removed.
+
+    Args:
+        folder: The shared folder.
+        executed: A file that the planted pickle makes when it is loaded.
+    """
+
+    _IN_DELETE = 0x200
+    _EVENT = struct.Struct("iIII")
+
+    def __init__(self, folder: Path, executed: Path) -> None:
+        self.folder = folder
+        self.planted: list[str] = []
+        self._pickle = pickle.dumps(Reduced(os.system, f"touch {executed}"), 2)
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._events = libc.inotify_init1(os.O_NONBLOCK)
+        assert libc.inotify_add_watch(self._events, os.fsencode(folder), self._IN_DELETE) >= 0
+
+    def plant(self) -> None:
+        """Plants a file under each name that was removed since the last call."""
+        with suppress(BlockingIOError):
+            while events := os.read(self._events, 1 << 16):
+                while events:
+                    *_, length = self._EVENT.unpack_from(events)
+                    name = events[self._EVENT.size : self._EVENT.size + length].rstrip(b"\0").decode()
+                    events = events[self._EVENT.size + length :]
+                    if name.startswith("pytorch-errorfile-"):
+                        (self.folder / name).write_bytes(self._pickle)
+                        self.planted.append(name)
+
+
+def raise_when_told(folder: Path, rank: Rank) -> None:
+    """Notes where this rank's temporary files go, and raises once the test says so."""
+    (folder / f"temporary-{os.getpid()}").write_text(tempfile.gettempdir())
+    while not (folder / "raise").exists():
+        time.sleep(0.01)
+    raise ZeroDivisionError("planted")
+
+
+@pytest.mark.parametrize(("launcher", "restarts"), [("agent", 1), ("spawn", 0)])
+def test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed(
+    tmp_path: Path, launcher: str, restarts: int
+) -> None:
+    """torch's launchers name a file there, remove it, and unpickle what they find there when a rank has failed."""
+    shared, executed = make(tmp_path / "shared"), tmp_path / "executed"
+    attacker = Attacker(shared, executed)
+    work, logs = partial(raise_when_told, tmp_path), tmp_path / "logs"
+
+    def start() -> int:
+        os.environ["TMPDIR"], tempfile.tempdir = str(shared), None
+        try:
+            if launcher == "agent":
+                launch(work, world_size=2, timeout=20, max_restarts=restarts, logs=logs)
+            else:
+                spawn(work, world_size=2, timeout=20, logs=logs)
+        except LitMnistError as error:
+            print(error)
+            return error.exit_code
+        return 0
+
+    with forked(start, tmp_path) as group:
+        wait_for(lambda: len(list(tmp_path.glob("temporary-*"))) == 2, 60, tmp_path)
+        attacker.plant()
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in shared.iterdir() if path.is_dir()]
+        (tmp_path / "raise").touch()
+
+        def ended() -> tuple[int, int] | None:
+            attacker.plant()
+            found, status = os.waitpid(group, os.WNOHANG)
+            return (found, status) if found else None
+
+        _, status = wait_for(ended, 60, tmp_path)
+        wait_for(lambda: not processes_of(group), 5)
+    out = (tmp_path / "stdout.txt").read_text()
+    assert not executed.exists()
+    assert os.waitstatus_to_exitcode(status) == 3, (tmp_path / "stderr.txt").read_text()
+    assert "ZeroDivisionError: planted" in out
+    assert attacker.planted == []
+    assert modes == [0o700]
+    # The ranks, those of the second start too, use the user's own; what was the launch's is gone.
+    assert {path.read_text() for path in tmp_path.glob("temporary-*")} == {str(shared)}
+    assert len(list(tmp_path.glob("temporary-*"))) == 2 * (1 + restarts)
+    assert list(shared.iterdir()) == []
