@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_mnist.errors import InputError
+from lit_mnist.training.files import open_lock, try_lock
 
 NETWORK_TIMEOUT = 30.0  # seconds without a byte
 
@@ -63,12 +64,10 @@ def exclusive(root: Path, purpose: str) -> Iterator[None]:
         purpose: What is done, as in "Waiting for another process to PURPOSE FOLDER."
 
     Raises:
-        OSError: The lock file cannot be written.
+        OSError: The lock file cannot be written or locked, or is a symbolic link.
     """
-    with (root / ".download.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with open_lock(root / ".download.lock") as lock:
+        if not try_lock(lock):
             print(f"Waiting for another process to {purpose} {root}.", file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

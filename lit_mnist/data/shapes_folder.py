@@ -69,6 +69,8 @@ def _make(root: Path, folder: Path) -> None:
     """Makes all scenes in a folder of their own, which gets its name when all are there."""
     partial = root / f".{NAME}.partial"
     shutil.rmtree(partial, ignore_errors=True)
+    # Here, since what is made below it would follow a symbolic link of another user's.
+    partial.mkdir()
     try:
         write_shapes(partial, train=TRAIN, test=TEST, side=SIDE)
         (partial / _DIGEST).write_text(content_sha256(partial))

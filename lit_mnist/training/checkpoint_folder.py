@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ class CheckpointFolder:
         else:
             write_checkpoint(last, checkpoint)
         self._last_step = step
-        older = [path for path in _older(self.path) if path.name < _older_name(step)]
+        older = [path for path in _older(self.path) if _step_in(path.name) < step]
         # Later ones are of a future that was given up when the run went on from before.
         for path in set(_older(self.path)) - set(older[: self.keep - 1]):
             path.unlink()
@@ -89,9 +90,16 @@ def _older_name(step: int) -> str:
     return f"step-{step:08d}.ckpt"
 
 
+def _step_in(name: str) -> int:
+    """Returns the step that `_older_name` has put into a name, or -1 for a file that somebody else has named."""
+    found = re.fullmatch(r"step-(\d+)\.ckpt", name)
+    return int(found[1]) if found and name == _older_name(int(found[1])) else -1
+
+
 def _older(folder: Path) -> list[Path]:
     """Returns the checkpoints that are not the last ones any more, the newest first."""
-    return sorted(folder.glob("step-*.ckpt"), reverse=True)
+    written = [path for path in folder.glob("step-*.ckpt") if _step_in(path.name) >= 0]
+    return sorted(written, key=lambda path: _step_in(path.name), reverse=True)
 
 
 class Found(NamedTuple):

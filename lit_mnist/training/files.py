@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +17,14 @@ from typing import IO
 # Here, since it can be asked for only by changing it, for all threads.
 _UMASK = os.umask(0)
 os.umask(_UMASK)
+# What a file system says that does not support a call.
+_UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+# File systems whose folders cannot be flushed, each of which is told of once.
+_WARNED_OF: set[int] = set()
+_LOCKS_NEEDED = (
+    "two processes could write there at once without a lock (flock), which Lustre supports if mounted with -o flock, "
+    "and NFS with a lock service"
+)
 
 
 @contextmanager
@@ -79,9 +90,51 @@ def remove_temporary(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def open_lock(path: Path) -> IO[str]:
+    """Opens a lock file, and makes it where it is missing; its content stays.
+
+    Others may be able to write to its folder: a symbolic link there is not followed.
+
+    Raises:
+        OSError: The file cannot be opened, or is a symbolic link or no regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "a lock file must not be a symbolic link: remove it", str(path)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "a lock file must be a regular file: remove it", str(path))
+    return os.fdopen(descriptor, "r+")
+
+
+def try_lock(file: IO[str]) -> bool:
+    """Locks an open file unless another process holds it, and returns whether this one holds it now.
+
+    Raises:
+        OSError: The file cannot be locked at all, for example because its file system does not support it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+            return False
+        raise OSError(error.errno, f"{error.strerror}; {_LOCKS_NEEDED}", file.name) from error
+    return True
+
+
 def _flush_folder(path: Path) -> None:
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        if (device := os.fstat(folder).st_dev) not in _WARNED_OF:
+            _WARNED_OF.add(device)
+            text = f"warning: fsync of the folder {path} is not supported ({error.strerror})"
+            print(f"{text}: a power failure may undo the newest save", file=sys.stderr, flush=True)
     finally:
         os.close(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from typing import IO, Any
 import yaml
 
 from lit_mnist.errors import InputError
-from lit_mnist.training.files import remove_temporary, write_text
+from lit_mnist.training.files import open_lock, remove_temporary, try_lock, write_text
 
 CONFIG, RESULT, METRICS, REPORT = "config.yaml", "result.json", "metrics.csv", "report.html"
 # Bytes that a run's folder must have room for at its start.
@@ -123,22 +122,33 @@ def _lock(path: Path, patience: float) -> IO[str]:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / _LOCK).open("a+")
+        lock = open_lock(path / _LOCK)
     except OSError as error:
         raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if time.monotonic() < deadline:
-                time.sleep(0.2)
-                continue
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            lock.close()
-            raise InputError(f"The run folder {path} is in use by {holder}: choose another --run-dir.") from error
-        return lock
+    try:
+        deadline, waits = time.monotonic() + patience, False
+        while not try_lock(lock):
+            if time.monotonic() >= deadline:
+                raise InputError(f"The run folder {path} is in use by {_holder(lock)}: choose another --run-dir.")
+            if not waits:
+                print(f"note: waiting for {_holder(lock)}, which holds {shown(path)}", flush=True)
+            waits = True
+            time.sleep(0.2)
+    except OSError as error:
+        lock.close()
+        raise InputError(
+            f"The run folder {path} cannot be locked: {error.strerror}. Choose a --run-dir on another file system."
+        ) from error
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _holder(lock: IO[str]) -> str:
+    """Returns what the process that holds a run folder has written into the lock file."""
+    lock.seek(0)
+    return lock.read().strip() or "another process"
 
 
 def shown(path: Path) -> str:

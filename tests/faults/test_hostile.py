@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ import lit_mnist
 from faults.conftest import SMALL
 from faults.hostile import ALIASES, CHECKPOINTS
 from faults.limits import assert_refused, figures, limited, parts, reading, slug
+from lit_mnist.data.shapes_folder import NAME as SHAPES
+from lit_mnist.data.shapes_folder import load_shapes
+from lit_mnist.errors import InputError
 from lit_mnist.training.checkpoint import SECTION, read_checkpoint, write_checkpoint
+from lit_mnist.training.run_folder import RunFolder
 
 FILES = Path(lit_mnist.__file__).parent / "data" / "files"
 TINY: tuple[object, ...] = (*SMALL, "--max-steps", 2, "--model.schedule", "constant")
@@ -199,6 +204,39 @@ def raw(folder: Path) -> Path:
     for path in FILES.glob("*.gz"):
         (root / path.name).symlink_to(path)
     return root
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "FIFO"])
+def test_a_lock_that_another_user_has_planted_is_not_followed(tmp_path: Path, kind: str) -> None:
+    """Whoever may write to a shared folder of data could have a file of the user's emptied, or made."""
+    lock, victim = tmp_path / "shared" / ".download.lock", tmp_path / "victim.txt"
+    lock.parent.mkdir()
+    if kind == "link":
+        victim.write_text("precious")
+    if kind == "FIFO":
+        os.mkfifo(lock)
+    else:
+        lock.symlink_to(victim)
+    with pytest.raises(InputError, match=r"a lock file must .*\.download\.lock"):
+        load_shapes(lock.parent, 7)
+    assert [path.name for path in lock.parent.iterdir()] == [".download.lock"]
+    assert victim.exists() == (kind == "link")
+    assert kind != "link" or victim.read_text() == "precious"
+    # So are the locks of run folders.
+    lock.rename(lock.with_name("run.lock"))
+    with pytest.raises(InputError, match="a lock file must"):
+        RunFolder.claim(lock.parent, writes=())
+    assert kind != "link" or victim.read_text() == "precious"
+
+
+def test_a_folder_that_another_user_has_planted_is_not_filled(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / f".{SHAPES}.partial").symlink_to(tmp_path / "victim")
+    (tmp_path / "victim").mkdir()
+    with pytest.raises(InputError, match="File exists"):
+        load_shapes(tmp_path / "shared", 7)
+    assert not list((tmp_path / "victim").iterdir())
 
 
 def test_a_stray_file_of_tensors_is_never_loaded(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import random
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +22,10 @@ from conftest import Program, result_of, wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 from faults.ptrace import AVAILABLE, run_until
+from lit_mnist.data.fetch import exclusive
 from lit_mnist.training.checkpoint import read_checkpoint
 from lit_mnist.training.checkpoint_folder import CheckpointFolder, newest_sound
+from lit_mnist.training.files import write_text
 from lit_mnist.training.run_folder import RunFolder
 
 
@@ -255,6 +260,56 @@ def test_where_there_are_no_hard_links_a_copy_is_made(trained: Path, monkeypatch
     names = sorted(path.name for path in (trained / "checkpoints").iterdir())
     assert names == ["best.ckpt", "last.ckpt", f"step-{before:08d}.ckpt"]
     assert newest(trained)["global_step"] == before + 1
+
+
+def test_a_user_s_own_files_beside_the_checkpoints_stay(trained: Path) -> None:
+    checkpoints, own = trained / "checkpoints", {"step-00000005-good.ckpt", "step-5.ckpt", "step-000000005.ckpt"}
+    for name in own:
+        shutil.copy(checkpoints / "best.ckpt", checkpoints / name)
+    before = newest(trained)["global_step"]
+    for step in (before + 1, before + 2):
+        saving(trained, step, is_best=False)()
+    names = {path.name for path in checkpoints.iterdir()}
+    assert names == {"best.ckpt", "last.ckpt", f"step-{before + 1:08d}.ckpt", *own}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_named_as_the_cause(
+    program: Program, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def unsupported(file: object, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    done = program(*SMALL, "--run-dir", program.folder / "run")
+    assert done.code == 2, done.out + done.err
+    assert f"cannot be locked: {os.strerror(code)}" in done.err
+    assert "on another file system" in done.err
+    assert "in use" not in done.err
+    with pytest.raises(OSError, match=r"flock.*Lustre"), exclusive(program.folder, "download data into"):
+        pytest.fail("the folder is not locked")
+
+
+def test_a_file_system_that_does_not_flush_folders_is_warned_of_once(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, code = os.fsync, errno.EINVAL
+
+    def of_files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_only)
+    folder = program.folder / "run"
+    done = program(*SMALL, "--max-steps", 3, "--save-every", 1, "--devices", 2, "--run-dir", folder)
+    assert done.code == 0, done.out + done.err
+    assert (done.out + done.err).count("fsync of the folder") == 1
+    assert newest(folder)["global_step"] == 3
+    # What tells of a disk that fails is no such thing.
+    code = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        write_text(program.folder / "text", "text")
 
 
 def test_a_checkpoint_of_an_older_format_is_named(program: Program, trained: Path) -> None:
