@@ -42,6 +42,8 @@ _INSTEAD = {
     "overfit_batches": "use --data.train_size",
     "enable_checkpointing": "the last and the best epoch are always kept",
     "num_sanity_val_steps": "the data are verified before the ranks start",
+    "use_distributed_sampler": "the order of the samples is a function of the seed and the step",
+    "reload_dataloaders_every_n_epochs": "each epoch has an order of its own already",
 }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -12,11 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_mnist.data.loader import Batch
-from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.data.loader import Batch, EvaluationBatches
+from lit_mnist.data.randomness import Draw
+from lit_mnist.errors import require
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers
+from lit_mnist.plan import scaled_lr
 from lit_mnist.seams import PlainHookName
 from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, predictions_of
@@ -29,11 +32,21 @@ from lit_mnist.training.schedule import make_schedule
 class LitClassifier(PlainHookName, LightningModule):
     """A classifier of pictures, or of their pixels; `LitClassifier.load_from_checkpoint(path)` gives a trained one.
 
+    It takes the batches of `MNISTDataModule`, and those of any loader: (images, targets), where the images are
+    normalised, float [batch, channels, height, width], and the targets int64 [batch], or [batch, height, width].
+
     Args:
         num_classes: Number of classes.
-        seed: Seed of the initial weights.
+        seed: Seed of the initial weights and of dropout.
         **kwargs: The settings of `ModelSettings`.
+
+    Attributes:
+        total_steps: Optimizer steps of the run, for the learning rate; unset: as many as the Trainer tells.
+        validation: The last evaluation on the validation split.
+        tested: The last evaluation on the test split.
     """
+
+    total_steps: int | None = None
 
     def __init__(self, num_classes: int = 10, seed: int = 42, **kwargs: Any) -> None:
         super().__init__()
@@ -53,24 +66,25 @@ class LitClassifier(PlainHookName, LightningModule):
         """Returns logits, [batch, classes, ...], of normalised pictures, [batch, channels, height, width]."""
         return self.net(images)
 
+    # --- training
+
     def setup(self, stage: str) -> None:
-        """Puts the weights into channels-last format, in which they compute fastest, as long as a Trainer works."""
+        """Begins to count, and puts the weights into channels-last format, in which they compute fastest."""
         self.net.to(memory_format=torch.channels_last)
+        if stage == "fit":
+            # A checkpoint's count comes afterwards.
+            self.steps_made = 0
 
     def teardown(self, stage: str) -> None:
         """Leaves contiguous weights, which other programs and formats such as safetensors expect."""
         self.net.to(memory_format=torch.contiguous_format)
 
-    @property
-    def _data(self) -> MNISTDataModule:
-        return cast(MNISTDataModule, cast(Any, self.trainer).datamodule)
-
-    # --- training
-
     def configure_optimizers(self) -> Any:
         """Returns the optimizer, and its schedule over the steps of the run."""
-        optimizer = make_optimizer(self.net, replace(self.settings, lr=self._data.plan.lr))
-        schedule = make_schedule(optimizer, self.settings, self._data.plan.total_steps)
+        optimizer = make_optimizer(
+            self.net, replace(self.settings, lr=scaled_lr(self.settings, self.trainer.world_size))
+        )
+        schedule = make_schedule(optimizer, self.settings, self._length())
         # Only a step that the optimizer makes gets here: the GradScaler leaves out one whose gradient overflowed.
         optimizer.register_step_post_hook(self._step_made)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -78,20 +92,42 @@ class LitClassifier(PlainHookName, LightningModule):
     def _step_made(self, *_: Any) -> None:
         self.steps_made += 1
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
+    def _length(self) -> int:
+        """Returns the optimizer steps of the run.
+
+        Raises:
+            InputError: The run has no end, but its schedule needs one.
+        """
+        steps = self.total_steps or self.trainer.estimated_stepping_batches
+        if 0 < steps < math.inf:
+            return int(steps)
+        endless = self.settings.schedule == "constant" and not self.settings.warmup
+        require(endless, f"model.schedule {self.settings.schedule} needs a last step: give max_epochs or max_steps.")
+        return 1
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         """Returns the loss of a micro-batch, weighed so that a shorter last window is a mean over its samples, too."""
         if self._graphed:
             self.loss, logits = self._graphed(batch)
             return {"loss": self.loss, "logits": logits}
-        logits, loss = self._forward(batch)
-        plan = self._data.plan
-        weighed = accumulated_loss(loss, plan.window(batch_idx), plan.accumulate)
+        batch = Batch.of(batch)
+        logits, loss = self._forward(batch if batch.draw else batch._replace(draw=self._draw(len(batch.images))))
+        accumulate = self.trainer.accumulate_grad_batches
+        window = min(accumulate, self.trainer.num_training_batches - batch_idx + batch_idx % accumulate)
+        weighed = accumulated_loss(loss, int(window), accumulate)
         self.loss = loss.detach()
         return {"loss": weighed, "logits": logits.detach()}
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.net(batch.images, batch.draw)
         return logits, mean_loss(logits, batch.targets, self.settings.label_smoothing)
+
+    def _draw(self, samples: int) -> Draw:
+        """Returns which random numbers are this rank's, for a micro-batch whose loader names none."""
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        rows = torch.arange(rank * samples, (rank + 1) * samples, device=self.device)
+        number = self.trainer.fit_loop.total_batch_idx
+        return Draw(seed=self.hparams["seed"], number=number, size=world_size * samples, rows=rows)
 
     def graph_passes(self) -> None:
         """Lets a GPU be given both passes of a step as one graph; without accumulation only, see `GraphedPasses`."""
@@ -137,35 +173,56 @@ class LitClassifier(PlainHookName, LightningModule):
         """Lets all ranks evaluate one network."""
         share_buffers(self.net)
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Adds a batch to the sums."""
+        batch = Batch.of(batch)
         self.metrics.update(self.net(batch.images), batch.targets)
 
     def on_validation_epoch_end(self) -> None:
         """Puts the ranks' sums together."""
-        self.validation = self._evaluated(len(self._data.splits.validation))
-        # For callbacks that watch a figure, such as EarlyStopping.
-        figures = {"val_loss": self.validation.loss, "val_accuracy": self.validation.accuracy}
-        if self.validation.mean_iou is not None:
-            figures["val_mean_iou"] = self.validation.mean_iou
-        self.log_dict(figures)
+        evaluation = self._evaluated("val", self.trainer.val_dataloaders, self.trainer.limit_val_batches)
+        # The sanity check is of a few batches, and of no training.
+        self.validation = self.validation if self.trainer.sanity_checking else evaluation
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
+    def on_test_epoch_start(self) -> None:
+        """Lets all ranks evaluate one network."""
+        share_buffers(self.net)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
         """Adds a batch to the sums, and notes what is shown of it."""
-        self.metrics.update(self.net(batch.images), batch.targets, batch.indices)
+        batch = Batch.of(batch)
+        self.metrics.update(self.net(batch.images), batch.targets, batch.indices if len(batch.indices) else None)
 
     def on_test_epoch_end(self) -> None:
         """Puts the ranks' sums and examples together."""
         self.examples = self.metrics.examples()
-        self.tested = self._evaluated(len(self._data.splits.test))
+        self.tested = self._evaluated("test", self.trainer.test_dataloaders, self.trainer.limit_test_batches)
 
-    def _evaluated(self, count: int) -> Evaluation:
-        evaluation = self.metrics.compute(count)
+    def _evaluated(self, stage: str, loader: object, limit: float) -> Evaluation:
+        """Puts the ranks' sums together, and logs what comes of them for loggers and callbacks, under `stage`_NAME."""
+        # A limit of 1 is a batch, one of 1.0 the whole.
+        whole = isinstance(limit, float) and limit == 1.0 and not self.trainer.sanity_checking
+        evaluation = self.metrics.compute(
+            len(loader.split) if whole and isinstance(loader, EvaluationBatches) else None
+        )
         self.metrics.reset()
+        for name in ("loss", "accuracy", "mean_iou"):
+            if (value := getattr(evaluation, name)) is not None:
+                # Of equal values the largest is each of them, exactly; a mean over the ranks would round.
+                exact = torch.tensor(value, dtype=torch.float64, device=self.device)
+                self.log(f"{stage}_{name}", exact, sync_dist=True, reduce_fx="max")
         return evaluation
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the samples' numbers, int64 [batch], and what `predictions_of` says of them."""
+    def on_predict_epoch_start(self) -> None:
+        """Lets all ranks predict with one network."""
+        share_buffers(self.net)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns the samples' numbers, int64 [batch], and what `predictions_of` says of them.
+
+        Of a user's own loader, which may also give images alone, the numbers are not known, int64 [0].
+        """
+        batch = Batch.of([batch, batch] if isinstance(batch, torch.Tensor) else batch)
         return batch.indices, *predictions_of(self.net(batch.images))
 
 

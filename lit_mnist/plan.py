@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment
+from lit_mnist.experiment import Experiment, ModelSettings
 
 # What the learning rate is multiplied by where the batch is multiplied by the number of ranks: linearly (Goyal et al.:
 # Accurate, Large Minibatch SGD, 2017), or so that a step's noise stays (Krizhevsky: One weird trick, 2014).
@@ -64,6 +64,11 @@ class Plan:
         return min(self.accumulate, self.batches_per_epoch - start)
 
 
+def scaled_lr(settings: ModelSettings, world_size: int) -> float:
+    """Returns the learning rate, or its peak, with which so many ranks train."""
+    return settings.lr * _RATE[settings.lr_scale](world_size)
+
+
 def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan:
     """Works out the batches and steps of a run, and refuses what cannot be cut evenly.
 
@@ -103,5 +108,5 @@ def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan
         total_steps=total_steps,
         epochs=math.ceil(total_steps / steps_per_epoch),
         dropped=train_count - batches * batch_size,
-        lr=experiment.model.lr * _RATE[experiment.model.lr_scale](world_size),
+        lr=scaled_lr(experiment.model, world_size),
     )

@@ -81,7 +81,8 @@ class LitTrainer(Trainer):
         devices: Number of ranks on this machine, a list of GPU numbers, or `auto`: all GPUs, or one rank on a CPU.
         num_nodes: Number of machines.
         timeout: Seconds that a rank waits for the others.
-        **kwargs: The options of Lightning's Trainer.
+        **kwargs: The options of Lightning's Trainer. Without a length (`max_epochs`, `max_steps` or `max_time`) it
+            trains one epoch, as the default recipe does.
     """
 
     def __init__(
@@ -107,14 +108,14 @@ class LitTrainer(Trainer):
         elif not several:
             # Said, since Lightning would take the variables of a Slurm job for ranks.
             plugins.append(LightningEnvironment())
+        if kwargs.get("max_time") is None and kwargs.get("max_steps", -1) == -1 and kwargs.get("max_epochs") is None:
+            kwargs["max_epochs"] = settings.TrainerSettings().max_epochs
         super().__init__(
             accelerator=found.kind,
             devices=list(found.numbers) if found.kind == "cuda" else found.count,
             num_nodes=num_nodes,
             strategy=_ddp(found.kind, timeout, kwargs.get("accumulate_grad_batches", 1)) if several else strategy,
             plugins=[*plugins, *(kwargs.pop("plugins", None) or [])],
-            use_distributed_sampler=False,
-            reload_dataloaders_every_n_epochs=1,
             profiler=kwargs.pop("profiler", None) or NoProfiler(),
             **kwargs,
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from lit_mnist.data.idx import Split
 from lit_mnist.data.randomness import Draw
+from lit_mnist.errors import InputError
 
 CPU = torch.device("cpu")
 
@@ -27,6 +28,20 @@ class Batch(NamedTuple):
     targets: torch.Tensor
     indices: torch.Tensor
     draw: Draw | None
+
+    @classmethod
+    def of(cls, value: Any) -> Batch:
+        """Returns a batch of a user's own loader, (images, targets), as one of this kind; its indices are empty.
+
+        Raises:
+            InputError: It has another form.
+        """
+        if isinstance(value, cls):
+            return value
+        pair = value if isinstance(value, list | tuple) else ()
+        if len(pair) < 2 or not all(isinstance(part, torch.Tensor) for part in pair[:2]):
+            raise InputError(f"A batch must be (images, targets), but is a {type(value).__name__}.")
+        return cls(pair[0], pair[1], torch.empty(0, dtype=torch.int64), None)
 
     def to(self, device: torch.device) -> Batch:
         """Returns the batch on a device, or itself where it is there; the indices are for the host, and stay."""

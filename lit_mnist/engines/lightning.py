@@ -77,6 +77,7 @@ def run(job: Job, rank: Rank) -> None:
         module.graph_passes()
 
     # --- optimizer: made by LitClassifier.configure_optimizers, stepped by the Trainer
+    module.total_steps = job.plan.total_steps
 
     # --- resume: the Trainer restores weights, optimizer, schedule, scaler and its own loops
     resumed = read_checkpoint(job.checkpoint) if job.checkpoint else None
@@ -132,8 +133,9 @@ def _trainer(job: Job, callbacks: list[Callback], keeper: Keeper | None) -> LitT
     extras = job.extras.make() if job.extras else {}
     own = extras.pop("callbacks", [])
     trainer = LitTrainer(
-        # The plan has worked max_steps into the length of the epochs.
+        # The plan has worked max_steps into the length of the epochs: the Trainer asks for each.
         max_epochs=job.plan.epochs,
+        reload_dataloaders_every_n_epochs=1,
         precision=job.precision,
         sync_batchnorm=settings.sync_batchnorm,
         accelerator="gpu" if job.devices.kind == "cuda" else "cpu",
@@ -170,10 +172,6 @@ def quieten() -> None:
     """Leaves out what Lightning says of every run; warnings stay."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # The figures are put together over the ranks before they are logged.
-    warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
-    # The loaders take their position from the step.
-    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
     # Said of Lightning's own call into torch.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
 

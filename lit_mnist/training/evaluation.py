@@ -53,7 +53,7 @@ class Evaluation:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int, *, scenes: bool) -> Evaluation:
+def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int | None, *, scenes: bool) -> Evaluation:
     """Returns the figures that follow from the sums over all ranks.
 
     The confusion matrix is the root of every figure but the loss: accuracy is its diagonal (what torchmetrics calls the
@@ -62,7 +62,7 @@ def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int, *,
     Args:
         confusion: Counts, rows the true and columns the predicted class, integers [classes, classes].
         sums: The sum of the cross-entropies in nats, and the number of samples, [2].
-        expected: Number of samples of the split.
+        expected: Number of samples of the split; None where not all of it was evaluated, or nobody knows its size.
         scenes: Whether the counts are pixels of scenes.
 
     Raises:
@@ -70,7 +70,7 @@ def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int, *,
     """
     confusion = confusion.long().cpu()
     loss_sum, samples = sums.tolist()
-    assert samples == expected, f"{samples:.0f} samples were evaluated, but the split has {expected}"
+    assert expected in {samples, None}, f"{samples:.0f} samples were evaluated, but the split has {expected}"
     # Scenes may be all border.
     counted = max(int(confusion.sum()), 1)
     loss = loss_sum / counted
@@ -82,7 +82,7 @@ def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int, *,
     return Evaluation(
         accuracy=float(right.sum() / counted),
         loss=loss,
-        count=expected,
+        count=int(samples),
         per_class=(right / of_class.clamp(min=1)).tolist(),
         confusion=confusion.tolist(),
         iou=iou,
@@ -204,11 +204,11 @@ class ExactMetrics(nn.Module):
         """Returns what was noted on all ranks; every rank must call it."""
         return self._examples.gather()
 
-    def compute(self, expected: int) -> Evaluation:
+    def compute(self, expected: int | None) -> Evaluation:
         """Puts the ranks' sums together; every rank must call it, and gets the same figures.
 
         Args:
-            expected: Number of samples of the split.
+            expected: As of `evaluation_of`.
 
         Raises:
             NonFiniteError: The loss is infinite or not a number; all ranks raise it together.
