@@ -106,7 +106,7 @@ class KeepCheckpoints(Callback):
         """Saves the epoch that ends."""
         validation = cast(LitClassifier, module).validation
         self.recorder.epoch_done(trainer.current_epoch, validation, is_best=self.keeper.judge(validation))
-        self.keeper.epoch_done(trainer.global_step)
+        self.keeper.epoch_done(trainer.global_step, self.recorder.show_epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best score so far."""

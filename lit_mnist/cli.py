@@ -32,6 +32,7 @@ from lit_mnist.record import program
 from lit_mnist.situation import SITUATION, end_rank, foreseen, told_here, write_cause
 from lit_mnist.spawn import spawn
 from lit_mnist.stop import STOP
+from lit_mnist.terminal import guard_streams
 from lit_mnist.training.checkpoint_folder import newest_sound
 from lit_mnist.training.run_folder import shown
 from lit_mnist.work import do_job
@@ -46,6 +47,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     """
     # The ranks are forked from this process: until then it must not start OpenMP's threads.
     torch.set_num_threads(1)
+    guard_streams()
     STOP.listen()
     outside, job, code = False, None, 0
     try:

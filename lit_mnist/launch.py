@@ -28,7 +28,7 @@ from lit_mnist.private import enter_private_folder, private_folder
 from lit_mnist.ranks import Rank, die_with_parent
 from lit_mnist.rendezvous import LoopbackRendezvous, run_id
 from lit_mnist.seams import Attempt, WatchfulAgent
-from lit_mnist.situation import SITUATION, describe, end_rank, foreseen, is_consequence, tell
+from lit_mnist.situation import SITUATION, describe, end_rank, foreseen, tell
 from lit_mnist.stop import STOP, STOPPING
 from lit_mnist.training.run_folder import SCRATCH
 
@@ -183,7 +183,7 @@ def first_failure(attempt: Attempt, board: Board) -> LitMnistError:
         who, where = describe(rank, attempt.pids[rank], steps[rank])
         return _failure(f"{who} was killed by {signum.name}{where}.")
     written = {rank: reports[rank] for rank, code in attempt.codes.items() if code and reports[rank]}
-    causes = {rank: report for rank, report in written.items() if not is_consequence(report["message"])}
+    causes = {rank: report for rank, report in written.items() if not report["lost"]}
     silent = [rank for rank, code in attempt.codes.items() if code and rank not in written]
     if silent and not causes:
         who, where = describe(silent[0], attempt.pids[silent[0]], steps[silent[0]])
@@ -194,7 +194,8 @@ def first_failure(attempt: Attempt, board: Board) -> LitMnistError:
     who, where = describe(rank, attempt.pids[rank], steps[rank])
     # Two ranks watch; another may have been the first to give up.
     late = next((report["late"] for report in reports if report and report["late"]), "")
-    return _failure(tell(who, where, message=report["message"], stack=report["stack"], late=late))
+    lost, stack = report["lost"], report["stack"]
+    return _failure(tell(who, where, lost=lost, stack=stack, late=late, otherwise="No rank tells why."))
 
 
 def _failure(message: str, code: int | None = None) -> LitMnistError:

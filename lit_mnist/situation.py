@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import errno
 import json
 import logging
 import os
+import re
 import socket
 import sys
 import time
@@ -14,14 +16,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from torch.distributed import DistError
+
 from lit_mnist.board import Board, Report
 from lit_mnist.errors import InputError, LitMnistError, RankLostError
+from lit_mnist.exchange import Exchange
 from lit_mnist.ranks import Rank
+from lit_mnist.terminal import guard_streams
 
 # Where torch's launchers look for the report of an error.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-# What a collective says that could not reach another rank, or waited for it in vain.
-_OF_A_PEER = ("closed by peer", "reset by peer", "broken pipe", "timed out", "socket timeout", "remote process exited")
+# The errors of gloo's connections begin with the place in its source where they were raised.
+_RAISED_BY_GLOO = re.compile(r"\[[^\] ]*\bgloo/transport/[^\] ]*:\d+\]")
 
 
 class Situation:
@@ -52,6 +58,7 @@ class Situation:
         self._board = board
         logs.mkdir(parents=True, exist_ok=True)
         path = logs / f"rank-{rank.rank}.log"
+        guard_streams(lambda told: self.warn(f"Rank {rank.rank} {told}"))
         self._terminal = os.dup(2)
         if not rank.is_first:
             sys.stdout.flush()
@@ -85,7 +92,8 @@ class Situation:
     def warn(self, text: str) -> None:
         """Writes a warning to the log, and to the terminal whichever rank this is."""
         logging.getLogger(__name__).warning(text)
-        os.write(self._terminal, f"warning: {text}\n".encode())
+        with suppress(OSError):
+            os.write(self._terminal, f"warning: {text}\n".encode())
 
 
 SITUATION = Situation()
@@ -96,24 +104,61 @@ def describe(rank: int, pid: int, step: int) -> tuple[str, str]:
     return f"Rank {rank} (process {pid} on {socket.gethostname()})", f" in step {step}" if step else ""
 
 
-def is_consequence(message: str) -> bool:
-    """Returns whether an error tells of another rank that a collective could not reach, or waited for in vain."""
-    return any(words in message.lower() for words in _OF_A_PEER)
+def is_consequence(error: BaseException) -> bool:
+    """Returns whether an error was raised by this rank's connection to another, which has ended or does not answer.
+
+    The place where it was raised decides, never its words, which an error of the user's may have as well.
+    """
+    # An error that was being handled, such as the user's own, is the cause of those that came of it.
+    origin = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return _is_of_a_connection(error) and (origin is None or is_consequence(origin))
 
 
-def tell(who: str, where: str, *, message: str, stack: str, late: str) -> str:
-    """Returns what is said to the user of an unforeseen error in a rank."""
-    if is_consequence(message):
-        why = late or f"That rank's own message, or its launcher's, says why ({message.partition('. ')[0]})."
-        return f"{who} could not go on{where}, since another rank has ended or does not answer. {why}"
-    return f"{who} failed{where}:\n{stack.rstrip()}"
+def _is_of_a_connection(error: BaseException) -> bool:
+    if isinstance(error, DistError):
+        return True
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if isinstance(error, ConnectionError | TimeoutError):
+        return any(frame.f_globals.get("__name__") == Exchange.__module__ for frame, _ in frames)
+    return type(error) is RuntimeError and _RAISED_BY_GLOO.match(str(error)) is not None and not _is_of_python(error)
+
+
+def _is_of_python(error: BaseException) -> bool:
+    """Returns whether a `raise` statement has raised an error, rather than a library's compiled code."""
+    last = error.__traceback__
+    while last and last.tb_next:
+        last = last.tb_next
+    return last is None or last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def tell(who: str, where: str, *, lost: bool, stack: str, late: str, otherwise: str) -> str:
+    """Returns what is said to the user of an unforeseen error in a rank.
+
+    Args:
+        who: The rank.
+        where: Its step.
+        lost: Whether it has lost another rank, see `is_consequence`.
+        stack: The error's traceback: it is left out only where another rank is known to be the cause.
+        late: What is known of that other rank, as a sentence.
+        otherwise: What is said where nothing is known.
+    """
+    if not lost:
+        return f"{who} failed{where}:\n{stack.rstrip()}"
+    told = f"{who} could not continue{where}, since another rank has ended or does not answer."
+    return f"{told} {late}" if late else f"{told} {otherwise}\n{stack.rstrip()}"
 
 
 def told_here(error: BaseException) -> str:
     """Returns what is said of an error in this rank, where no launcher of the project's compares it with others."""
     who, where = describe(SITUATION.rank.rank, os.getpid(), SITUATION.step)
-    stack = "".join(traceback.format_exception(error))
-    return tell(who, where, message=str(error), stack=stack, late=SITUATION.late)
+    return tell(
+        who,
+        where,
+        lost=SITUATION.rank.world_size > 1 and is_consequence(error),
+        stack="".join(traceback.format_exception(error)),
+        late=SITUATION.late,
+        otherwise="That rank's own message, or its launcher's, says why.",
+    )
 
 
 def foreseen(error: BaseException) -> BaseException:
@@ -131,7 +176,7 @@ def write_cause(error: BaseException) -> None:
     logging.getLogger(__name__).error(text)
     message = str(error) if expected else "".join(traceback.format_exception_only(error)).strip()
     known = {"message": message, "stack": text, "foreseen": expected, "late": SITUATION.late}
-    SITUATION.write({**known, "time": time.time()})
+    SITUATION.write({**known, "lost": is_consequence(error), "time": time.time()})
 
 
 def end_rank(error: BaseException) -> NoReturn:

@@ -73,9 +73,9 @@ class StopSignals:
 
 def end_process(signum: signal.Signals) -> NoReturn:
     """Ends this process with the promised exit code, and on rank 0 with a message."""
-    if os.environ.get("RANK", "0") == "0":
-        os.write(2, f"error: Stopped by {signum.name}.\n".encode())
     with suppress(Exception):
+        if os.environ.get("RANK", "0") == "0":
+            os.write(2, f"error: Stopped by {signum.name}.\n".encode())
         sys.stdout.flush()
     os._exit(128 + signum)
 

@@ -63,8 +63,10 @@ def forked(work: Callable[[], int], folder: Path) -> Iterator[int]:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            # A test may have taken them away; this process must end here all the same.
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
             os._exit(code)
     try:
         yield child

@@ -121,7 +121,7 @@ def run(job: Job, rank: Rank) -> None:
                     clock.pause()
                     validation = _evaluate(job, rank, net, job.splits.validation)
                 recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
-                keeper.epoch_done(state.step)
+                keeper.epoch_done(state.step, recorder.show_epoch)
         trained = recorder.close(steps_made=state.steps_made)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 

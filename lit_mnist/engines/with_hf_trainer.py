@@ -205,7 +205,7 @@ class _Report(TrainerCallback):
             self.recorder.clock.pause()
             self.validation, _examples = _evaluate(self.job, self.rank, self.training.net, validation)
         self.recorder.epoch_done(self.epoch, self.validation, is_best=self.keeper.judge(self.validation))
-        self.keeper.epoch_done(self.training.step)
+        self.keeper.epoch_done(self.training.step, self.recorder.show_epoch)
         self.epoch += 1
 
 

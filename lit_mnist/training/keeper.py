@@ -117,14 +117,19 @@ class Keeper:
             self.best = validation.score
         return self._is_best
 
-    def epoch_done(self, step: int) -> None:
+    def epoch_done(self, step: int, show: Callable[[], None] = lambda: None) -> None:
         """Saves the epoch that ends, once it was judged, and stops where a signal has come.
+
+        Args:
+            step: Optimizer steps made.
+            show: Shows the epoch. It is called after the save, so that a terminal that takes nothing delays no save.
 
         Raises:
             StoppedError: As of `step_done`.
         """
         self._step = step
         self._save()
+        show()
         agreed = self._agreement.settle(self._step, STOP.received)
         if agreed.stop:
             self._stop(agreed.stop)

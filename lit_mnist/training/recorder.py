@@ -66,6 +66,7 @@ class Recorder:
             last_watched = whole_steps if run.trace == "traffic" else 0
             self.trace = Trace(net, job.folder, rank, dtype=dtype, last_watched=last_watched, keep=run.trace_step)
         self._losses: list[torch.Tensor] = []
+        self._epoch_told = ""
 
     def batch_done(self, loss: torch.Tensor) -> None:
         """Notes a micro-batch's mean loss, without waiting for it to be computed; nobody may change it afterwards."""
@@ -129,9 +130,9 @@ class Recorder:
         self.display.update(self.step, loss, accuracy, speed)
 
     def epoch_done(self, epoch: int, evaluation: Evaluation | None, *, is_best: bool) -> None:
-        """Notes the end of an epoch, with its figures on the validation split where there is one."""
+        """Notes the end of an epoch, with its metrics on the validation split where there is one; see `show_epoch`."""
         self.clock.pause()
-        if self.history is None or self.display is None:
+        if self.history is None:
             return
         text = f"epoch {epoch + 1}/{self.plan.epochs}  step {self.step}"
         if self.train_loss is not None:
@@ -145,7 +146,12 @@ class Recorder:
                 row["val_mean_iou"] = evaluation.mean_iou
             text += "  best so far" if is_best else ""
             self.history.add(row)
-        self.display.line(text)
+        self._epoch_told = text
+
+    def show_epoch(self) -> None:
+        """Shows the epoch that was noted last."""
+        if self.display:
+            self.display.line(self._epoch_told)
 
     def close(self, *, steps_made: int) -> Trained:
         """Ends the display, closes the files, and returns the training's figures.

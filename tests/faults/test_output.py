@@ -1,0 +1,244 @@
+"""What a run prints: it ends no run, names a cause that is true, and gives no text from a file to the terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import CHILD_ENV, ROOT, Done, Program, result_of, run_forked
+from test_launch import launched
+from torch import nn
+from torch.distributed import DistStoreError
+from torch.nn.parallel import DistributedDataParallel
+
+from faults.conftest import SMALL
+from lit_mnist.cli import main
+from lit_mnist.exchange import Exchange
+from lit_mnist.ranks import Rank
+from lit_mnist.situation import is_consequence
+from lit_mnist.training.checkpoint_folder import newest_sound
+from lit_mnist.training.progress import ProgressDisplay
+
+SECONDS = 120
+
+
+def to_a_reader_that_leaves() -> None:
+    """Makes standard output a pipe whose reader ends after the first line."""
+    reader = subprocess.Popen(["head", "-1"], stdin=subprocess.PIPE, stdout=2)
+    assert reader.stdin is not None
+    os.dup2(reader.stdin.fileno(), 1)
+    reader.stdin.close()
+
+
+def to_a_full_disk() -> None:
+    """Makes standard output a device that has no room."""
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+
+def to_nothing() -> None:
+    """Leaves a closed descriptor as standard output."""
+    os.close(1)
+
+
+def printing(program: Program, redirect: Callable[[], None], *words: object, engine: str) -> Done:
+    """Runs a command whose standard output was redirected."""
+
+    def work() -> int:
+        os.chdir(program.folder)
+        redirect()
+        sys.stdout = os.fdopen(1, "w", closefd=False) if redirect is not to_nothing else None
+        return main([str(word) for word in words], engine=engine)
+
+    return run_forked(work, program.folder)
+
+
+@pytest.mark.parametrize(
+    ("engine", "devices", "redirect"),
+    [
+        ("raw_ddp", 1, to_a_reader_that_leaves),
+        ("raw_ddp", 2, to_a_reader_that_leaves),
+        ("lightning", 1, to_a_reader_that_leaves),
+        ("lightning", 2, to_a_reader_that_leaves),
+        ("raw_ddp", 2, to_a_full_disk),
+        ("single", 1, to_nothing),
+    ],
+)
+def test_a_standard_output_that_cannot_be_written_ends_no_run(
+    program: Program, engine: str, devices: int, redirect: Callable[[], None]
+) -> None:
+    folder = program.folder / "run"
+    words = (*SMALL, "--devices", devices, "--epochs", 3, "--run-dir", folder)
+    done = printing(program, redirect, *words, engine=engine)
+    assert done.code == 0, done.err
+    assert result_of(folder)["steps"] == 60
+    assert "Traceback" not in done.err
+    assert "Exception ignored" not in done.err
+    if redirect is not to_nothing:
+        assert "cannot write its standard output" in done.err
+        assert "cannot write its standard output" in (folder / "logs" / "rank-0.log").read_text()
+
+
+def test_a_pipe_of_the_shell_whose_reader_has_left_ends_no_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["train.py", *map(str, SMALL), "--devices", "2", "--epochs", "2", "--run-dir", str(folder)]
+    script = 'python="$1"; shift; "$python" "$@" | head -1; exit "${PIPESTATUS[0]}"'
+    command = ["bash", "-c", script, "bash", sys.executable, *words]
+    done = subprocess.run(
+        command, cwd=ROOT, env=CHILD_ENV, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert result_of(folder)["steps"] == 40
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_standard_error_that_cannot_be_written_keeps_the_exit_code(program: Program) -> None:
+    def work() -> int:
+        os.chdir(program.folder)
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+        return main(["--batch-size", "33", "--devices", "2"], engine="raw_ddp")
+
+    assert run_forked(work, program.folder).code == 2
+
+
+@pytest.mark.parametrize("engine", ["lightning", "raw_ddp", "single"])
+def test_an_epoch_is_saved_before_it_is_shown(program: Program, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(ProgressDisplay, "line", fail)
+    folder = program.folder / "run"
+    done = program(*SMALL, "--run-dir", folder, engine=engine)
+    assert done.code == 3, done.err
+    assert "ZeroDivisionError: planted" in done.err
+    saved = newest_sound(folder, pytest.fail)
+    assert saved is not None
+    assert saved.step == 20
+
+
+OWN_WORDS = ("timed out: Broken pipe", "Connection closed by peer", "[/gloo/transport/tcp/pair.cc:1] reset by peer")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), list(zip((TimeoutError, BrokenPipeError, RuntimeError), OWN_WORDS, strict=True))
+)
+def test_an_error_of_one_s_own_is_shown_whatever_its_words(tmp_path: Path, kind: type[Exception], words: str) -> None:
+    def work(rank: Rank) -> None:
+        if rank.rank == 1:
+            raise kind(words)
+        signal.pause()
+
+    done = launched(work, tmp_path, world_size=2)
+    assert done.code == 3
+    assert re.search(r"Rank 1 \(process \d+ on \S+\) failed:\nTraceback", done.out), done.out
+    assert f"{kind.__name__}: {words}" in done.out
+
+
+def test_no_traceback_is_hidden_where_no_other_rank_has_failed(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connections of both ranks fail at once, and no rank is known to have ended."""
+    trade = Exchange._trade
+
+    def cut(self: Exchange, rows: Any, rank: int, peers: dict[int, socket.socket]) -> None:
+        if self._calls == 30:
+            for peer in peers.values():
+                peer.settimeout(0.0001 if rank else 0.001)
+            time.sleep(rank)
+        trade(self, rows, rank, peers)
+
+    monkeypatch.setattr(Exchange, "_trade", cut)
+    done = program(*SMALL, "--devices", 2, "--run-dir", program.folder / "run", engine="raw_ddp")
+    assert done.code == 3
+    assert "Traceback (most recent call last)" in done.err, done.err
+    assert "TimeoutError: timed out" in done.err or "closed by peer" in done.err
+
+
+def test_one_rank_has_lost_no_other(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise DistStoreError("Broken pipe: timed out")
+
+    monkeypatch.setattr(ProgressDisplay, "line", fail)
+    done = program(*SMALL, "--run-dir", program.folder / "run", engine="single")
+    assert done.code == 3
+    assert re.search(r"error: Rank 0 \(process \d+ on \S+\) failed in step \d+:\nTraceback", done.err), done.err
+    assert "another rank" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("call", "ends"),
+    [
+        *((call, True) for call in ("all_reduce", "barrier", "all_gather_object", "backward", "exchange")),
+        *((call, False) for call in ("backward", "store", "exchange")),
+    ],
+)
+def test_a_connection_that_fails_is_no_cause(tmp_path: Path, call: str, ends: bool) -> None:
+    """Rank 1 fails by itself, or answers no more; what rank 0 raises then tells of it, wherever it is raised."""
+
+    def work(rank: Rank) -> None:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=30 if ends else 2))
+        model, exchange = DistributedDataParallel(nn.Linear(2, 2)), Exchange(timeout=2)
+        exchange.all_gather(torch.ones(1))
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(torch.ones(2)),
+            "barrier": dist.barrier,
+            "all_gather_object": lambda: dist.all_gather_object([None, None], 1),
+            "backward": lambda: model(torch.ones(1, 2)).sum().backward(),
+            "store": lambda: dist.TCPStore("127.0.0.1", free, timeout=timedelta(seconds=1), is_master=False),
+            "exchange": lambda: exchange.all_gather(torch.ones(1)),
+        }
+        if rank.rank == 1:
+            if ends:
+                time.sleep(0.3)
+                raise ZeroDivisionError("planted")
+            time.sleep(8)
+            return
+        try:
+            calls[call]()
+        except Exception as error:
+            print(f"lost: {is_consequence(error)}", flush=True)
+            raise
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    done = launched(work, tmp_path, world_size=2)
+    assert done.code == 3
+    assert "lost: True" in done.out, done.out
+    if ends:
+        assert re.search(r"Rank 1 \(process \d+ on \S+\) failed:\nTraceback", done.out), done.out
+        assert "ZeroDivisionError: planted" in done.out.splitlines()[-1]
+    else:
+        assert re.search(r"Rank 0 \(.*\) could not continue, since another rank has ended or does not answer", done.out)
+        assert "Traceback" in done.out
+
+
+def test_an_error_that_is_handled_when_a_connection_fails_is_the_cause(tmp_path: Path) -> None:
+    """Such as where a library's way out of an error waits for the other ranks."""
+
+    def work(rank: Rank) -> None:
+        exchange = Exchange(timeout=1)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+        exchange.all_gather(torch.ones(1))
+        if rank.rank == 1:
+            signal.pause()
+        try:
+            raise ZeroDivisionError("planted")
+        finally:
+            exchange.all_gather(torch.ones(1))
+
+    done = launched(work, tmp_path, world_size=2)
+    assert done.code == 3
+    assert re.search(r"Rank 0 \(process \d+ on \S+\) failed:\nTraceback", done.out), done.out
+    assert "ZeroDivisionError: planted" in done.out
