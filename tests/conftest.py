@@ -27,6 +27,8 @@ from lit_mnist.data.dataset import Dataset, load_dataset
 from lit_mnist.launch import launch
 from lit_mnist.ranks import Rank
 
+pytest_plugins = ["needs"]
+
 # The tests are of processors, also where there are GPUs; those of GPUs take them out of here. The other processes of
 # pytest-xdist find them put away already.
 _ALL = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))

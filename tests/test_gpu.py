@@ -16,8 +16,7 @@ from conftest import GPUS, Program, largest_difference, result_of, weights_of
 
 from lit_mnist.training.measure import StepClock
 
-if not GPUS:
-    pytest.skip("this machine has no GPU", allow_module_level=True)
+pytestmark = pytest.mark.needs("gpu")
 
 # Two epochs of 40 steps, the second cut short.
 RECIPE: tuple[object, ...] = (

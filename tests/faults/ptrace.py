@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,8 +11,6 @@ from contextlib import suppress
 _TRACEME, _SYSCALL, _SETOPTIONS, _EXITKILL = 0, 24, 0x4200, 0x100000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-
-AVAILABLE = platform.system() == "Linux"
 
 
 def run_until(work: Callable[[], object], stop: int | None) -> int | None:

@@ -21,7 +21,7 @@ import pytest
 from conftest import Program, result_of, wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
-from faults.ptrace import AVAILABLE, run_until
+from faults.ptrace import run_until
 from lit_mnist.data.fetch import exclusive
 from lit_mnist.training.checkpoint import read_checkpoint
 from lit_mnist.training.checkpoint_folder import CheckpointFolder, newest_sound
@@ -60,7 +60,7 @@ def check(folder: Path, before: int, step: int) -> None:
     assert all(name.endswith(".ckpt") and not name.startswith(".") for name in left), left
 
 
-@pytest.mark.skipif(not AVAILABLE, reason="ptrace is Linux's")
+@pytest.mark.needs("ptrace")
 @pytest.mark.parametrize(
     ("every", "elsewhere"),
     [(3, False), pytest.param(1, False, marks=pytest.mark.slow), pytest.param(1, True, marks=pytest.mark.slow)],
@@ -162,19 +162,16 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(program: Program, trained
 
 @contextmanager
 def small_disk(place: Path, size: str) -> Iterator[Path]:
-    """A file system of its own in memory; it takes root to make one."""
+    """A file system of its own in memory."""
     place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("no file system can be mounted here (it takes root)")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], check=True)
     try:
         yield place
     finally:
         subprocess.run(["umount", "-l", place], check=True)
 
 
+@pytest.mark.needs("mounts")
 def test_a_full_disk_is_refused_at_the_start(program: Program) -> None:
     with small_disk(program.folder / "disk", "500k") as disk:
         began = time.monotonic()
@@ -192,6 +189,7 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
+@pytest.mark.needs("mounts")
 def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
     with small_disk(program.folder / "disk", "4m") as disk:
         folder = disk / "run"
@@ -207,14 +205,14 @@ def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(program
         assert "The newest sound checkpoint, after step" in errors_of(program)
 
 
+@pytest.mark.needs("mounts")
 def test_a_folder_made_read_only_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
     folder = program.folder / "run"
     words = (*SMALL, "--epochs", 50, "--devices", 2, "--save-every", 5, "--run-dir", folder)
     checkpoints = folder / "checkpoints"
     with program.started(*words) as group:
         wait_for(lambda: step_of(folder) > 12, 60, program.folder)
-        if subprocess.run(["mount", "--bind", checkpoints, checkpoints], capture_output=True, check=False).returncode:
-            pytest.skip("no folder can be mounted read-only here (it takes root)")
+        subprocess.run(["mount", "--bind", checkpoints, checkpoints], check=True)
         try:
             subprocess.run(["mount", "-o", "remount,ro,bind", checkpoints], check=True)
             code, _ = end_of(group, program, 30)
@@ -226,10 +224,10 @@ def test_a_folder_made_read_only_ends_the_run_and_keeps_the_last_checkpoint(prog
     assert "Traceback" not in errors_of(program)
 
 
+@pytest.mark.needs("mounts")
 def test_a_read_only_folder_is_refused_at_the_start(program: Program, trained: Path) -> None:
     checkpoints = trained / "checkpoints"
-    if subprocess.run(["mount", "--bind", checkpoints, checkpoints], capture_output=True, check=False).returncode:
-        pytest.skip("no folder can be mounted read-only here (it takes root)")
+    subprocess.run(["mount", "--bind", checkpoints, checkpoints], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", checkpoints], check=True)
         done = program("--resume", trained)

@@ -1,0 +1,165 @@
+"""What a machine must permit for a test to run, and the report of the promises that it leaves unproved.
+
+A test names what it needs by a marker, `@pytest.mark.needs("mounts")`, and is skipped only where this module finds that
+the machine does not give it. With `--require-proofs` any other skip fails the run.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+
+# The Debian packages of the tools that tests need, all of which .ci/run installs where it can.
+PACKAGES = {"hostname": "hostname", "ip": "iproute2", "mount": "mount", "umount": "mount", "unshare": "util-linux"}
+# What the kernel answers to a request that this machine does not permit.
+_REFUSALS = ("not permitted", "Permission denied", "not supported", "not implemented", "Unknown device type")
+_KEY = "lack"
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Why a machine does not give what a test needs.
+
+    Attributes:
+        reason: Why, for people.
+        tools: The tools that are not installed.
+        expected: Whether it is a limit of the machine. A command that fails for another reason is none.
+    """
+
+    reason: str
+    tools: tuple[str, ...] = ()
+    expected: bool = True
+
+
+def _privileged(what: str, tools: tuple[str, ...], probe: Callable[[], list[list[str]]]) -> Lack | None:
+    """Returns why root's commands cannot be run here, by trying some."""
+    missing = tuple(tool for tool in tools if shutil.which(tool) is None)
+    if missing:
+        packages = " ".join(sorted({PACKAGES[tool] for tool in missing}))
+        return Lack(f"{what} takes the tools {', '.join(missing)} (apt-get install {packages})", missing)
+    if os.geteuid() != 0:
+        return Lack(f"{what} takes root")
+    for command in probe():
+        environment = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        if done.returncode:
+            told = done.stderr.strip().partition("\n")[0]
+            expected = any(refusal in done.stderr for refusal in _REFUSALS)
+            return Lack(f"{what} is not possible here ({told or command[0]})", expected=expected)
+    return None
+
+
+def _mounts() -> Lack | None:
+    with tempfile.TemporaryDirectory() as place:
+        commands = [["mount", "-t", "tmpfs", "none", place], ["umount", place]]
+        return _privileged("mounting a file system", ("mount", "umount"), lambda: commands)
+
+
+def _namespaces() -> Lack | None:
+    cable = ["ip", "link", "add", "cable", "type", "veth", "peer", "name", "other"]
+    commands = [["unshare", "--uts", "--net", "--mount", *cable]]
+    tools = ("hostname", "ip", "mount", "unshare")
+    return _privileged("making a machine of namespaces", tools, lambda: commands)
+
+
+def _gpus() -> Lack | None:
+    # conftest.py puts the GPUs away under this name.
+    return None if os.environ.get("LIT_MNIST_TEST_GPUS") else Lack("this machine has no GPU")
+
+
+def _ptrace() -> Lack | None:
+    return None if platform.system() == "Linux" else Lack("ptrace is Linux's")
+
+
+_NEEDS = {"gpu": _gpus, "mounts": _mounts, "namespaces": _namespaces, "ptrace": _ptrace}
+
+
+@cache
+def lack_of(need: str) -> Lack | None:
+    """Returns why this machine does not give what a test needs, or None where it does."""
+    return _NEEDS[need]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("proofs")
+    group.addoption(
+        "--require-proofs", action="store_true", help="fail where a test was skipped that could have run here"
+    )
+    group.addoption(
+        "--cannot-install", default="", metavar="TOOLS", help="tools, by commas, that this machine cannot be given"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*names): what the machine must give; see tests/needs.py")
+    # The processes of pytest-xdist send their reports to the one that tells the end.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Unproved(config), "unproved")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        needs = [name for marker in item.iter_markers("needs") for name in marker.args]
+        lacks = [lack for need in needs if (lack := lack_of(need))]
+        if lacks:
+            item.add_marker(pytest.mark.skip(reason="; ".join(lack.reason for lack in lacks)))
+            tools = [tool for lack in lacks for tool in lack.tools]
+            # Plain values, which pytest-xdist sends along with the report.
+            item.user_properties.append((_KEY, [all(lack.expected for lack in lacks), *tools]))
+
+
+class Unproved:
+    """Collects the tests that were skipped, tells of them at the end, and may fail the run.
+
+    Args:
+        config: pytest's configuration.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.skipped: dict[str, list[pytest.TestReport | pytest.CollectReport]] = defaultdict(list)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        # What is expected to fail is reported as skipped, too.
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self.skipped[reason.removeprefix("Skipped: ")].append(report)
+
+    def could_have_run(self, report: pytest.TestReport | pytest.CollectReport) -> bool:
+        """Returns whether a limit of this machine does not explain why a test was skipped."""
+        expected, *tools = dict(getattr(report, "user_properties", ())).get(_KEY, [False])
+        return not (expected and set(tools) <= set(self.config.getoption("--cannot-install").split(",")))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        unexplained = any(self.could_have_run(report) for reports in self.skipped.values() for report in reports)
+        if self.config.getoption("--require-proofs") and unexplained and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        count = sum(map(len, self.skipped.values()))
+        terminalreporter.section(f"promises that were not proved on this machine: {count}")
+        for reason, reports in sorted(self.skipped.items()):
+            terminalreporter.line(f"{len(reports)} test{'s' * (len(reports) != 1)}: {reason}")
+            failed = self.config.getoption("--require-proofs") and self.could_have_run(reports[0])
+            cases = Counter(report.nodeid.partition("[")[0] for report in reports)
+            for test, number in cases.items():
+                line = f"  {test}" + f" ({number} cases)" * (number > 1) + " FAILED: it could have run" * failed
+                terminalreporter.line(line)
