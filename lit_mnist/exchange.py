@@ -7,30 +7,24 @@ takes some 50 microseconds. It is meant for a few kilobytes: each rank sends the
 
 from __future__ import annotations
 
-import secrets
 import socket
 import struct
-import time
 from collections import Counter
 from functools import reduce
-from hmac import compare_digest
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from lit_mnist.addresses import own_address
+from lit_mnist.handshake import connect
 
-# What this process has sent so far: `exchange`, the number of calls, and `payload`, the bytes handed to them.
+# What this process has sent so far: `exchange`, the number of calls; `payload`, the bytes handed to them; and `unix`,
+# the bytes sent through Unix sockets, which the kernel does not count.
 SENT: Counter[str] = Counter()
-_TOKEN = 16
-# Address and port, as the others are told them; the number of a call and its bytes; who calls.
-_CARD = struct.Struct(f"!4sH{_TOKEN}s")
+# The number of a call and its bytes.
 _HEADER = struct.Struct("!QQ")
-_GREETING = struct.Struct(f"!{_TOKEN}sI")
 # What fits into a connection's buffers, so that all ranks can send before any receives.
 _AT_ONCE = 1 << 14
-_SECONDS_TO_GREET = 2.0
 
 
 class Exchange:
@@ -63,10 +57,11 @@ class Exchange:
         """
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if self._peers is None:
-            self._peers = _connect(rank, world_size, self.timeout)
+            self._peers = connect(rank, world_size, self.timeout)
         gathered = own.new_empty((world_size, own.numel()))
         gathered[rank] = own
-        SENT.update(exchange=1, payload=own.nbytes)
+        by_unix = sum(peer.family == socket.AF_UNIX for peer in self._peers.values())
+        SENT.update(exchange=1, payload=own.nbytes, unix=by_unix * (_HEADER.size + own.nbytes))
         self._calls += 1
         try:
             self._trade(gathered.view(torch.uint8).numpy(), rank, self._peers)
@@ -99,49 +94,6 @@ class Exchange:
                     own_call = f"call {self._calls} with {own.nbytes}"
                     raise RuntimeError(f"Rank {other} is at {found}, and this one at {own_call}.")
                 _receive(peer, rows[other].data[part], other)
-
-
-def _connect(rank: int, world_size: int, timeout: float) -> dict[int, socket.socket]:
-    """Connects this rank with every other: it calls those before it, and is called by those after it."""
-    deadline = time.monotonic() + timeout
-    peers: dict[int, socket.socket] = {}
-    try:
-        with socket.create_server((own_address(), 0), backlog=max(world_size, 16)) as listener:
-            host, port = listener.getsockname()
-            token = secrets.token_bytes(_TOKEN)
-            cards = [torch.empty(_CARD.size, dtype=torch.uint8) for _ in range(world_size)]
-            own = _CARD.pack(socket.inet_aton(host), port, token)
-            dist.all_gather(cards, torch.frombuffer(bytearray(own), dtype=torch.uint8))
-            for other in range(rank):
-                packed, port, theirs = _CARD.unpack(cards[other].numpy().tobytes())
-                peers[other] = socket.create_connection((socket.inet_ntoa(packed), port), timeout=timeout)
-                peers[other].sendall(_GREETING.pack(theirs, rank))
-            while len(peers) < world_size - 1:
-                listener.settimeout(max(0.001, deadline - time.monotonic()))
-                caller, _ = listener.accept()
-                other = _greeted(caller, token)
-                if rank < other < world_size and other not in peers:
-                    peers[other] = caller
-                else:
-                    caller.close()
-        for peer in peers.values():
-            peer.settimeout(timeout)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        for peer in peers.values():
-            peer.close()
-        raise
-    return dict(sorted(peers.items()))
-
-
-def _greeted(caller: socket.socket, token: bytes) -> int:
-    """Returns the rank that calls, or -1 where it is some other program, which does not know this rank's secret."""
-    caller.settimeout(_SECONDS_TO_GREET)
-    try:
-        theirs, other = _GREETING.unpack(_receive(caller, bytearray(_GREETING.size), -1))
-    except OSError:
-        return -1
-    return int(other) if compare_digest(theirs, token) else -1
 
 
 def _receive(peer: socket.socket, room: Any, other: int) -> Any:

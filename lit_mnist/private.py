@@ -12,7 +12,9 @@ from pathlib import Path
 from lit_mnist.errors import InputError
 
 # The environment variable by which the project's launchers tell their ranks the folder.
-_VARIABLE = "LIT_MNIST_PRIVATE_FOLDER"
+VARIABLE = "LIT_MNIST_PRIVATE_FOLDER"
+# Bytes; Linux takes 107, others a few less.
+_LONGEST_SOCKET_PATH = 100
 
 
 @contextmanager
@@ -53,5 +55,25 @@ def enter_private_folder(folder: Path, temporary: str) -> None:
         folder: The private folder.
         temporary: The user's temporary folder, which a rank that was forked in `temporary_files_in` does not know.
     """
-    os.environ[_VARIABLE] = str(folder)
+    os.environ[VARIABLE] = str(folder)
     tempfile.tempdir = temporary
+
+
+def own_private_folder() -> Path | None:
+    """Returns the private folder of the launch that this process is a rank of; None where others have started it."""
+    folder = os.environ.get(VARIABLE)
+    return Path(folder) if folder else None
+
+
+@contextmanager
+def socket_path(folder: Path, name: str) -> Iterator[str]:
+    """Gives a path to a file of a folder that is short enough for a Unix socket, however long the folder's own is."""
+    path = str(folder / name)
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
+        yield path
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)

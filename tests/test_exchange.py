@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
+import tempfile
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +19,13 @@ from conftest import on_ranks
 from lit_mnist.addresses import own_address
 from lit_mnist.errors import InputError
 from lit_mnist.exchange import SENT, Exchange
+from lit_mnist.private import VARIABLE, own_private_folder
 from lit_mnist.ranks import Rank
+
+
+def leave_private_folder() -> None:
+    """Takes the launch's private folder away from this rank, as torchrun and Slurm give it none."""
+    del os.environ[VARIABLE]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -29,25 +41,76 @@ def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_pat
             for row in values[1:]:
                 total += row
             assert torch.equal(exchange.all_reduce(values[rank.rank]), total)
-        assert SENT == {"exchange": 6, "payload": 2 * (4 + 8 * 33 + 4 * 1_000_003)}
+        payload = 2 * (4 + 8 * 33 + 4 * 1_000_003)
+        # A header of 16 bytes goes with each, to each other rank.
+        expected = {"exchange": 6, "payload": payload, "unix": (world_size - 1) * (payload + 6 * 16)}
+        assert expected == SENT
 
     on_ranks(work, tmp_path, world_size)
 
 
-def test_only_loopback_is_listened_on_and_nothing_once_all_are_connected(tmp_path: Path) -> None:
+def listeners_of(exchange: Exchange) -> list[socket.socket]:
+    """Returns the listening sockets that this rank has opened while it connected."""
+    opened = []
+    listen = socket.socket.listen
+
+    def noted(self: socket.socket, *backlog: int) -> None:
+        listen(self, *backlog)
+        opened.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "listen", noted)
+        exchange.all_gather(torch.ones(1))
+    return opened
+
+
+def test_the_ranks_of_a_launch_are_connected_by_sockets_that_nobody_else_reaches(tmp_path: Path) -> None:
+    def work(rank: Rank) -> None:
+        folder = own_private_folder()
+        assert folder is not None
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        exchange = Exchange(timeout=20)
+        opened = listeners_of(exchange)
+        assert [server.family for server in opened] == [socket.AF_UNIX]
+        assert [server.fileno() for server in opened] == [-1]
+        assert exchange._peers is not None
+        assert {peer.family for peer in exchange._peers.values()} == {socket.AF_UNIX}
+        assert len(exchange._peers) == 2
+        dist.barrier()
+        assert not [path for path in folder.iterdir() if path.is_socket()]
+
+    on_ranks(work, tmp_path, 3)
+
+
+def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes paths of sockets of at most 107 bytes."""
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
     def work(rank: Rank) -> None:
         exchange = Exchange(timeout=20)
-        listening = []
+        assert exchange.all_gather(torch.tensor([float(rank.rank)])).tolist() == [[0.0], [1.0]]
+        assert [server.family for server in listeners_of(Exchange(timeout=20))] == [socket.AF_UNIX]
+
+    on_ranks(work, tmp_path, 2)
+
+
+def test_only_loopback_is_listened_on_and_nothing_once_all_are_connected(tmp_path: Path) -> None:
+    def work(rank: Rank) -> None:
+        leave_private_folder()
+        exchange = Exchange(timeout=20)
+        addresses = []
         create = socket.create_server
 
         def noted(address: tuple[str, int], **options: int) -> socket.socket:
-            listening.append(create(address, **options))
-            assert address[0] == "127.0.0.1"
-            return listening[-1]
+            addresses.append(address[0])
+            return create(address, **options)
 
         socket.create_server = noted  # type: ignore[assignment]
-        exchange.all_gather(torch.ones(1))
-        assert [server.fileno() for server in listening] == [-1]
+        opened = listeners_of(exchange)
+        assert addresses == ["127.0.0.1"]
+        assert [server.fileno() for server in opened] == [-1]
         assert exchange._peers is not None
         peers = list(exchange._peers.values())
         assert len(peers) == 2
@@ -97,29 +160,64 @@ def test_a_rank_that_exchanges_something_else_is_noticed(tmp_path: Path) -> None
     on_ranks(work, tmp_path, 2)
 
 
-@pytest.mark.parametrize("said", [bytes(20), b"", b"half", None], ids=["wrong", "nothing", "half", "gone"])
-def test_a_stranger_that_calls_first_is_turned_away(tmp_path: Path, said: bytes | None) -> None:
-    """Some other program of the machine connects while the ranks do; it does not know their secret."""
+def call(address: tuple[str, int], said: bytes | None, *, slowly: bool) -> socket.socket:
+    """Calls a rank as some other program does, and sends something that is not the rank's secret."""
+    stranger = socket.create_connection(address)
+    if said is None:
+        stranger.close()
+    elif not slowly:
+        stranger.sendall(said)
+    else:
+
+        def trickle() -> None:
+            with suppress(OSError):
+                for byte in said:
+                    stranger.send(bytes([byte]))
+                    time.sleep(1)
+
+        threading.Thread(target=trickle, daemon=True).start()
+    return stranger
+
+
+@pytest.mark.parametrize(
+    ("said", "count", "slowly"),
+    [
+        pytest.param(bytes(20), 1, False, id="wrong"),
+        pytest.param(b"half", 1, False, id="half"),
+        pytest.param(None, 3, False, id="gone"),
+        pytest.param(b"", 8, False, id="8 idle"),
+        pytest.param(bytes(20), 8, True, id="8 slow"),
+        pytest.param(b"", 200, False, id="200 idle"),
+    ],
+)
+def test_strangers_that_call_first_are_turned_away(
+    tmp_path: Path, said: bytes | None, count: int, slowly: bool
+) -> None:
+    """Other programs of the machine connect while the ranks do, and before them; they do not know the secret.
+
+    Each of the ranks waits for the others for 10 seconds in all, and no stranger takes a part of them.
+    """
 
     def work(rank: Rank) -> None:
+        leave_private_folder()
         create = socket.create_server
         strangers = []
 
         def watched(address: tuple[str, int], **options: int) -> socket.socket:
             server = create(address, **options)
-            stranger = socket.create_connection(server.getsockname())
-            strangers.append(stranger)
-            stranger.close() if said is None else stranger.sendall(said)
+            if rank.rank < 2:
+                strangers.extend(call(server.getsockname(), said, slowly=slowly) for _ in range(count))
             return server
 
         socket.create_server = watched  # type: ignore[assignment]
-        exchange = Exchange(timeout=20)
+        exchange = Exchange(timeout=10)
         own = torch.tensor([float(rank.rank)])
-        assert exchange.all_gather(own).tolist() == [[0.0], [1.0]]
+        assert exchange.all_gather(own).tolist() == [[0.0], [1.0], [2.0]]
         if rank.rank == 0 and said:
-            assert strangers[0].recv(1) == b""
+            with suppress(ConnectionResetError):
+                assert strangers[0].recv(1) == b""
 
-    on_ranks(work, tmp_path, 2)
+    on_ranks(work, tmp_path, 3)
 
 
 def test_the_address_is_that_of_the_interface_which_the_ranks_use(monkeypatch: pytest.MonkeyPatch) -> None:

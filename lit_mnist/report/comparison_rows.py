@@ -31,7 +31,7 @@ EXPECTED = {
     ),
 }
 COUNTED = {
-    "Sent": "bytes that the kernel's TCP counters show for the busiest rank",
+    "Sent": "bytes that the busiest rank sent to the others, by the kernel's TCP counters and batch norm's own",
     "Payload": "bytes handed to collectives, sends and batch norm's exchange",
     "Calls": "collectives, sends, receives and exchanges per step",
     "Peak memory": "what no other process shares: of ranks that are forked, nothing that their launcher had loaded",

@@ -1,4 +1,4 @@
-"""Counts what a rank sends: bytes by the kernel's counters, collectives by torch's profiler, and exchanges."""
+"""Counts what a rank sends: bytes by the kernel's counters, collectives by torch's profiler, exchanges by their own."""
 
 from __future__ import annotations
 
@@ -76,10 +76,11 @@ class Traffic:
         if self._profile is None:
             return
         sent = bytes_sent()
-        if sent is not None and self._sent_before is not None:
-            self._sent = sent - self._sent_before
-        self._profile.stop()
         exchanged = SENT - self._exchanged
+        by_unix = exchanged.pop("unix", 0)
+        if sent is not None and self._sent_before is not None:
+            self._sent = sent - self._sent_before + by_unix
+        self._profile.stop()
         self._payload += exchanged.pop("payload", 0)
         self._collectives.update(exchanged)
         for operation, shapes, kinds in operations_of(self._profile):
