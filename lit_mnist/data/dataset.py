@@ -103,30 +103,34 @@ def class_names(name: str, emnist_split: str = "balanced", border: str = "ignore
     return (*names, _BORDER) if name in SCENE_NAMES and border == "class" else names
 
 
-def dataset_of(settings: DataSettings) -> Dataset:
+def dataset_of(settings: DataSettings, *, fetch: bool = True) -> Dataset:
     """Loads what an experiment names, verified as far as that can be done.
+
+    Args:
+        settings: The section `data`.
+        fetch: Whether data that are missing may be downloaded or made.
 
     Raises:
         InputError: The files are missing, cannot be read, fetched, made or written, or are damaged.
     """
     root = Path(settings.root) if settings.root else None
     if settings.name not in SCENE_NAMES:
-        return load_dataset(settings.name, root, settings.emnist_split)
+        return load_dataset(settings.name, root, settings.emnist_split, fetch=fetch)
     names = class_names(settings.name, border=settings.border)
     # The border is no class of the files.
     known = len(class_names(settings.name))
     if settings.name == "voc2012":
         from lit_mnist.data.voc import load_voc2012
 
-        source, sha256, train, test = load_voc2012(_expanded(root), known, download=settings.download)
+        source, sha256, train, test = load_voc2012(_expanded(root), known, download=settings.download, fetch=fetch)
     else:
         from lit_mnist.data.shapes_folder import load_shapes
 
-        source, sha256, train, test = load_shapes(_expanded(root), known)
+        source, sha256, train, test = load_shapes(_expanded(root), known, make=fetch)
     return Dataset(settings.name, source, sha256, names, train, test)
 
 
-def load_dataset(name: str, root: Path | None, emnist_split: str = "balanced") -> Dataset:
+def load_dataset(name: str, root: Path | None, emnist_split: str = "balanced", *, fetch: bool = True) -> Dataset:
     """Loads digits, verified as far as that can be done, without starting a thread that outlives the call.
 
     Args:
@@ -134,6 +138,7 @@ def load_dataset(name: str, root: Path | None, emnist_split: str = "balanced") -
         root: Folder of the files, `~` is the home. Without one, MNIST comes from the package, and the others from
             `$XDG_CACHE_HOME/lit_mnist` or `~/.cache/lit_mnist`, into which they are downloaded when they are missing.
         emnist_split: Which of EMNIST's splits.
+        fetch: Whether missing files may be downloaded.
 
     Raises:
         InputError: The name is unknown, or the files are missing, cannot be read, fetched or written, or are damaged.
@@ -143,7 +148,7 @@ def load_dataset(name: str, root: Path | None, emnist_split: str = "balanced") -
     if name == "mnist":
         source, sha256, train, test = load_mnist(root)
     else:
-        source, sha256, train, test = load_family(name, root, emnist_split, len(names))
+        source, sha256, train, test = load_family(name, root, emnist_split, len(names), fetch=fetch)
     return Dataset(name, source, sha256, names, train, test)
 
 

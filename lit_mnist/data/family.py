@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lit_mnist.data.fetch import Archive, fetch_missing
+from lit_mnist.data.fetch import Archive, check_allowed, fetch_missing
 from lit_mnist.data.idx import DamagedFileError, Readable, Split, read_idx
 from lit_mnist.errors import InputError
 
@@ -44,7 +44,9 @@ COUNTS = {
 }
 
 
-def load_family(name: str, root: Path | None, emnist_split: str, num_classes: int) -> tuple[str, str, Split, Split]:
+def load_family(
+    name: str, root: Path | None, emnist_split: str, num_classes: int, *, fetch: bool = True
+) -> tuple[str, str, Split, Split]:
     """Loads one of MNIST's relatives, downloading it where it is missing.
 
     EMNIST's pictures are turned upright (they are stored transposed), its letters counted from 0 instead of 1; of
@@ -55,6 +57,7 @@ def load_family(name: str, root: Path | None, emnist_split: str, num_classes: in
         root: Folder that torchvision would be given; without one `$XDG_CACHE_HOME/lit_mnist` or `~/.cache/lit_mnist`.
         emnist_split: Which of EMNIST's splits.
         num_classes: Number of classes that the labels must lie within.
+        fetch: Whether missing files may be downloaded.
 
     Returns:
         The source: the folder and what was verified; the SHA-256 over the bytes of the four tensors as returned
@@ -71,6 +74,8 @@ def load_family(name: str, root: Path | None, emnist_split: str, num_classes: in
         absent = [archive for file, archive in wanted.items() if not _exists(folder / archive.name, folder / file)]
         return list(dict.fromkeys(absent))
 
+    if not fetch and missing():
+        check_allowed(name, root, allowed=False)
     fetch_missing(missing, root, folder)
     with contextlib.ExitStack() as stack:
         opened = {archive: _open_verified(folder, archive, stack) for archive in dict.fromkeys(wanted.values())}

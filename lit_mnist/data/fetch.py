@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -53,6 +54,25 @@ def fetch_missing(missing: Callable[[], list[Archive]], root: Path, folder: Path
         raise InputError(
             f"The data cannot be kept in {folder}: {error}. Name a folder that can be written to with data.root."
         ) from error
+
+
+def check_allowed(name: str, root: Path, *, allowed: bool) -> None:
+    """Rejects to download or make data that a checkpoint names and the user did not ask for.
+
+    Args:
+        name: The data set's name.
+        root: The folder that would get it.
+        allowed: Whether the user did.
+
+    Raises:
+        InputError: The user did not.
+    """
+    if not allowed:
+        raise InputError(
+            f"The data set {name}, which the checkpoint names, is not in {root}. Nothing is written there because a "
+            f"checkpoint says so: give --data.root with the folder that has it, or --data.name {name} --data.root "
+            f"{shlex.quote(str(root))} to have it put there."
+        )
 
 
 @contextlib.contextmanager

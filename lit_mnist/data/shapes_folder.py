@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from lit_mnist.data.family import user_cache
-from lit_mnist.data.fetch import exclusive
+from lit_mnist.data.fetch import check_allowed, exclusive
 from lit_mnist.data.palette import palette_png
 from lit_mnist.data.scenes import Scenes
 from lit_mnist.data.shapes import make_scene
@@ -27,12 +27,13 @@ _JPEG_QUALITY = 92
 _DIGEST = "sha256.txt"
 
 
-def load_shapes(root: Path | None, num_classes: int) -> tuple[str, str, Scenes, Scenes]:
+def load_shapes(root: Path | None, num_classes: int, *, make: bool = True) -> tuple[str, str, Scenes, Scenes]:
     """Loads the shapes, and makes them where they are missing.
 
     Args:
         root: The folder that gets `shapes-1`; without one the user's cache.
         num_classes: Number of classes, the border not counted.
+        make: Whether they are made where they are missing.
 
     Returns:
         As of `voc.load_scenes`.
@@ -44,6 +45,7 @@ def load_shapes(root: Path | None, num_classes: int) -> tuple[str, str, Scenes, 
     folder = root / NAME
     try:
         if not folder.is_dir():
+            check_allowed("shapes", root, allowed=make)
             root.mkdir(parents=True, exist_ok=True)
             with exclusive(root, "make the shapes in"):
                 if not folder.is_dir():

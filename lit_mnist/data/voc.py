@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lit_mnist.data.family import user_cache
-from lit_mnist.data.fetch import exclusive
+from lit_mnist.data.fetch import check_allowed, exclusive
 from lit_mnist.data.scenes import Scenes, read_mask, read_picture
 from lit_mnist.data.voc_archive import FOLDER, fetch_voc2012
 from lit_mnist.errors import InputError
@@ -37,7 +37,9 @@ _MANY = 500
 _CHECKS = 1
 
 
-def load_voc2012(root: Path | None, num_classes: int, *, download: bool) -> tuple[str, str, Scenes, Scenes]:
+def load_voc2012(
+    root: Path | None, num_classes: int, *, download: bool, fetch: bool = True
+) -> tuple[str, str, Scenes, Scenes]:
     """Loads Pascal VOC 2012, or other scenes in its folders.
 
     Args:
@@ -45,6 +47,7 @@ def load_voc2012(root: Path | None, num_classes: int, *, download: bool) -> tupl
             cache.
         num_classes: Number of classes, the border not counted.
         download: Whether the files are downloaded, once per machine, where they are missing.
+        fetch: Whether that is allowed in this folder.
 
     Returns:
         As of `load_scenes`.
@@ -55,6 +58,7 @@ def load_voc2012(root: Path | None, num_classes: int, *, download: bool) -> tupl
     root = root or user_cache()
     folder = find_voc2012(root)
     if folder is None and download:
+        check_allowed("voc2012", root, allowed=fetch)
         fetch_voc2012(root, lambda: find_voc2012(root) is not None)
         folder = find_voc2012(root)
     if folder is None:
