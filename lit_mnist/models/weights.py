@@ -6,7 +6,7 @@ They are read once, before a rank starts, and checked against the network's name
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from lit_mnist.data.fetch import exclusive, without_traces
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.training.checkpoint import SECTION, read_checkpoint
+from lit_mnist.training.checkpoint import SECTION, find_weights, read_checkpoint
 from lit_mnist.training.safety import UnsafeError, check_archive
 
 # What torchvision's networks have beside what is used of them.
@@ -24,12 +24,15 @@ _LEFT_OUT = ("aux_classifier.",)
 _NET = "net."
 
 
-def read_weights(settings: ModelSettings, *, num_classes: int) -> dict[str, torch.Tensor] | None:
+def read_weights(
+    settings: ModelSettings, *, num_classes: int, report: Callable[[str], None] = print
+) -> dict[str, torch.Tensor] | None:
     """Returns the weights that `model.weights` names, by the network's own names; None for random ones.
 
     Args:
         settings: Which weights, and of which network.
         num_classes: Number of classes.
+        report: Is told where the weights of a run folder are not its best.
 
     Raises:
         InputError: They cannot be read or fetched, or are those of another network.
@@ -39,6 +42,8 @@ def read_weights(settings: ModelSettings, *, num_classes: int) -> dict[str, torc
     if settings.weights == "backbone":
         return _backbone(settings)
     path = Path(settings.weights).expanduser()
+    if path.is_dir():
+        path = find_weights(path, report)
     # Shapes alone: on this device nothing is computed or kept.
     with torch.device("meta"):
         wanted = build_net(settings, num_classes=num_classes, seed=0).state_dict()
@@ -69,7 +74,9 @@ def _check(path: Path, name: str, tensor: object, wanted: torch.Tensor, what: st
 def _read(path: Path) -> Mapping[str, torch.Tensor]:
     """Returns a file's tensors by their names, and executes nothing that it holds."""
     if not path.is_file():
-        raise InputError(f"model.weights: there is no file {path}: say none, backbone, or a file of weights.")
+        raise InputError(
+            f"model.weights: there is no file {path}: say none, backbone, a run folder, or a file of weights."
+        )
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:

@@ -27,7 +27,8 @@ class ModelSettings:
             scenes torchvision's `deeplabv3_resnet101`, `deeplabv3_resnet50` or `deeplabv3_mobilenet_v3_large`, or
             `deeplabv3_small`, the same built small enough for a CPU.
         weights: Where a training starts from: `none`, from random weights; `backbone`, with torchvision's weights of
-            the backbone, trained on ImageNet; or a file of weights: .pt or .pth, .safetensors, or a checkpoint.
+            the backbone, trained on ImageNet; a run folder, with its best weights; or a file of weights: .pt or .pth,
+            .safetensors, or a checkpoint.
         checkpoint_activations: Whether a deeplabv3 keeps of its backbone's blocks only what goes into each, and
             computes them once more in the backward pass: less memory for more time, and the same weights.
         dropout: Dropout rate of `basicnet` before its last layer, whose convolutional part drops half as much; or of a

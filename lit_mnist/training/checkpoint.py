@@ -7,7 +7,7 @@ SHA-256 of everything else in the file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +121,19 @@ def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
             if (folder / name).is_file():
                 return folder / name
     raise InputError(f"The folder {place} holds no checkpoint ({' or '.join(preference)}).")
+
+
+def find_weights(place: Path, report: Callable[[str], None]) -> Path:
+    """Returns the checkpoint whose weights a run folder or a path means: of a run the best, or else the last.
+
+    Args:
+        place: As of `find_checkpoint`.
+        report: Is told where they are not the best.
+
+    Raises:
+        InputError: Nothing is there.
+    """
+    found = find_checkpoint(place, (BEST, LAST))
+    if found.name == LAST and place.is_dir():
+        report(f"note: {place} has no {BEST}: these are the last weights, {found}")
+    return found
