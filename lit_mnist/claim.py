@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from lit_mnist.configure import Configuration
+from lit_mnist.configure import Configuration, setting_of
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import SCENE_NAMES
 from lit_mnist.flags import CommandLine
@@ -13,12 +16,23 @@ from lit_mnist.ranks import Rank, launched_from_outside, print_once, warn_once
 from lit_mnist.record import GRID, PREDICTIONS
 from lit_mnist.resume import Saved
 from lit_mnist.training.checkpoint import BEST, LAST
-from lit_mnist.training.checkpoint_folder import remove_unfit
 from lit_mnist.training.faults import injected
 from lit_mnist.training.files import copy_file
 from lit_mnist.training.history import read_history
-from lit_mnist.training.run_folder import CONFIG, METRICS, REPORT, RESULT, RunFolder, default_path, was_restarted
+from lit_mnist.training.run_folder import (
+    CONFIG,
+    METRICS,
+    REPORT,
+    RESULT,
+    RunFolder,
+    default_path,
+    lock_folder,
+    run_folder_of,
+    was_restarted,
+)
 
+# Where a best checkpoint is kept that is not the best of the training in its folder.
+_ASIDE = "best-put-aside.ckpt"
 # A rank of before may still hold the folder when its successor is there already.
 _SECONDS_TO_LET_GO = 30.0
 _WRITES = {
@@ -30,20 +44,71 @@ _WRITES = {
 }
 
 
-def claim_folder(line: CommandLine, configuration: Configuration, saved: Saved | None) -> tuple[Path, RunFolder | None]:
+def continues_in_place(line: CommandLine) -> bool:
+    """Returns whether a run continues with what it finds in its folder, since it was begun there before."""
+    return line.run_dir is not None and (line.resume == "auto" or was_restarted(Path(line.run_dir)))
+
+
+@contextmanager
+def locked_to_resume(line: CommandLine) -> Iterator[IO[str] | None]:
+    """Locks the run folder that a training continues in, before anybody looks for its newest checkpoint.
+
+    A run of before may still be saving there. Gives the lock, which is let go where the body raises, or None where
+    there is nothing to lock: no such folder yet, a training that begins, or a process that does not write.
+
+    Raises:
+        InputError: Another run holds the folder, or it cannot be locked.
+    """
+    place = _to_resume(line)
+    if place is None or (launched_from_outside() and not Rank.from_environment().is_first):
+        yield None
+        return
+    lock = lock_folder(place, _SECONDS_TO_LET_GO if continues_in_place(line) else 0)
+    try:
+        yield lock
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _to_resume(line: CommandLine) -> Path | None:
+    """Returns the run folder that a training continues in, or None where it begins or continues in a new folder."""
+    if not line.trains:
+        return None
+    if continues_in_place(line):
+        place = Path(str(line.run_dir))
+        return place.absolute() if place.is_dir() else None
+    if line.resume in {None, "auto"}:
+        return None
+    source = Path(str(line.resume))
+    try:
+        # As a run folder, its `checkpoints` folder, or a file in it.
+        inside = [source / "checkpoints" / LAST, source / LAST] if source.is_dir() else [source]
+        origin = next(filter(None, map(run_folder_of, inside)), None)
+        chosen = line.run_dir or setting_of(line.arguments, "run.dir", None)
+        return origin if origin and (chosen is None or Path(chosen).resolve() == origin) else None
+    except (OSError, RuntimeError):
+        # Such as a link to itself: whoever reads the checkpoint says so.
+        return None
+
+
+def claim_folder(
+    line: CommandLine, configuration: Configuration, saved: Saved | None, lock: IO[str] | None
+) -> tuple[Path, RunFolder | None]:
     """Returns the run folder's path, and on the process that writes the claimed folder.
 
     Args:
         line: The command line.
         configuration: What it and its files say.
         saved: The checkpoint that the job begins with.
+        lock: The lock of the folder that the checkpoint was found in, where the training continues there.
 
     Raises:
         InputError: The folder is another run's, cannot be written, or has a name that not all ranks know.
     """
     experiment, checkpoint = configuration.experiment, saved.path if saved else None
     trains = line.trains
-    origin = _run_folder_of(checkpoint) if checkpoint and trains else None
+    origin = run_folder_of(checkpoint) if checkpoint and trains else None
     chosen = Path(experiment.run.dir) if experiment.run.dir else origin
     name = experiment.model.net if line.verb == "train" else f"{experiment.model.net}-{line.verb}"
     writes = not launched_from_outside() or Rank.from_environment().is_first
@@ -63,6 +128,7 @@ def claim_folder(line: CommandLine, configuration: Configuration, saved: Saved |
         folders=("checkpoints", "tensorboard") if trains else (),
         resumed=again or restarted or (line.resume == "auto" and not (path / RESULT).exists()),
         patience=_SECONDS_TO_LET_GO if restarted else 0,
+        lock=lock if lock and Path(lock.name).resolve().parent == path.resolve() else None,
     )
     try:
         if trains:
@@ -72,27 +138,41 @@ def claim_folder(line: CommandLine, configuration: Configuration, saved: Saved |
     except OSError as error:
         folder.release()
         raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
+    except InputError:
+        folder.release()
+        raise
     if line.verb != "predict" and configuration.extras.names:
         left_out = ", ".join(f"trainer.{name}" for name in configuration.extras.names)
         print_once(f"note: {CONFIG} leaves out {left_out}: only plain values are stored")
     return path, folder
 
 
-def _run_folder_of(checkpoint: Path) -> Path | None:
-    """Returns the run folder that a checkpoint lies in, or None where it lies elsewhere."""
-    folder = checkpoint.resolve().parent
-    return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).exists() else None
-
-
 def _fill(folder: RunFolder, saved: Saved | None, *, goes_on_here: bool) -> None:
-    """Puts the checkpoints that a training goes on from into its folder."""
+    """Puts the checkpoints that a training continues from into its folder, the best only where it is known.
+
+    Raises:
+        InputError: Another run has changed its checkpoints since they were read.
+    """
     if not goes_on_here:
         injected(folder.path).unlink(missing_ok=True)
     if saved is None:
+        if any(folder.checkpoints.glob("*.ckpt")):
+            raise InputError(f"Another run has begun in {folder.path} just now: start this one again.")
         return
-    if not goes_on_here:
-        # The best epoch so far comes along; where it is not known, that is the checkpoint itself.
-        best = saved.path.parent / BEST
-        copy_file(best if best.is_file() else saved.path, folder.checkpoints / BEST)
-        copy_file(saved.path, folder.checkpoints / LAST)
-    remove_unfit(folder.checkpoints / BEST, saved.step, warn_once)
+    best, last = folder.checkpoints / BEST, folder.checkpoints / LAST
+    in_place = saved.is_in(folder.checkpoints)
+    if not in_place:
+        copy_file(saved.path, last)
+        if Saved.read(last).section["sha256"] != saved.section["sha256"]:
+            raise InputError(f"{saved.path} was replaced by another run while it was read: start this one again.")
+        if (beside := saved.path.parent / BEST).is_file():
+            copy_file(beside, best)
+    try:
+        saved.check_best(best)
+    except InputError as error:
+        told = f"The best weights until step {saved.step} are not known. {error}"
+        if in_place and best.exists():
+            best.replace(best.with_name(_ASIDE))
+            told += f" It is kept as {_ASIDE}."
+        best.unlink(missing_ok=True)
+        warn_once(f"{told} {BEST} will be the best epoch from here on.")

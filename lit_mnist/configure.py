@@ -173,6 +173,21 @@ def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Co
     return Configuration(experiment, TrainerExtras(_check_further_options(cli), tuple(arguments)))
 
 
+def setting_of(arguments: list[str], key: str, default: Any) -> Any:
+    """Returns one setting of a command line and its files, or a default of the caller's where they leave it out.
+
+    Args:
+        arguments: As of `configure`.
+        key: The setting's dotted key.
+        default: What takes the place of its default.
+
+    Raises:
+        InputError: As of `configure`.
+    """
+    _linked(arguments)
+    return ExperimentCLI(arguments, {key: default}).config[key]
+
+
 def _section(kind: type[Any], name: str, config: Namespace) -> Any:
     section = config.get(name)
     if not isinstance(section, Namespace) or any(field.name not in section for field in fields(kind)):

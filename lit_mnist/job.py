@@ -124,6 +124,8 @@ class Job:
             "experiment": self.experiment.to_dict(),
             "precision": self.precision,
             "threads": self.threads,
+            # nn.DataParallel is one rank on several devices.
+            "local_world_size": min(self.devices.count, self.plan.world_size),
             "data_sha256": self.dataset.sha256,
             "num_classes": self.dataset.num_classes,
             "batch_size": self.plan.batch_size,

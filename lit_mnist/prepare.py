@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from lit_mnist.checks import (
     check_accelerate,
@@ -15,7 +16,7 @@ from lit_mnist.checks import (
     check_launch,
     check_steps,
 )
-from lit_mnist.claim import claim_folder
+from lit_mnist.claim import claim_folder, continues_in_place, locked_to_resume
 from lit_mnist.configure import configure
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import TrainerSettings
@@ -35,10 +36,10 @@ from lit_mnist.ranks import (
 )
 from lit_mnist.resume import Saved
 from lit_mnist.samples import load_samples
-from lit_mnist.training.checkpoint import BEST, LAST, find_checkpoint
+from lit_mnist.training.checkpoint import BEST, LAST, find_checkpoint, find_weights
 from lit_mnist.training.checkpoint_folder import newest_sound
 from lit_mnist.training.precision import resolve_precision
-from lit_mnist.training.run_folder import RESULT, RunFolder, shown, was_restarted
+from lit_mnist.training.run_folder import RESULT, RunFolder, shown
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         InputError: Something is wrong; nothing was written.
     """
     check_accelerate()
+    with locked_to_resume(line) as lock:
+        return _prepare(line, lock, engine=engine, command=command)
+
+
+def _prepare(line: CommandLine, lock: IO[str] | None, *, engine: str, command: str) -> Prepared:
     saved = _saved(line)
     trains = line.trains
     base = None if saved is None else saved.to_resume() if trains else saved.to_evaluate()
@@ -80,18 +86,19 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         if not offer.resume:
             raise InputError(f"The engine {engine} cannot go on from {saved.path}: choose another --run-dir.")
         saved.check_same(experiment)
-    devices, world_size = _ranks(experiment.trainer)
+    (devices, world_size), lr = _ranks(experiment.trainer), experiment.model.lr
     offer.check_devices(engine, experiment, devices, world_size)
     cuda_graph = trains and offer.uses_cuda_graph(engine, experiment, devices, world_size, configuration.extras.names)
     check_launch(experiment.run, world_size)
-    dataset, splits, files = load_samples(experiment, [Path(image) for image in line.images])
+    fetch = saved is None or saved.may_fetch(line.arguments, experiment.data, trains=trains)
+    dataset, splits, files = load_samples(experiment, [Path(image) for image in line.images], fetch=fetch)
     if experiment.trainer.devices == "auto" and line.verb == "predict" and not launched_from_outside():
         devices = Devices(devices.kind, devices.numbers[: len(splits.test)])
         world_size = devices.count
     check_evaluation(line, splits, world_size)
-    lr = experiment.model.lr
     plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size, lr)
-    if offer.processes == "devices":
+    in_one = offer.processes == "devices"
+    if in_one:
         # One process takes the whole batch; the devices count where `batch_per` multiplies by the ranks.
         plan = replace(plan, world_size=1)
     check_steps(experiment.run, plan)
@@ -100,14 +107,14 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         check_deterministic(experiment, devices.kind)
     if saved and trains:
         # It may have been lost while it tested its weights.
-        may_be_done = _takes_up(line) and not (Path(str(line.run_dir)) / RESULT).exists()
+        may_be_done = continues_in_place(line) and not (Path(str(line.run_dir)) / RESULT).exists()
         saved.check_resume(experiment, dataset, plan, may_be_done=may_be_done)
         print_once(f"note: going on from {shown(saved.path.absolute())} after step {saved.step}")
     elif saved:
         saved.check_evaluation(experiment, dataset, validates=line.verb == "validate")
-    weights = None if saved else read_weights(experiment.model, num_classes=dataset.num_classes)
-
-    folder, claimed = claim_folder(line, configuration, saved)
+    weights = None if saved else read_weights(experiment.model, num_classes=dataset.num_classes, report=print_once)
+    folder, claimed = claim_folder(line, configuration, saved, lock)
+    _check_best_is_known(line, claimed, saved, plan)
     job = Job(
         verb=line.verb,
         engine=engine,
@@ -117,11 +124,11 @@ def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
         plan=plan,
         devices=devices,
         precision=resolve_precision(experiment.trainer.precision, devices.kind),
-        threads=threads_per_rank(experiment.run.threads, 1 if offer.processes == "devices" else devices.count),
+        threads=_threads(experiment.run.threads, saved if trains else None, 1 if in_one else devices.count),
         folder=folder,
         command=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
-        checkpoint=saved.path if saved else None,
+        checkpoint=_to_read(saved, claimed, trains=trains) if saved else None,
         weights=weights,
         files=files,
         extras=configuration.extras if configuration.extras.names else None,
@@ -139,11 +146,11 @@ def _saved(line: CommandLine) -> Saved | None:
     if not line.trains:
         if not line.checkpoint:
             raise InputError(f"{line.verb} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
-        return Saved.read(find_checkpoint(Path(line.checkpoint), (BEST, LAST)))
+        return Saved.read(find_weights(Path(line.checkpoint), print_once))
     if line.resume == "auto" and not line.run_dir:
         raise InputError("--resume auto goes on in the folder that --run-dir names: give --run-dir, too.")
     found = None
-    if _takes_up(line):
+    if continues_in_place(line):
         place = Path(str(line.run_dir))
         found = newest_sound(place, warn_once)
         if found is None and list(place.glob("checkpoints/*.ckpt")):
@@ -158,9 +165,34 @@ def _saved(line: CommandLine) -> Saved | None:
     return Saved.read(found.path) if found else None
 
 
-def _takes_up(line: CommandLine) -> bool:
-    """Returns whether a run goes on with what it finds in its folder, since it was begun there before."""
-    return line.run_dir is not None and (line.resume == "auto" or was_restarted(Path(line.run_dir)))
+def _threads(setting: int | None, resumed: Saved | None, local_world_size: int) -> int:
+    """Returns the number of threads of each rank."""
+    if resumed:
+        return resumed.threads(setting, local_world_size, warn_once)
+    return threads_per_rank(setting, local_world_size)
+
+
+def _to_read(saved: Saved, claimed: RunFolder | None, *, trains: bool) -> Path:
+    """Returns the checkpoint that the ranks read: that of another run is copied, since it may change."""
+    if not trains or claimed is None or launched_from_outside() or saved.is_in(claimed.checkpoints):
+        return saved.path
+    return claimed.checkpoints / LAST
+
+
+def _check_best_is_known(line: CommandLine, folder: RunFolder | None, saved: Saved | None, plan: Plan) -> None:
+    """Rejects a complete training whose best weights, which are to be tested, are not there.
+
+    Raises:
+        InputError: They are not.
+    """
+    if not folder or not saved or line.verb != "train":
+        return
+    if saved.step == plan.total_steps and not (folder.checkpoints / BEST).exists():
+        folder.release()
+        raise InputError(
+            f"The training in {folder.path} is complete, but its best weights are not known: test the last ones with "
+            f"test --ckpt {folder.checkpoints / LAST}."
+        )
 
 
 def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:

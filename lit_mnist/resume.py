@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import torch
-
-from lit_mnist.configure import configure, flatten
+from lit_mnist.configure import flatten, setting_of
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, ModelSettings
-from lit_mnist.models.build import build_net
+from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.plan import Plan
-from lit_mnist.ranks import launched_from_outside
+from lit_mnist.ranks import cores, launched_from_outside, threads_per_rank
+from lit_mnist.saved_experiment import checked_experiment
 from lit_mnist.training.checkpoint import SECTION, read_checkpoint
-from lit_mnist.training.precision import UsedPrecision
+from lit_mnist.training.run_folder import CONFIG, run_folder_of, shown
+from lit_mnist.training.state import KEEPER
 
-# What a setting of a saved experiment may look like, where it is no path.
-_WORD = re.compile(r"[\w.:=,+-]*")
-_PATHS = ("data.root", "model.weights", "run.dir", "run.resume")
-_LONGEST = 3_000
 # What may differ between a checkpoint and the run that takes it up: where, how and how far, not what.
 _MAY_CHANGE = {
     "model.compile",
@@ -43,26 +37,6 @@ _MAY_CHANGE = {
 }
 
 
-# What is read of a checkpoint before the ranks start, and restored in them.
-_KINDS = {
-    "global_step": int,
-    "state_dict": dict,
-    "loops": dict,
-    "callbacks": dict,
-    "optimizer_states": list,
-    "lr_schedulers": list,
-}
-_SECTION_KINDS = {
-    "experiment": dict,
-    "precision": str,
-    "data_sha256": str,
-    "num_classes": int,
-    "batch_size": int,
-    "total_steps": int,
-}
-_MOST_CLASSES = 1000
-
-
 @dataclass(frozen=True)
 class Saved:
     """A verified checkpoint, with its experiment.
@@ -72,12 +46,14 @@ class Saved:
         section: The project's own section of it.
         experiment: The experiment as nested plain values.
         step: Optimizer steps made.
+        best: The best score on the validation split until then; below 0 for none.
     """
 
     path: Path
     section: dict[str, Any]
     experiment: dict[str, Any]
     step: int
+    best: float
 
     @classmethod
     def read(cls, path: Path) -> Saved:
@@ -88,31 +64,115 @@ class Saved:
         """
         checkpoint = read_checkpoint(path)
         section = checkpoint[SECTION]
-        for values, kinds in ((checkpoint, _KINDS), (section, _SECTION_KINDS)):
-            for name, kind in kinds.items():
-                if type(values.get(name)) is not kind:
-                    raise InputError(
-                        f"{path} is not a checkpoint of a run: its {name} is not there, or of another type."
-                    )
-        experiment = _read_experiment(section["experiment"], path)
-        _check_weights(path, checkpoint["state_dict"], section["num_classes"], experiment)
-        if checkpoint["global_step"] < 0 or section["precision"] not in get_args(UsedPrecision):
-            raise InputError(f"{path} is not a checkpoint of a run: its step or its precision is none.")
-        return cls(path, section, experiment, checkpoint["global_step"])
+        experiment = checked_experiment(path, checkpoint)
+        kept = checkpoint["callbacks"].get(KEEPER)
+        best = kept.get("best") if isinstance(kept, dict) else None
+        return cls(path, section, experiment, checkpoint["global_step"], best if isinstance(best, float) else -1.0)
+
+    def is_in(self, folder: Path) -> bool:
+        """Returns whether it lies in a folder."""
+        return self.path.resolve().parent == folder.resolve()
 
     def to_resume(self) -> dict[str, Any]:
-        """Returns the experiment as the values to start from when the training goes on."""
+        """Returns the experiment as the values to start from when the training continues.
+
+        Data are read where the checkpoint says, but see `may_fetch`: a file from elsewhere must not choose what is
+        downloaded.
+        """
         # The machine may be another, but the precision stays the one that was used.
         trainer = {**self.experiment["trainer"], "precision": self.section["precision"]}
         if launched_from_outside():
             trainer["devices"] = "auto"
-        return {**self.experiment, "trainer": trainer, "run": {"threads": self.experiment["run"]["threads"]}}
+        data, run = {**self.experiment["data"], "download": False}, {"threads": self.experiment["run"]["threads"]}
+        return {**self.experiment, "data": data, "trainer": trainer, "run": run}
 
     def to_evaluate(self) -> dict[str, Any]:
-        """Returns the experiment as the values to start from when the weights are evaluated, on whatever devices."""
+        """Returns the experiment as the values to start from when the weights are evaluated, on whatever devices.
+
+        The place of the data, and whether they are downloaded, are the command line's to say, or the defaults'.
+        """
         exact = self.experiment["trainer"]["precision"] == "64-true"
         trainer, model = {"precision": "64-true" if exact else "auto"}, {**self.experiment["model"], "compile": False}
-        return {**self.experiment, "model": model, "trainer": trainer, "run": {}}
+        data = {key: value for key, value in self.experiment["data"].items() if key not in {"root", "download"}}
+        return {**self.experiment, "model": model, "data": data, "trainer": trainer, "run": {}}
+
+    def may_fetch(self, arguments: list[str], data: DataSettings, *, trains: bool) -> bool:
+        """Returns whether data that are missing may be downloaded or made: never only because a checkpoint says so.
+
+        Args:
+            arguments: The command line, as of `configure`.
+            data: What it has come to.
+            trains: Whether the training continues: then the data's place may be the checkpoint's.
+        """
+        if data.name == "mnist":  # Part of the package.
+            return True
+        if trains:
+            return data.root is None or setting_of(arguments, "data.root", None) is not None
+        other = "mnist" if data.name == "kmnist" else "kmnist"
+        return data.download or setting_of(arguments, "data.name", other) == data.name
+
+    def threads(self, setting: int | None, ranks: int, report: Callable[[str], None]) -> int:
+        """Returns the number of threads of each rank with which the training continues: the one that was used.
+
+        Args:
+            setting: `run.threads` as the command line or the first start of the training set it; None for neither.
+            ranks: Ranks of this machine.
+            report: Is told where the number cannot be the same, or is not what this machine would be given.
+        """
+        used, before = int(self.section["threads"]), self.section.get("local_world_size")
+        before = before if isinstance(before, int) else None
+        if setting is None and before == ranks:
+            own = threads_per_rank(None, ranks)
+            if own != used:
+                report(
+                    f"each rank computes with {used} thread{'s' * (used != 1)}, as before, where {cores()} cores would "
+                    f"give it {own}: --run.threads sets another number, with which the result is not bit-identical."
+                )
+            return used
+        chosen = threads_per_rank(setting, ranks)
+        if chosen != used:
+            why = (
+                f"run.threads is {setting}"
+                if setting
+                else f"there were {before or 'another number of'} ranks per machine before, and here are {ranks}"
+            )
+            report(
+                f"each rank computes with {chosen} thread{'s' * (chosen != 1)}, but with {used} before ({why}): the "
+                "result is not bit-identical to an uninterrupted run's."
+            )
+        return chosen
+
+    def check_best(self, path: Path) -> None:
+        """Rejects a checkpoint that is not the best of this training until its step.
+
+        Raises:
+            InputError: It is missing or damaged, was made later, or is of another training or not its best epoch.
+        """
+        best = Saved.read(path)
+        if best.step > self.step:
+            raise InputError(f"{path} was made after step {best.step}, and the run goes on after step {self.step}.")
+        mine, other = self._identity(), best._identity()
+        for key in mine:
+            if mine[key] != other[key]:
+                raise InputError(f"{path} is of another training: its {key} is {other[key]}, not {mine[key]}.")
+        # Every checkpoint since has the score of the best.
+        if best.best != self.best:
+            raise InputError(f"{path} is not the best epoch of the training: its score is another.")
+
+    def _identity(self) -> dict[str, Any]:
+        """Returns what two checkpoints of one training have in common."""
+        settings = {
+            key: value
+            for key, value in flatten(self.to_resume())
+            if not key.startswith("run.") and (key == "model.weights" or key not in _MAY_CHANGE)
+        }
+        names = ["data_sha256", "num_classes", "batch_size", *([] if self._is_stretchable else ["total_steps"])]
+        return {**settings, **{name: self.section[name] for name in names}}
+
+    @property
+    def _is_stretchable(self) -> bool:
+        """Whether the learning rate does not depend on the number of steps."""
+        return self.experiment["model"]["schedule"] == "constant" and not self.experiment["model"]["warmup"]
 
     def check_evaluation(self, experiment: Experiment, dataset: Dataset, *, validates: bool) -> None:
         """Refuses another network, data with other classes, or a validation split that was trained on.
@@ -159,72 +219,26 @@ class Saved:
                 f"{self.path} was trained with batches of {trained.get('batch_size')}, but here they would have "
                 f"{plan.batch_size}: resume with as many ranks as before."
             )
-        stretchable = experiment.model.schedule == "constant" and not experiment.model.warmup
+        schedule, stretchable = experiment.model.schedule, self._is_stretchable
         if trained["total_steps"] != plan.total_steps and not stretchable:
             raise InputError(
-                f"The {experiment.model.schedule} schedule of {self.path} was made for {trained.get('total_steps')} "
-                f"steps and cannot be changed to {plan.total_steps}: only a constant one without warm-up can."
+                f"The {schedule} schedule of {self.path} was made for {trained.get('total_steps')} steps and cannot be "
+                f"changed to {plan.total_steps}: only a constant one without warm-up can. {self._train_further()}"
             )
         if self.step > plan.total_steps or (self.step == plan.total_steps and not may_be_done):
             limit = "raise --epochs" if experiment.trainer.max_steps != plan.total_steps else "raise --max-steps"
-            more = limit if stretchable else f"its {experiment.model.schedule} schedule is at its end"
-            raise InputError(f"{self.path} has made its {self.step} steps: there is nothing to go on with ({more}).")
+            more = f"({limit})." if stretchable else f"(its {schedule} schedule is at its end). {self._train_further()}"
+            raise InputError(f"{self.path} has made its {self.step} steps: there is nothing to go on with {more}")
+
+    def _train_further(self) -> str:
+        """Returns how to train these weights beyond the end of their schedule."""
+        origin = run_folder_of(self.path)
+        weights = shlex.quote(shown((origin or self.path).absolute()))
+        config = f"--config {shlex.quote(shown(origin / CONFIG))} " if origin else ""
+        return f"To train further, begin a new run with these weights: {config}--model.weights {weights}"
 
     def _check_equal(self, experiment: Experiment, sections: tuple[str, ...]) -> None:
         now = dict(flatten(experiment.to_dict()))
         for key, old in flatten(self.to_resume()):
             if (key in sections or key.split(".")[0] in sections) and key not in _MAY_CHANGE and now[key] != old:
                 raise InputError(f"{key} is {now[key]} here, but {old} in {self.path}: leave it out.")
-
-
-def _check_weights(path: Path, weights: dict[str, Any], num_classes: int, experiment: dict[str, Any]) -> None:
-    """Refuses weights that are not those of the experiment's network.
-
-    Raises:
-        InputError: A name or a shape is another one.
-    """
-    if not 0 < num_classes <= _MOST_CLASSES:
-        raise InputError(f"{path} tells {num_classes} classes apart: no data set here has as many.")
-    # Shapes alone: on this device nothing is computed or kept.
-    with torch.device("meta"):
-        net = build_net(ModelSettings(**{**experiment["model"], "compile": False}), num_classes=num_classes, seed=0)
-    wanted = {f"net.{name}": tuple(tensor.shape) for name, tensor in net.state_dict().items()}
-    found = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in weights.items()}
-    if wanted != found or not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):
-        raise InputError(f"{path} does not hold the weights of a {experiment['model']['net']}.")
-
-
-def _read_experiment(values: object, source: Path) -> dict[str, Any]:
-    """Returns the experiment that a checkpoint holds, checked through the parser that checks every configuration.
-
-    Args:
-        values: Nested plain values.
-        source: Where they come from, for the message.
-
-    Raises:
-        InputError: They are no experiment of this version.
-    """
-    try:
-        flat = dict(flatten(values)) if isinstance(values, Mapping) else {}
-        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat.items()}
-    except TypeError as error:
-        raise InputError(f"{source} holds an experiment that is not of plain values: {error}.") from error
-    if not flat:
-        raise InputError(f"{source} holds no experiment.")
-    known = {key for key, _ in flatten(Experiment().to_dict())}
-    unknown = sorted(set(flat) - known)
-    # The parser takes a text for YAML, of which a short one can become gigabytes: no setting but a path needs marks.
-    odd = [key for key, text in texts.items() if len(text) > _LONGEST or ("&" in text and "*" in text)]
-    odd += [
-        key
-        for key, value in flat.items()
-        if key not in _PATHS and isinstance(value, str) and not _WORD.fullmatch(value)
-    ]
-    if unknown or odd:
-        raise InputError(
-            f"{source} holds an experiment that this version does not know ({', '.join(unknown + odd)[:200]})."
-        )
-    try:
-        return configure([f"--{key}={text}" for key, text in texts.items()]).experiment.to_dict()
-    except InputError as error:
-        raise InputError(f"{source} holds an experiment that this version does not take: {error}") from error

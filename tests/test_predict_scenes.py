@@ -60,7 +60,7 @@ def test_the_test_set_s_masks_are_the_same_on_any_number_of_ranks(
     def predicted(devices: int, engine: str) -> tuple[list[dict[str, str]], dict[str, bytes]]:
         place = tmp_path / f"{engine}-{devices}"
         run = ("--ckpt", trained, "--devices", devices, "--run-dir", place, "--run.threads", 1)
-        done = program("predict", *run, engine=engine)
+        done = program("predict", *run, "--data.root", result_of(trained)["config"]["data"]["root"], engine=engine)
         assert done.code == 0, done.out + done.err
         assert "predicted 15 pictures" in done.out
         return table_of(place), contents(place)

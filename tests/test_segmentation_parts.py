@@ -225,7 +225,7 @@ def test_a_training_begins_with_the_weights_of_another_and_does_not_need_them_ag
         moved = [name for name in old if not torch.equal(old[name], new[name])]
         assert all("running_" in name or "num_batches" in name for name in moved)
     checkpoint.rename(program.folder / "aside")
-    done = program("test", "--ckpt", second)
+    done = program("test", "--ckpt", second, "--data.root", result_of(second)["config"]["data"]["root"])
     assert done.code == 0, done.out + done.err
     assert "state_dict" in read_checkpoint(second / "checkpoints" / "last.ckpt")
     refused(program(*flags, "--model.weights", checkpoint), "last.ckpt")

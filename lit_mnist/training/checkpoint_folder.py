@@ -53,27 +53,6 @@ class CheckpointFolder:
             path.unlink()
 
 
-def remove_unfit(path: Path, step: int, report: Callable[[str], None]) -> None:
-    """Removes a best checkpoint that a run which goes on cannot keep, so that it makes another in its place.
-
-    Args:
-        path: The checkpoint, if there is one.
-        step: The step that the run goes on from: one that was made later is of a future that was given up.
-        report: Is told of what is removed.
-    """
-    if not path.exists():
-        return
-    try:
-        made = _step_of(path)
-    except InputError as error:
-        report(f"{error} It is removed.")
-    else:
-        if made <= step:
-            return
-        report(f"{path} was made after step {made}, and the run goes on after step {step}. It is removed.")
-    path.unlink()
-
-
 def _step_of(path: Path) -> int:
     """Returns the optimizer steps of a checkpoint.
 

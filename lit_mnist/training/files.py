@@ -99,15 +99,20 @@ def open_lock(path: Path) -> IO[str]:
         OSError: The file cannot be opened, or is a symbolic link or no regular file.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        return open(path, "r+", opener=_open_regular)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise OSError(errno.ELOOP, "a lock file must not be a symbolic link: remove it", str(path)) from error
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Opens a regular file, and makes it where it is missing."""
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "a lock file must be a regular file: remove it", str(path))
-    return os.fdopen(descriptor, "r+")
+        raise OSError(errno.EINVAL, "a lock file must be a regular file: remove it", path)
+    return descriptor
 
 
 def try_lock(file: IO[str]) -> bool:

@@ -92,6 +92,7 @@ def build_result(
         "device": device_name(device),
         "precision": job.precision,
         "config": job.experiment.to_dict(),
+        "checkpoint": str(job.checkpoint.absolute()) if job.checkpoint and not job.trains else None,
         "data": {"name": job.dataset.name, "source": job.dataset.source, "sha256": job.dataset.sha256},
         "steps": trained.steps if trained else 0,
         "skipped_steps": trained.skipped_steps if trained else 0,

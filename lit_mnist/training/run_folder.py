@@ -55,6 +55,7 @@ class RunFolder:
         folders: tuple[str, ...] = (),
         resumed: bool = False,
         patience: float = 0,
+        lock: IO[str] | None = None,
     ) -> RunFolder:
         """Makes the folder where it does not exist, and holds it.
 
@@ -64,11 +65,12 @@ class RunFolder:
             folders: Folders to make in it, beside that of the logs.
             resumed: Whether the run goes on in a folder of its own, so that its files may be there.
             patience: Seconds to wait for a process that holds the folder.
+            lock: The lock file, where this process has locked the folder already.
 
         Raises:
             InputError: The folder cannot be made or written, another run holds it, or it holds another run's files.
         """
-        lock = _lock(path, patience)
+        lock = lock or lock_folder(path, patience)
         present = [name for name in writes if (path / name).exists()]
         if present and not resumed:
             lock.close()
@@ -114,8 +116,8 @@ class RunFolder:
         write_text(self.path / RESULT, json.dumps(result, indent=2) + "\n")
 
 
-def _lock(path: Path, patience: float) -> IO[str]:
-    """Makes a folder, and returns its lock file, locked.
+def lock_folder(path: Path, patience: float = 0) -> IO[str]:
+    """Makes a folder, and returns its lock file, locked until it is closed.
 
     Raises:
         InputError: The folder cannot be made, or another process holds it for longer than `patience` seconds.
@@ -149,6 +151,12 @@ def _holder(lock: IO[str]) -> str:
     """Returns what the process that holds a run folder has written into the lock file."""
     lock.seek(0)
     return lock.read().strip() or "another process"
+
+
+def run_folder_of(checkpoint: Path) -> Path | None:
+    """Returns the run folder that a checkpoint lies in, or None where it lies elsewhere."""
+    folder = checkpoint.resolve().parent
+    return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).exists() else None
 
 
 def shown(path: Path) -> str:

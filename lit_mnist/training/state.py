@@ -23,7 +23,7 @@ from lit_mnist.plan import Plan
 from lit_mnist.training.checkpoint import SECTION
 
 # The names under which Lightning keeps the scaler and the best score: those of its plugin and of our callback.
-_SCALER, _KEEPER = "MixedPrecision", "KeepCheckpoints"
+_SCALER, KEEPER = "MixedPrecision", "KeepCheckpoints"
 _PREFIX = "net."
 
 
@@ -61,7 +61,7 @@ class TrainingState:
             "pytorch-lightning_version": version("lightning"),
             "state_dict": {_PREFIX + name: tensor.contiguous() for name, tensor in self.net.state_dict().items()},
             "loops": lightning_loops(self.step, job.plan),
-            "callbacks": {_KEEPER: {"best": best}},
+            "callbacks": {KEEPER: {"best": best}},
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [self.schedule.state_dict()],
             **({_SCALER: scaler} if scaler else {}),
@@ -89,7 +89,7 @@ class TrainingState:
                 self.scaler.load_state_dict(checkpoint[_SCALER])
             self.step = int(checkpoint["global_step"])
             self.steps_made = int(checkpoint["steps_made"])
-            return float(checkpoint["callbacks"][_KEEPER]["best"])
+            return float(checkpoint["callbacks"][KEEPER]["best"])
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"The checkpoint's training state does not fit ({reason}): use another one.") from error

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Program
+from conftest import Program, result_of
 
 import lit_mnist
 from faults.conftest import SMALL
 from faults.hostile import ALIASES, CHECKPOINTS
 from faults.limits import assert_refused, figures, limited, parts, reading, slug
+from lit_mnist.data.dataset import class_names
 from lit_mnist.data.shapes_folder import NAME as SHAPES
 from lit_mnist.data.shapes_folder import load_shapes
 from lit_mnist.errors import InputError
+from lit_mnist.experiment import SCENE_NAMES, DataSettings, Experiment, ModelSettings
+from lit_mnist.models.build import build_net
 from lit_mnist.training.checkpoint import SECTION, read_checkpoint, write_checkpoint
 from lit_mnist.training.run_folder import RunFolder
 
@@ -87,8 +91,6 @@ CONTENTS: dict[str, Change] = {
     "a deep text": setting("run/save_every", "[" * 200_000),
     "a deep path": setting("data/root", "[" * 200_000),
     "a long list": setting("trainer/devices", list(range(20_000))),
-    "another folder of data": setting("data/root", "/nowhere"),
-    "the root as a folder of data": setting("data/root", "/"),
     "no text as a key": setting("model", {1: 2}),
     "a tensor as a setting": setting("model/lr", torch.ones(3)),
     "no number": setting("model/lr", float("nan")),
@@ -148,6 +150,83 @@ def test_what_a_sound_checkpoint_names_beside_its_experiment_is_never_looked_at(
     sound = found.pop("sound")
     assert [ended.code for ended in sound] == [0, 0], sound
     assert_refused(found, "100000 ranks")
+
+
+def of_another_data_set(trained: Path, **data: Any) -> dict[str, Any]:
+    """Returns a checkpoint, well hashed when written, whose experiment names other data than it was trained on."""
+    content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
+    net = "deeplabv3_small" if data["name"] in SCENE_NAMES else "convnet"
+    settings = ModelSettings(net=net, schedule="constant")
+    classes = len(class_names(data["name"]))
+    weights = build_net(settings, num_classes=classes, seed=0).state_dict()
+    content["state_dict"] = {f"net.{name}": tensor for name, tensor in weights.items()}
+    sizes = {"batch_size": 2, "val_size": 1, "image_size": 96} if net == "deeplabv3_small" else {}
+    experiment = Experiment(model=settings, data=DataSettings(**data, **sizes))
+    content[SECTION] |= {"experiment": experiment.to_dict(), "num_classes": classes}
+    return content
+
+
+@pytest.mark.parametrize(("name", "download"), [("shapes", False), ("fashion_mnist", False), ("voc2012", True)])
+def test_a_checkpoint_chooses_no_place_to_write_or_download_to(
+    program: Program, trained: Path, monkeypatch: pytest.MonkeyPatch, name: str, download: bool
+) -> None:
+    victim, cache = program.folder / "victim", program.folder / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    hostile = program.folder / "hostile.ckpt"
+    write_checkpoint(hostile, of_another_data_set(trained, name=name, root=str(victim), download=download))
+    for words in (("test", "--ckpt"), ("validate", "--ckpt"), ("predict", "--ckpt"), ("--resume",)):
+        done = program(*words, hostile, timeout=60)
+        assert done.code == 2, done.out + done.err
+        assert name in done.err, done.err
+        assert "data.root" in done.err, done.err
+        assert not victim.exists(), words
+        assert not cache.exists(), words
+    if name == "voc2012":
+        # Who asks for a download names its place, too.
+        done = program("--resume", hostile, "--data.download", "true", timeout=60)
+        assert done.code == 2
+        assert f"--data.name voc2012 --data.root {victim}" in done.err
+        assert not victim.exists()
+
+
+def test_an_evaluation_reads_the_data_where_the_command_line_says(program: Program, trained: Path) -> None:
+    content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
+    setting("data/root", "/nowhere")(content)
+    elsewhere = program.folder / "elsewhere.ckpt"
+    write_checkpoint(elsewhere, content)
+    tested = program.train("test", "--ckpt", elsewhere)
+    assert result_of(tested)["data"]["source"] == "embedded"
+    done = program("test", "--ckpt", elsewhere, "--data.root", program.folder / "empty")
+    assert done.code == 2
+    assert f"MNIST is not in {program.folder / 'empty'}" in done.err
+    done = program("--resume", elsewhere, "--max-steps", 3)
+    assert done.code == 2
+    assert "MNIST is not in /nowhere" in done.err
+
+
+def test_shapes_that_a_checkpoint_names_are_made_where_the_user_says(
+    program: Program, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_mnist.data.shapes_folder.TRAIN", 4)
+    monkeypatch.setattr("lit_mnist.data.shapes_folder.TEST", 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(program.folder / "cache"))
+    checkpoint, own = program.folder / "shapes.ckpt", program.folder / "own"
+    write_checkpoint(checkpoint, of_another_data_set(trained, name="shapes"))
+    own.mkdir()
+    words = ("test", "--ckpt", checkpoint, "--run.threads", 1)
+    refused = program(*words, "--data.root", own)
+    assert refused.code == 2
+    assert f"shapes, which the checkpoint names, is not in {own}" in refused.err
+    assert not list(own.iterdir())
+    for name, flags in (("asked for", ("--data.name", "shapes")), ("made before", ())):
+        done = program(*words, *flags, "--data.root", own, "--run-dir", program.folder / name)
+        assert done.code == 0, done.out + done.err
+        assert result_of(program.folder / name)["test"]["count"] > 0
+    assert (own / SHAPES).is_dir()
+    # Where they lie already, the default place serves, too.
+    shutil.copytree(own / SHAPES, program.folder / "cache" / "lit_mnist" / SHAPES)
+    done = program(*words)
+    assert done.code == 0, done.out + done.err
 
 
 def test_torch_s_variable_changes_no_command(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
