@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch.optim import Optimizer
 
@@ -49,6 +50,7 @@ class RecordTraining(Callback):
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._steps = recorder.step
+        self._made = 0
         self._parameters = list(recorder.net.parameters())
 
     def on_after_backward(self, trainer: Trainer, module: LightningModule) -> None:
@@ -57,6 +59,7 @@ class RecordTraining(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, module: LightningModule, optimizer: Optimizer) -> None:
         """Looks at the gradient of the step that comes."""
+        self._made = cast(LitClassifier, module).steps_made
         self.recorder.gradients_done(self._parameters)
 
     def on_train_batch_end(
@@ -64,8 +67,12 @@ class RecordTraining(Callback):
     ) -> None:
         """Records the step where a micro-batch ends one."""
         if trainer.global_step > self._steps:
-            self._steps = trainer.global_step
-            self.recorder.step_done(outputs["logits"], batch.targets, cast(LitClassifier, module).rate)
+            self._steps, classifier = trainer.global_step, cast(LitClassifier, module)
+            if classifier.steps_made == self._made:
+                scaler = cast(MixedPrecision, trainer.precision_plugin).scaler
+                assert scaler
+                self.recorder.step_skipped(scaler)
+            self.recorder.step_done(outputs["logits"], batch.targets, classifier.rate)
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         """Leaves the evaluation out of the time of a step."""

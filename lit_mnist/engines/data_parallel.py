@@ -128,6 +128,8 @@ def _train_epoch(
         state.step += 1
         if state.steps_made > made:
             state.schedule.step()
+        else:
+            recorder.step_skipped(scaler)
         recorder.step_done(logits, targets, rate)
 
 

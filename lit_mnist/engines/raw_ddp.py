@@ -196,6 +196,8 @@ def _train_epoch(
         state.step += 1
         if state.steps_made > made:
             state.schedule.step()
+        else:
+            recorder.step_skipped(scaler)
         recorder.step_done(logits, targets, rate)
         keeper.step_done(state.step, ends_epoch=number + 1 == len(batches))
 

@@ -172,6 +172,8 @@ def _train_epoch(
         # The schedule waits where the scaler left the step out.
         if state.steps_made > steps_made:
             state.schedule.step()
+        else:
+            recorder.step_skipped(scaler)
         recorder.step_done(logits, batch.targets, rate)
         keeper.step_done(state.step, ends_epoch=number + 1 == len(batches))
 

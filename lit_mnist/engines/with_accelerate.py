@@ -163,6 +163,8 @@ def _train_epoch(
         if not accelerator.optimizer_step_was_skipped:
             state.steps_made += 1
             state.schedule.step()
+        else:
+            recorder.step_skipped(state.scaler)
         recorder.step_done(logits, targets, rate)
 
 

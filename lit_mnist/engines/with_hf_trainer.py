@@ -187,15 +187,18 @@ class _Report(TrainerCallback):
         self.job, self.rank, self.training, self.keeper, self.recorder = job, rank, state, keeper, recorder
         self.validation: Evaluation | None = None
         self.logits = self.targets = torch.empty(0)
-        self.rate, self.epoch = 0.0, 0
+        self.rate, self.epoch, self.made = 0.0, 0, 0
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Notes the learning rate of the step that comes."""
         self.rate = self.training.optimizer.param_groups[0]["lr"]
+        self.made = self.training.steps_made
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Records an optimizer step."""
         self.training.step += 1
+        if self.training.steps_made == self.made:
+            self.recorder.step_skipped(self.training.scaler)
         self.recorder.step_done(self.logits, self.targets, self.rate)
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:

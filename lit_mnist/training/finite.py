@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import get_total_norm
 
 from lit_mnist.data.order import train_indices
@@ -18,6 +19,8 @@ from lit_mnist.training.precision import needs_scaler
 
 # Where a number costs nothing to read. On another device the host would wait for all that it has queued there.
 AT_ONCE = frozenset({"cpu"})
+# A scaler that skips so many steps in a row, or whose scale is below this, does not find one that suits the gradient.
+_MOST_SKIPPED, _LEAST_SCALE = 30, 1.0
 
 
 class _Step(NamedTuple):
@@ -57,6 +60,8 @@ class FiniteCheck:
         self.at_once = job.devices.of(rank).type in AT_ONCE
         self._losses: list[torch.Tensor] = []
         self._steps: list[_Step] = []
+        self._skipped_in_a_row = self._last_skipped = 0
+        self._scaler: GradScaler | None = None
 
     def batch_done(self, loss: torch.Tensor) -> None:
         """Notes a micro-batch's mean loss on this rank."""
@@ -87,13 +92,46 @@ class FiniteCheck:
 
         Raises:
             NonFiniteError: A gradient, or the loss, is infinite or not a number; all ranks raise it together, for the
-                first such step.
+                first such step. Or the scaler has skipped 30 steps in a row, or its scale is below 1.
         """
         steps, self._steps = self._steps, []
         largest = torch.stack([step.largest for step in steps]).tolist() if steps else []
         for step, value in zip(steps, largest, strict=True):
             if not math.isfinite(value):
                 self._judge(step.number, [loss for loss in map(float, step.losses) if not math.isfinite(loss)])
+        scaler, self._scaler = self._scaler, None
+        if scaler:
+            self._check_scale(scaler)
+
+    def step_skipped(self, step: int, scaler: GradScaler) -> None:
+        """Notes a step that the scaler has left out, and may look; every rank must call it.
+
+        Args:
+            step: The step, counted from 1.
+            scaler: The scaler, already updated.
+
+        Raises:
+            NonFiniteError: As of `look`.
+        """
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if step == self._last_skipped + 1 else 1
+        self._last_skipped, self._scaler = step, scaler
+        if self.at_once or self._skipped_in_a_row >= _MOST_SKIPPED:
+            self.look()
+
+    def _check_scale(self, scaler: GradScaler) -> None:
+        """Ends a training in float16 whose gradient is never finite: no step would be made until its end.
+
+        All ranks do at the same step: they share the gradient, and so the scaler's state.
+        """
+        scale, row = scaler.get_scale(), self._skipped_in_a_row
+        if row < _MOST_SKIPPED and scale >= _LEAST_SCALE:
+            return
+        step = self._last_skipped
+        steps = f"the last {row} steps, up to step {step}" if row > 1 else f"step {step}"
+        raise NonFiniteError(
+            f"The gradient was not finite in float16 in {steps}, and the scale of the loss has fallen to {scale:g}: "
+            "lower --lr, or use --precision bf16-mixed or 32-true."
+        )
 
     def _judge(self, step: int, bad: list[float]) -> None:
         """Finds out whose loss it was; every rank must call it, with its own losses that are not finite."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.experiment import SCENE_NAMES
@@ -79,6 +80,10 @@ class Recorder:
     def gradients_done(self, parameters: Iterable[nn.Parameter]) -> None:
         """Notes a step's gradient before the optimizer makes it; see `FiniteCheck.gradients_done`."""
         self.finite.gradients_done(list(parameters), self.step + 1)
+
+    def step_skipped(self, scaler: GradScaler) -> None:
+        """Notes that the scaler leaves out the step that ends; see `FiniteCheck.step_skipped`."""
+        self.finite.step_skipped(self.step + 1, scaler)
 
     def look(self) -> None:
         """Looks at the gradients that were noted and not looked at; see `FiniteCheck.look`."""
