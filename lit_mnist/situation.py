@@ -45,6 +45,7 @@ class Situation:
         self.late = ""
         self._board: Board | None = None
         self._terminal = 2
+        self._has_log = False
 
     def open(self, rank: Rank, logs: Path, board: Board | None = None) -> None:
         """Sends what this rank prints to its own log, except rank 0's, whose warnings and log records alone go there.
@@ -72,6 +73,7 @@ class Situation:
         handler.handleError = lambda record: None  # type: ignore[method-assign]
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
+        self._has_log = True
 
     def begin_step(self, step: int) -> None:
         """Notes the step that begins, where the launcher finds it whatever becomes of this process."""
@@ -89,9 +91,14 @@ class Situation:
             with suppress(OSError):
                 Path(path).write_text(json.dumps({"message": {"message": report["message"], "extraInfo": extra}}))
 
+    def log(self, text: str, level: int = logging.ERROR) -> None:
+        """Writes to this rank's log; one that an outside launcher has started may have none."""
+        if self._has_log:
+            logging.getLogger(__name__).log(level, text)
+
     def warn(self, text: str) -> None:
         """Writes a warning to the log, and to the terminal whichever rank this is."""
-        logging.getLogger(__name__).warning(text)
+        self.log(text, logging.WARNING)
         with suppress(OSError):
             os.write(self._terminal, f"warning: {text}\n".encode())
 
@@ -173,7 +180,7 @@ def write_cause(error: BaseException) -> None:
     """Writes an error into this rank's log, and where its launcher looks for it."""
     text = "".join(traceback.format_exception(error))
     expected = isinstance(error, LitMnistError)
-    logging.getLogger(__name__).error(text)
+    SITUATION.log(text)
     message = str(error) if expected else "".join(traceback.format_exception_only(error)).strip()
     known = {"message": message, "stack": text, "foreseen": expected, "late": SITUATION.late}
     SITUATION.write({**known, "lost": is_consequence(error), "time": time.time()})

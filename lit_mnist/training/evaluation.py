@@ -75,7 +75,7 @@ def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int | N
     counted = max(int(confusion.sum()), 1)
     loss = loss_sum / counted
     if not math.isfinite(loss):
-        raise NonFiniteError("The network's outputs are not finite: the training has diverged. Try a lower --lr.")
+        raise NonFiniteError("The network's outputs are not finite: the training has diverged; lower --lr.")
     right, of_class = confusion.diagonal().double(), confusion.sum(dim=1)
     iou = _intersection_over_union(confusion) if scenes else None
     known = [share for share in iou or [] if share is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ from lit_mnist.data.order import train_indices
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.job import Job
 from lit_mnist.ranks import Rank
+from lit_mnist.situation import SITUATION
 from lit_mnist.training.precision import needs_scaler
+from lit_mnist.training.run_folder import shown
 
 # Where a number costs nothing to read. On another device the host would wait for all that it has queued there.
 AT_ONCE = frozenset({"cpu"})
@@ -139,21 +142,26 @@ class FiniteCheck:
         if self.rank.world_size > 1:
             told = [[] for _ in range(self.rank.world_size)]
             dist.all_gather_object(told, bad)
-        guilty = [number for number, losses in enumerate(told) if losses]
-        if guilty:
-            raise NonFiniteError(self._of_losses(step, guilty, told))
-        if not self.scaled:
+        failed = [number for number, losses in enumerate(told) if losses]
+        if failed:
+            self._log_samples(step, failed)
             raise NonFiniteError(
-                f"The gradient was not finite in step {step}, though every rank's loss was. Its "
-                f"{self._samples(step, range(self.rank.world_size))}"
+                f"The loss was {told[failed[0]][0]} in step {step} on {_named(failed)}: lower --lr, or look at its "
+                f"samples, which {self._log()} lists."
+            )
+        if not self.scaled:
+            self._log_samples(step, range(self.rank.world_size))
+            raise NonFiniteError(
+                f"The gradient was not finite in step {step}, though every rank's loss was: lower --lr, or look at its "
+                f"samples, which {self._log()} lists."
             )
 
-    def _of_losses(self, step: int, guilty: list[int], told: list[list[float]]) -> str:
-        ranks = f"rank{'s' if len(guilty) > 1 else ''} {', '.join(map(str, guilty))}"
-        return f"The loss was {told[guilty[0]][0]} in step {step} on {ranks}. Its {self._samples(step, guilty)}"
+    def _log(self) -> str:
+        """Returns the log of rank 0, which is there however the ranks were started."""
+        return shown(self.job.folder / "logs" / "rank-0.log")
 
-    def _samples(self, step: int, ranks: range | list[int]) -> str:
-        """Returns the training samples of a step on some ranks, by their numbers."""
+    def _log_samples(self, step: int, ranks: Sequence[int]) -> None:
+        """Writes the training samples of a step on some ranks into this rank's log, by their numbers."""
         plan = self.job.plan
         epoch, first = plan.position(step - 1)
         share = plan.batch_size // plan.world_size
@@ -168,7 +176,11 @@ class FiniteCheck:
             )
             for rank in ranks:
                 numbers += whole[rank * share : (rank + 1) * share].tolist()
-        return f"samples: {', '.join(map(str, numbers))}. Nothing was saved after step {step - 1}; try a lower --lr."
+        SITUATION.log(f"The samples of step {step} on {_named(ranks)} are {', '.join(map(str, numbers))}.")
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _largest(values: list[torch.Tensor]) -> torch.Tensor:

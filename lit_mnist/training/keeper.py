@@ -159,9 +159,7 @@ class Keeper:
         weights = [weight.detach() for weight in self.net.parameters()]
         # The largest value tells of all, by one read.
         if not math.isfinite(float(get_total_norm(weights, math.inf))):
-            raise NonFiniteError(
-                f"A weight was not finite after step {self._step}, which is not saved. Try a lower --lr."
-            )
+            raise NonFiniteError(f"A weight was not finite after step {self._step}, which is not saved: lower --lr.")
         self.save()
         self._is_best = False
         self._saved_at = time.monotonic()

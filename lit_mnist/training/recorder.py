@@ -119,7 +119,7 @@ class Recorder:
             return
         loss, accuracy = figures
         if not math.isfinite(loss):
-            raise NonFiniteError(f"The loss was {loss} at step {self.step} or shortly before. Try a lower --lr.")
+            raise NonFiniteError(f"The loss was {loss} at step {self.step} or shortly before: lower --lr.")
         self.train_loss = loss
         if self.history is None or self.display is None:
             return

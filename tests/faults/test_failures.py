@@ -202,8 +202,17 @@ def nan_is_named(program: Program, engine: str, devices: int, every: int, flags:
     words = (*SMALL, "--devices", devices, "--save-every", every, *flags, "--run-dir", folder)
     done = program(*words, "--inject", f"nan:rank={rank},step={step}", "--max-restarts", devices - 1, engine=engine)
     assert done.code == 4, done.out + done.err
-    told = re.search(rf"The loss was nan in step {step} on rank {rank}\. Its samples: ([\d, ]+)\.", done.err)
-    assert told, done.err
+    log = folder / "logs" / "rank-0.log"
+    first = done.err.splitlines()[0]
+    assert first == (
+        f"error: The loss was nan in step {step} on rank {rank}: lower --lr, or look at its samples, which "
+        f"{log.relative_to(program.folder)} lists."
+    ), done.err
+    logs = [path.read_text() for path in sorted(log.parent.glob("rank-*.log"))]
+    assert len(logs) == devices
+    named = [re.findall(rf"The samples of step {step} on rank {rank} are ([\d, ]+)\.", text) for text in logs]
+    assert all(len(each) == 1 for each in named), logs
+    (told,) = {each[0] for each in named}
     assert "started again" not in done.err
     accumulate = 3 if "--trainer.accumulate_grad_batches" in flags else 1
     share = 36 // devices
@@ -211,7 +220,7 @@ def nan_is_named(program: Program, engine: str, devices: int, every: int, flags:
     for batch in range((step - 1) * accumulate, step * accumulate):
         whole = train_indices(42, 0, batch, count=720, batch_size=36)
         expected += whole[rank * share : (rank + 1) * share].tolist()
-    assert list(map(int, told[1].split(", "))) == expected
+    assert list(map(int, told.split(", "))) == expected
     saved = newest_sound(folder, pytest.fail)
     if every >= step:
         assert saved is None
@@ -250,7 +259,12 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks(
     folder = program.folder / "run"
     done = program(*SMALL, "--devices", 2, "--save-every", 1, "--run-dir", folder, engine="raw_ddp")
     assert done.code == 4, done.err
-    assert "The gradient was not finite in step 4, though every rank's loss was." in done.err
+    log = folder / "logs" / "rank-0.log"
+    assert done.err.splitlines()[0] == (
+        "error: The gradient was not finite in step 4, though every rank's loss was: lower --lr, or look at its "
+        f"samples, which {log.relative_to(program.folder)} lists."
+    )
+    assert re.search(r"The samples of step 4 on ranks 0, 1 are \d+(, \d+){35}\.", log.read_text())
     saved = newest_sound(folder, pytest.fail)
     assert saved is not None
     assert read_checkpoint(saved.path)["global_step"] == 3
@@ -272,7 +286,7 @@ def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypat
     folder = program.folder / "run"
     done = program(*SMALL, "--save-every", 1, "--run-dir", folder, engine="single")
     assert done.code == 4, done.out + done.err
-    assert "A weight was not finite after step 3, which is not saved." in done.err
+    assert "A weight was not finite after step 3, which is not saved: lower --lr." in done.err
     saved = newest_sound(folder, pytest.fail)
     assert saved is not None
     assert read_checkpoint(saved.path)["global_step"] == 2
