@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,6 +23,7 @@ from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers
 from lit_mnist.plan import scaled_lr
 from lit_mnist.seams import PlainHookName
+from lit_mnist.training.checkpoint import BEST, LAST, SECTION, find_checkpoint, read_checkpoint
 from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, predictions_of
 from lit_mnist.training.examples import Example
@@ -30,7 +33,7 @@ from lit_mnist.training.schedule import make_schedule
 
 
 class LitClassifier(PlainHookName, LightningModule):
-    """A classifier of pictures, or of their pixels; `LitClassifier.load_from_checkpoint(path)` gives a trained one.
+    """A classifier of pictures, or of their pixels; `LitClassifier.load_from_checkpoint(RUN)` gives a trained one.
 
     It takes the batches of `MNISTDataModule`, and those of any loader: (images, targets), where the images are
     normalised, float [batch, channels, height, width], and the targets int64 [batch], or [batch, height, width].
@@ -65,6 +68,36 @@ class LitClassifier(PlainHookName, LightningModule):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Returns logits, [batch, classes, ...], of normalised pictures, [batch, channels, height, width]."""
         return self.net(images)
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        hparams_file: str | Path | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Returns the module of a verified checkpoint; nothing that the file holds is executed.
+
+        Args:
+            checkpoint_path: A checkpoint, or a run folder, which means its best one.
+            map_location: As of Lightning's method, like the next two.
+            hparams_file: See there.
+            strict: See there.
+            weights_only: Always true: a checkpoint of this class needs nothing else.
+            **kwargs: Parameters that take the place of those in the file.
+
+        Raises:
+            InputError: The file is missing, damaged, or not a checkpoint of this project.
+        """
+        path = find_checkpoint(Path(checkpoint_path), (BEST, LAST))
+        if SECTION not in read_checkpoint(path, hashed=False):
+            rank_zero_warn(f"{path} has no SHA-256, since a Trainer wrote it by itself: it was not verified.")
+        if path.name == LAST and Path(checkpoint_path).is_dir():
+            rank_zero_warn(f"{checkpoint_path} holds no {BEST}: {path} is loaded.")
+        return super().load_from_checkpoint(path, map_location, hparams_file, strict, weights_only=True, **kwargs)
 
     # --- training
 

@@ -146,7 +146,7 @@ def _saved(line: CommandLine) -> Saved | None:
     if not line.trains:
         if not line.checkpoint:
             raise InputError(f"{line.verb} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
-        return Saved.read(find_weights(Path(line.checkpoint), print_once))
+        return Saved.read(find_weights(Path(line.checkpoint), print_once), hashed=False)
     if line.resume == "auto" and not line.run_dir:
         raise InputError("--resume auto goes on in the folder that --run-dir names: give --run-dir, too.")
     found = None

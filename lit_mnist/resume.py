@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from lit_mnist.data.dataset import Dataset
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.plan import Plan
-from lit_mnist.ranks import cores, launched_from_outside, threads_per_rank
-from lit_mnist.saved_experiment import checked_experiment
+from lit_mnist.ranks import cores, launched_from_outside, print_once, threads_per_rank
+from lit_mnist.saved_experiment import checked_experiment, experiment_of_a_trainer
 from lit_mnist.training.checkpoint import SECTION, read_checkpoint
 from lit_mnist.training.run_folder import CONFIG, run_folder_of, shown
 from lit_mnist.training.state import KEEPER
 
+# Where data are read, and whether they are downloaded.
+_PLACES = {"root", "download"}
 # What may differ between a checkpoint and the run that takes it up: where, how and how far, not what.
 _MAY_CHANGE = {
     "model.compile",
@@ -56,13 +58,19 @@ class Saved:
     best: float
 
     @classmethod
-    def read(cls, path: Path) -> Saved:
+    def read(cls, path: Path, *, hashed: bool = True) -> Saved:
         """Reads and verifies a checkpoint.
+
+        Args:
+            path: The file.
+            hashed: As of `read_checkpoint`.
 
         Raises:
             InputError: It is damaged, or not one of this project and version.
         """
-        checkpoint = read_checkpoint(path)
+        checkpoint = read_checkpoint(path, hashed=hashed)
+        if SECTION not in checkpoint:
+            return cls._of_a_trainer(path, checkpoint)
         section = checkpoint[SECTION]
         experiment = checked_experiment(path, checkpoint)
         kept = checkpoint["callbacks"].get(KEEPER)
@@ -72,6 +80,16 @@ class Saved:
     def is_in(self, folder: Path) -> bool:
         """Returns whether it lies in a folder."""
         return self.path.resolve().parent == folder.resolve()
+
+    @classmethod
+    def _of_a_trainer(cls, path: Path, checkpoint: Mapping[str, Any]) -> Saved:
+        """Returns a checkpoint that a Trainer wrote by itself: of its experiment it holds the model and the seed."""
+        num_classes, experiment = experiment_of_a_trainer(path, checkpoint)
+        print_once(
+            f"note: {shown(path.absolute())} was written by Trainer.save_checkpoint: it has no SHA-256, so that it was "
+            "not verified, and does not tell on which data it was trained"
+        )
+        return cls(path, {"num_classes": num_classes}, experiment, checkpoint["global_step"], best=-1.0)
 
     def to_resume(self) -> dict[str, Any]:
         """Returns the experiment as the values to start from when the training continues.
@@ -93,7 +111,7 @@ class Saved:
         """
         exact = self.experiment["trainer"]["precision"] == "64-true"
         trainer, model = {"precision": "64-true" if exact else "auto"}, {**self.experiment["model"], "compile": False}
-        data = {key: value for key, value in self.experiment["data"].items() if key not in {"root", "download"}}
+        data = {key: value for key, value in self.experiment.get("data", {}).items() if key not in _PLACES}
         return {**self.experiment, "model": model, "data": data, "trainer": trainer, "run": {}}
 
     def may_fetch(self, arguments: list[str], data: DataSettings, *, trains: bool) -> bool:
@@ -186,7 +204,7 @@ class Saved:
                 f"but the data have {dataset.num_classes}."
             )
         split = ("seed_everything", "data.name", "data.emnist_split", "data.val_size") if validates else ()
-        self._check_equal(experiment, ("model", *split))
+        self._check_equal(experiment, ("model", *split), self.experiment)
 
     def check_same(self, experiment: Experiment) -> None:
         """Refuses settings that would make another training of it.
@@ -194,7 +212,7 @@ class Saved:
         Raises:
             InputError: One differs; the message names both values.
         """
-        self._check_equal(experiment, ("model", "data", "trainer", "seed_everything"))
+        self._check_equal(experiment, ("model", "data", "trainer", "seed_everything"), self.to_resume())
 
     def check_resume(self, experiment: Experiment, dataset: Dataset, plan: Plan, *, may_be_done: bool = False) -> None:
         """Refuses data, batches and a length that would make another training of it; see also `check_same`.
@@ -237,8 +255,8 @@ class Saved:
         config = f"--config {shlex.quote(shown(origin / CONFIG))} " if origin else ""
         return f"To train further, begin a new run with these weights: {config}--model.weights {weights}"
 
-    def _check_equal(self, experiment: Experiment, sections: tuple[str, ...]) -> None:
+    def _check_equal(self, experiment: Experiment, sections: tuple[str, ...], saved: dict[str, Any]) -> None:
         now = dict(flatten(experiment.to_dict()))
-        for key, old in flatten(self.to_resume()):
+        for key, old in flatten(saved):
             if (key in sections or key.split(".")[0] in sections) and key not in _MAY_CHANGE and now[key] != old:
                 raise InputError(f"{key} is {now[key]} here, but {old} in {self.path}: leave it out.")

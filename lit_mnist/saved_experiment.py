@@ -66,6 +66,30 @@ def checked_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, A
     return experiment
 
 
+def experiment_of_a_trainer(path: Path, checkpoint: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Returns what a checkpoint that a Trainer wrote by itself says: its classes, and of the experiment the model.
+
+    Args:
+        path: Where the checkpoint was read, for the message.
+        checkpoint: Its content.
+
+    Raises:
+        InputError: It is not one of a `LitClassifier`.
+    """
+    found, weights = checkpoint["hyper_parameters"], checkpoint["state_dict"]
+    if not isinstance(found, dict) or not isinstance(weights, dict) or type(checkpoint["global_step"]) is not int:
+        raise InputError(f"{path} is not a checkpoint of a LitClassifier.")
+    model = dict(found)
+    num_classes, seed = model.pop("num_classes", None), model.pop("seed", None)
+    if not isinstance(num_classes, int) or not isinstance(seed, int):
+        raise InputError(f"{path} is not a checkpoint of a LitClassifier: it holds no num_classes and seed.")
+    known = _read_experiment({"model": model, "seed_everything": seed}, path)
+    _check_weights(path, weights, num_classes, known)
+    exact = any(tensor.dtype == torch.float64 for tensor in weights.values())
+    trainer = {"precision": "64-true" if exact else "auto"}
+    return num_classes, {"seed_everything": seed, "model": known["model"], "trainer": trainer}
+
+
 def _check_weights(path: Path, weights: dict[str, Any], num_classes: int, experiment: dict[str, Any]) -> None:
     """Refuses weights that are not those of the experiment's network.
 

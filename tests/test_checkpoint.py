@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Program
+from conftest import Program, flipped
 from safetensors.torch import load_file, save_file
 
 from lit_mnist.errors import InputError
@@ -110,6 +110,16 @@ def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
     assert weights_sha256(module.net.state_dict()) == weights_sha256(bare)
     assert "_instantiator" not in saved["hyper_parameters"]
     assert saved["hyper_parameters"]["lr"] == 0.1
+    # The folder means its best checkpoint, and a damaged one is found here, too.
+    found = LitClassifier.load_from_checkpoint(folder)
+    assert weights_sha256(found.net.state_dict()) == weights_sha256(bare)
+    content, value = path.read_bytes(), bare["fc.weight"].numpy().tobytes()
+    path.write_bytes(flipped(content, content.index(value) + 100))
+    for place in (folder, path):
+        with pytest.raises(InputError, match=r"best\.ckpt is damaged"):
+            LitClassifier.load_from_checkpoint(place)
+    with pytest.raises(InputError, match="no run folder or checkpoint"):
+        LitClassifier.load_from_checkpoint(folder / "nothing")
 
 
 @pytest.mark.parametrize("engine", ["lightning", "raw_ddp"])

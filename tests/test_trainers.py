@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import on_ranks, run_forked
+from conftest import Program, flipped, on_ranks, result_of, run_forked
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -326,3 +326,41 @@ def test_what_fills_no_batch_is_told_once(tmp_path: Path) -> None:
         trainer.fit(LitClassifier(), datamodule=MNISTDataModule(**{**FEW, "train_size": 650}))
 
     assert in_fork(tmp_path, work).count("10 samples of each epoch") == 1
+
+
+def test_what_a_trainer_saves_is_evaluated_by_the_command(tmp_path: Path, program: Program) -> None:
+    """It carries no hash: this is told, and no run resumes from it."""
+    path = tmp_path / "own.ckpt"
+
+    def work() -> None:
+        module, data = LitClassifier(net="basicnet", lr=0.02), MNISTDataModule(train_size=SAMPLES, test_size=500)
+        # Their states are in the file, too.
+        callbacks = [EarlyStopping("val_loss"), ModelCheckpoint(monitor="val_accuracy", mode="max")]
+        options: dict[str, Any] = {"callbacks": callbacks, "enable_checkpointing": True, "limit_val_batches": 1}
+        trainer = trainer_of(Trainer, tmp_path, max_epochs=2, **options)
+        trainer.fit(module, datamodule=data)
+        trainer.save_checkpoint(path)
+        (tmp_path / "metrics.json").write_text(json.dumps(trainer.test(module, datamodule=data, verbose=False)[0]))
+        with pytest.warns(UserWarning, match="no SHA-256"):
+            loaded = LitClassifier.load_from_checkpoint(path)
+        assert weights_sha256(loaded.state_dict()) == weights_sha256(module.state_dict())
+
+    in_fork(tmp_path, work)
+    expected = json.loads((tmp_path / "metrics.json").read_text())
+    few = ("--data.test_size", 500, "--precision", "32-true")
+    for engine, ranks in (("lightning", 1), ("raw_ddp", 2), ("single", 1)):
+        folder = tmp_path / engine
+        done = program("test", "--ckpt", path, "--devices", ranks, *few, "--run-dir", folder, engine=engine)
+        assert done.code == 0, done.err
+        assert done.out.count("no SHA-256") == 1
+        test = result_of(folder)["test"]
+        assert test["accuracy"] == pytest.approx(expected["test_accuracy"])
+        assert test["loss"] == pytest.approx(expected["test_loss"])
+    assert program("validate", "--ckpt", path, *few, "--data.val_size", 100, "--run-dir", tmp_path / "v").code == 0
+    done = program("test", "--ckpt", path, "--model.net", "convnet")
+    assert (done.code, "model.net is convnet here, but basicnet" in done.err) == (2, True), done.err
+    done = program("--resume", path)
+    assert (done.code, "own.ckpt" in done.err, "ckpt_path" in done.err) == (2, True, True), done.err
+    content = path.read_bytes()
+    path.write_bytes(flipped(content, content.index(b"hyper_parameters") + 2))
+    assert program("test", "--ckpt", path).code == 2

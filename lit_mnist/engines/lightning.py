@@ -80,7 +80,7 @@ def run(job: Job, rank: Rank) -> None:
     module.total_steps = job.plan.total_steps
 
     # --- resume: the Trainer restores weights, optimizer, schedule, scaler and its own loops
-    resumed = read_checkpoint(job.checkpoint) if job.checkpoint else None
+    resumed = read_checkpoint(job.checkpoint, hashed=job.trains) if job.checkpoint else None
     callbacks: list[Callback] = []
     recorder = keep = None
     if job.trains:

@@ -77,7 +77,7 @@ def run(job: Job, rank: Rank) -> None:
     if job.checkpoint and job.trains:
         best = state.restore(read_checkpoint(job.checkpoint))
     elif job.checkpoint:
-        net.load_state_dict(net_weights(read_checkpoint(job.checkpoint)))
+        net.load_state_dict(net_weights(read_checkpoint(job.checkpoint, hashed=False)))
 
     # --- train
     trained = validation = None

@@ -2,7 +2,8 @@
 
 The file is a Lightning checkpoint (`state_dict` with the prefix `net.`, optimizer, schedule, scaler, loops) and has
 one more entry, `lit_mnist`: the format's number, the experiment as plain values, the data set's digest, and the
-SHA-256 of everything else in the file.
+SHA-256 of everything else in the file. What `Trainer.save_checkpoint` writes of a LitClassifier by itself has no such
+entry: it can be evaluated, but not verified.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lit_mnist.training.safety import UnsafeError, check_archive
 FORMAT = 2
 SECTION = "lit_mnist"
 LAST, BEST = "last.ckpt", "best.ckpt"
+_WRITTEN_BY_A_TRAINER = {"pytorch-lightning_version", "global_step", "state_dict", "hyper_parameters"}
 
 
 def write_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
@@ -55,8 +57,12 @@ def plain_values(value: Any, *, copy: bool = False) -> Any:
     return value
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path, *, hashed: bool = True) -> dict[str, Any]:
     """Reads a checkpoint onto the CPU and verifies it.
+
+    Args:
+        path: The file.
+        hashed: Whether it must have a SHA-256; else what `Trainer.save_checkpoint` wrote by itself is accepted, too.
 
     Raises:
         InputError: The file is missing, unreadable, damaged, or not a checkpoint of this project.
@@ -76,11 +82,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is damaged or not a checkpoint ({type(error).__name__}): use another checkpoint of the run."
         ) from error
-    return _verified(path, checkpoint)
+    return _verified(path, checkpoint, hashed=hashed)
 
 
-def _verified(path: Path, checkpoint: object) -> dict[str, Any]:
+def _verified(path: Path, checkpoint: object, *, hashed: bool) -> dict[str, Any]:
     section = checkpoint.get(SECTION) if isinstance(checkpoint, dict) else None
+    if isinstance(checkpoint, dict) and SECTION not in checkpoint and checkpoint.keys() >= _WRITTEN_BY_A_TRAINER:
+        if not hashed:
+            return checkpoint
+        raise InputError(
+            f"{path} was written by Trainer.save_checkpoint, without the SHA-256 and the experiment that a run resumes "
+            "from: evaluate it by test --ckpt, or resume it in Python by trainer.fit(..., ckpt_path=...)."
+        )
     if not isinstance(checkpoint, dict) or not isinstance(section, dict) or "sha256" not in section:
         raise InputError(f"{path} is not a checkpoint of this project: it has no {SECTION} section.")
     content = {**checkpoint, SECTION: {key: value for key, value in section.items() if key != "sha256"}}
