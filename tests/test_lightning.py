@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Program, result_of, run_forked
+from conftest import ROOT, Program, result_of, run_forked
 from lightning.pytorch import Callback, LightningModule, Trainer
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -49,6 +51,34 @@ def test_lightning_notes_its_hooks_without_a_search_for_parameters(
     assert found["others"] < 5 * 50
 
 
+def test_the_readme_s_python_lines_run_as_they_stand(tmp_path: Path) -> None:
+    """Beside the run that they name; the training is the default recipe's, whole."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 1
+    few = ("--data.train_size", 640, "--data.val_size", 100, "--data.test_size", 100)
+    run = Program(tmp_path).train(*few)
+    (tmp_path / "runs").mkdir()
+    run.rename(tmp_path / "runs" / "NAME")
+
+    def work() -> int:
+        os.chdir(tmp_path)
+        names: dict[str, Any] = {}
+        exec(compile(blocks[0], "README.md", "exec"), names)  # noqa: S102
+        saved = result_of(tmp_path / "runs" / "NAME")
+        assert weights_sha256(names["network"].net.state_dict()) == saved["weights_sha256"]
+        assert not names["network"].training
+        return 0
+
+    done = run_forked(work, tmp_path)
+    assert done.code == 0, done.err
+    # One epoch, with the Trainer's own checkpoint at its end.
+    (checkpoint,) = tmp_path.glob("lightning_logs/version_0/checkpoints/*.ckpt")
+    assert checkpoint.name == "epoch=0-step=859.ckpt"
+    tested = Program(tmp_path)("test", "--ckpt", checkpoint, "--run-dir", tmp_path / "tested")
+    assert tested.code == 0, tested.err
+    assert result_of(tmp_path / "tested")["test"]["accuracy"] > 0.985
+
+
 def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
     """The same data, order, network and schedule as by the command; safetensors stores the trained network."""
 
@@ -59,7 +89,7 @@ def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
             trainer.save_checkpoint(tmp_path / "own.ckpt")
 
     def train() -> int:
-        data = MNISTDataModule(seed=42, train_size=640, val_size=100, test_size=100)
+        data = MNISTDataModule(seed=42, train_size=640, test_size=100)
         trainer = LitTrainer(
             max_epochs=1,
             accelerator="cpu",
@@ -78,12 +108,12 @@ def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
         save_file(torch.load(tmp_path / "own.ckpt", weights_only=True)["state_dict"], tmp_path / "own.safetensors")
         assert module.steps_made == 10
         assert module.validation
-        assert module.validation.count == 100
+        assert module.validation.count == 5000
         print(weights_sha256(module.net.state_dict()))
         return 0
 
     own = run_forked(train, tmp_path)
     assert own.code == 0, own.err
-    flags = ("--data.train_size", 640, "--data.val_size", 100, "--data.test_size", 100, "--precision", "32-true")
+    flags = ("--data.train_size", 640, "--data.test_size", 100, "--precision", "32-true")
     folder = Program(tmp_path).train(*flags, "--devices", 1, "--run.threads", 1)
     assert result_of(folder)["weights_sha256"] in own.out
