@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -29,7 +29,7 @@ from lit_mnist.offer import Offer
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.ddp import device_options
+from lit_mnist.training.ddp import accelerate_options
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
 from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
@@ -52,15 +52,9 @@ def run(job: Job, rank: Rank) -> None:
     accelerator = Accelerator(
         cpu=job.devices.kind == "cpu",
         mixed_precision=mixed.get(job.precision, "no"),
-        kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=timedelta(seconds=experiment.run.timeout)),
-            DistributedDataParallelKwargs(
-                find_unused_parameters=False,
-                broadcast_buffers=False,
-                **device_options(job.devices.kind, plan.accumulate),
-            ),
-        ],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=experiment.run.timeout))],
     )
+    accelerator.ddp_handler = accelerate_options(job.devices.kind, plan.accumulate)
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     device = accelerator.device
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)

@@ -27,7 +27,7 @@ from lit_mnist.plan import Plan
 from lit_mnist.ranks import Rank
 from lit_mnist.record import finish
 from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.ddp import device_options
+from lit_mnist.training.ddp import accelerate_options
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
 from lit_mnist.training.examples import Example
 from lit_mnist.training.keeper import Keeper
@@ -89,9 +89,9 @@ def run(job: Job, rank: Rank) -> None:
         # Tells the Trainer that the loss, which `compute_loss` gives, is not to be divided by the window once more.
         compute_loss_func=mean_loss,
     )
-    for name, value in device_options(device.type, plan.accumulate).items():
-        # TrainingArguments has no word for each of them.
-        setattr(trainer.accelerator.ddp_handler, name, value)
+    # TrainingArguments has no word for each of them. By default unused parameters are looked for, and from three ranks
+    # on the sums then have another order.
+    trainer.accelerator.ddp_handler = accelerate_options(device.type, plan.accumulate)
     state.scaler = trainer.accelerator.scaler or state.scaler
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
@@ -137,9 +137,6 @@ def _arguments(job: Job) -> TrainingArguments:
         max_steps=plan.total_steps,
         # By default gradients are clipped at norm 1.
         max_grad_norm=trainer.gradient_clip_val or 0.0,
-        # By default unused parameters are looked for, and from three ranks on the sums then have another order.
-        ddp_find_unused_parameters=False,
-        ddp_broadcast_buffers=False,
         ddp_backend=("nccl" if job.devices.kind == "cuda" else "gloo") if several else None,
         ddp_timeout=math.ceil(job.experiment.run.timeout),
         seed=job.experiment.seed_everything,

@@ -33,3 +33,19 @@ def device_options(device_type: str, accumulate: int) -> dict[str, Any]:
     if device_type not in _SPARING:
         return {}
     return {"gradient_as_bucket_view": True, "static_graph": accumulate == 1}
+
+
+def accelerate_options(device_type: str, accumulate: int) -> Any:
+    """Returns all arguments for Accelerate's `ddp_handler`, which by itself gives an old name that torch warns of.
+
+    Args:
+        device_type: As of `device_options`.
+        accumulate: See there.
+    """
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    class Options(DistributedDataParallelKwargs):  # type: ignore[misc]
+        def to_kwargs(self) -> dict[str, Any]:
+            return {**DDP_OPTIONS, **device_options(device_type, accumulate)}
+
+    return Options()
