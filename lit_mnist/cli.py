@@ -32,7 +32,7 @@ from lit_mnist.record import program
 from lit_mnist.situation import SITUATION, end_rank, foreseen, told_here, write_cause
 from lit_mnist.spawn import spawn
 from lit_mnist.stop import STOP
-from lit_mnist.terminal import guard_streams
+from lit_mnist.terminal import guard_streams, print_error
 from lit_mnist.training.checkpoint_folder import newest_sound
 from lit_mnist.training.run_folder import shown
 from lit_mnist.work import do_job
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
             # Another says the same, and an outside launcher ends it as soon as this one has ended.
             time.sleep(1)
         else:
-            print(f"error: {error}{_go_on(job, only_with_checkpoint=code == 2)}", file=sys.stderr, flush=True)
+            print_error(f"error: {error}{_go_on(job, only_with_checkpoint=code == 2)}")
     if outside and code:
         # At once: the ranks that wait for this one are freed by its end alone.
         with suppress(OSError):
@@ -128,7 +128,7 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
     def end(signum: signal.Signals) -> None:
         error = StoppedError(f"Stopped by {signum.name}.", signum)
         if rank.is_first:
-            print(f"error: {error}{_go_on(prepared.job)}", file=sys.stderr, flush=True)
+            print_error(f"error: {error}{_go_on(prepared.job)}")
         if prepared.folder:
             prepared.folder.release()
         end_rank(error)

@@ -11,7 +11,6 @@ import os
 import platform
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -30,6 +29,7 @@ from lit_mnist.rendezvous import LoopbackRendezvous, run_id
 from lit_mnist.seams import Attempt, WatchfulAgent
 from lit_mnist.situation import SITUATION, describe, end_rank, foreseen, tell
 from lit_mnist.stop import STOP, STOPPING
+from lit_mnist.terminal import print_error
 from lit_mnist.training.run_folder import SCRATCH
 
 Work = Callable[[Rank], None]
@@ -77,7 +77,7 @@ def launch(
         failures.append(failure)
         board.clear()
         if restarting:
-            print(f"{failure}\nThe ranks are started again.", file=sys.stderr, flush=True)
+            print_error(f"{failure}\nThe ranks are started again.")
 
     try:
         with private_folder() as private:

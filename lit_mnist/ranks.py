@@ -13,6 +13,7 @@ import torch
 
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import TrainerSettings
+from lit_mnist.terminal import print_line
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -192,7 +193,7 @@ def keep_memory() -> None:
 def print_once(text: str) -> None:
     """Prints on rank 0, where an outside launcher has started several of this process."""
     if not launched_from_outside() or Rank.from_environment().is_first:
-        print(text, flush=True)
+        print_line(text)
 
 
 def warn_once(note: str) -> None:

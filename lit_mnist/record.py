@@ -21,6 +21,7 @@ from lit_mnist.predict.scenes import MASKS, OVERLAYS, write_scene_table, write_s
 from lit_mnist.ranks import Rank
 from lit_mnist.report.page import Mistake, write_report
 from lit_mnist.report.scenes import ShownScene
+from lit_mnist.terminal import print_line
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.examples import Example, Wrong
 from lit_mnist.training.extremes import Scored
@@ -124,21 +125,22 @@ def _summarise(
     job: Job, rank: Rank, trained: Trained | None, validation: Evaluation | None, test: Evaluation | None
 ) -> None:
     ranks = f"{rank.world_size} rank{'s' * (rank.world_size != 1)}"
-    print()
+    print_line()
     if trained:
         skipped = f", {trained.skipped_steps} left out by the GradScaler" if trained.skipped_steps else ""
         steps = f"{trained.steps_now} step{'s' * (trained.steps_now != 1)}"
-        print(f"trained   {steps} on {ranks}, {job.precision}, in {trained.seconds:.1f} s{skipped}")
+        print_line(f"trained   {steps} on {ranks}, {job.precision}, in {trained.seconds:.1f} s{skipped}")
     for name, evaluation in (("validated", validation if not test else None), ("tested", test)):
         if evaluation and evaluation.mean_iou is not None:
-            print(
+            print_line(
                 f"{name:<9} mean IoU {evaluation.mean_iou:.2%}, pixel accuracy {evaluation.accuracy:.2%} "
                 f"({evaluation.count} scenes), loss {evaluation.loss:.4f}"
             )
         elif evaluation:
             right = sum(evaluation.confusion[i][i] for i in range(len(evaluation.confusion)))
-            print(f"{name:<9} {evaluation.accuracy:.2%} ({right} of {evaluation.count}), loss {evaluation.loss:.4f}")
-    print(f"results   {shown(job.folder / RESULT)}, {shown(job.folder / REPORT)}")
+            share = f"{evaluation.accuracy:.2%} ({right} of {evaluation.count})"
+            print_line(f"{name:<9} {share}, loss {evaluation.loss:.4f}")
+    print_line(f"results   {shown(job.folder / RESULT)}, {shown(job.folder / REPORT)}")
     if trained:
         offer: Offer = load_engine(job.engine).OFFER
         folder, command = shlex.quote(shown(job.folder)), program(job.engine)
@@ -146,9 +148,8 @@ def _summarise(
         stretchable = model.schedule == "constant" and not model.warmup
         if offer.resume and stretchable and trained.steps == job.plan.total_steps:
             unlimited = "" if trainer.max_steps == -1 else " --max-steps -1"
-            print(f"go on     {command} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
-        print(f"test      {command if 'test' in offer.verbs else program()} test --ckpt {folder}")
-    sys.stdout.flush()
+            print_line(f"go on     {command} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
+        print_line(f"test      {command if 'test' in offer.verbs else program()} test --ckpt {folder}")
 
 
 def program(engine: str = "lightning") -> str:
@@ -199,8 +200,7 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
         class_names=job.dataset.class_names,
     )
     places = ", ".join(shown(job.folder / name) for name in (PREDICTIONS, GRID))
-    print(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
-    sys.stdout.flush()
+    print_line(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
 
 
 def _write_scenes(job: Job, rank: Rank, scenes: Scenes, batches: Iterable[Prediction]) -> None:
@@ -211,8 +211,7 @@ def _write_scenes(job: Job, rank: Rank, scenes: Scenes, batches: Iterable[Predic
     assert [row.sample for row in rows] == list(range(len(scenes)))
     write_scene_table(job.folder / PREDICTIONS, rows, scenes.images, job.dataset.class_names)
     places = ", ".join(shown(job.folder / name) for name in (PREDICTIONS, MASKS, OVERLAYS))
-    print(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
-    sys.stdout.flush()
+    print_line(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
 
 
 def _of_all_ranks(rank: Rank, rows: list[Row]) -> list[Row]:

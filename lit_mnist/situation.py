@@ -22,7 +22,7 @@ from lit_mnist.board import Board, Report
 from lit_mnist.errors import InputError, LitMnistError, RankLostError
 from lit_mnist.exchange import Exchange
 from lit_mnist.ranks import Rank
-from lit_mnist.terminal import guard_streams
+from lit_mnist.terminal import guard_streams, printable
 
 # Where torch's launchers look for the report of an error.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -71,7 +71,7 @@ class Situation:
         handler = logging.FileHandler(path)
         # A full disk is told of once, by whoever cannot do without it.
         handler.handleError = lambda record: None  # type: ignore[method-assign]
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         self._has_log = True
 
@@ -100,7 +100,14 @@ class Situation:
         """Writes a warning to the log, and to the terminal whichever rank this is."""
         self.log(text, logging.WARNING)
         with suppress(OSError):
-            os.write(self._terminal, f"warning: {text}\n".encode())
+            os.write(self._terminal, f"warning: {printable(text)}\n".encode())
+
+
+class _Formatter(logging.Formatter):
+    """Writes records that cannot control the terminal on which a log is shown."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 SITUATION = Situation()

@@ -1,4 +1,4 @@
-"""What the project prints, on streams that end no run where they cannot be written.
+"""What the project prints: text that cannot control a terminal, on streams whose failure ends no run.
 
 Python's own `print` raises where the reader of a pipe has left (`| head -1`, a `tee` that was killed) or the disk is
 full. A training must not be lost by that: see `guard_streams`.
@@ -7,15 +7,37 @@ full. A training must not be lost by that: see `guard_streams`.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+# Control characters but the newline (C0, DEL, C1), and what no encoding can write.
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NAMES = {"stdout": (1, "standard output"), "stderr": (2, "standard error")}
 
 Report = Callable[[str], None]
+
+
+def printable(text: str) -> str:
+    r"""Returns a text with its control characters escaped, `\x1b` for one, except for newlines.
+
+    Messages may repeat what a file says, such as a checkpoint's keys: it must not move the cursor, retitle the window
+    or hide what stands above.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def print_line(text: str = "") -> None:
+    """Prints to standard output; every note, warning and summary of the project goes through here."""
+    print(printable(text), flush=True)
+
+
+def print_error(text: str) -> None:
+    """Prints to standard error; every error of the project goes through here."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 class GuardedStream:

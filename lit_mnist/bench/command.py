@@ -32,6 +32,7 @@ from lit_mnist.flags import nearest
 from lit_mnist.ranks import cores, launched_from_outside
 from lit_mnist.report.bench import table, write_bench
 from lit_mnist.stop import STOP
+from lit_mnist.terminal import print_error
 from lit_mnist.training.files import write_text
 from lit_mnist.training.measure import commit, versions
 from lit_mnist.training.run_folder import RunFolder, default_path, shown
@@ -157,7 +158,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print_error(text)
 
 
 def _stop(signum: signal.Signals) -> None:

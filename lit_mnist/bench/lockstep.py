@@ -37,6 +37,7 @@ from lit_mnist.job import Splits, plan_for, split_dataset
 from lit_mnist.launch import launch
 from lit_mnist.models.build import build_net
 from lit_mnist.ranks import Rank, keep_memory, threads_per_rank
+from lit_mnist.terminal import print_error
 from lit_mnist.training.ddp import DDP_OPTIONS
 from lit_mnist.training.measure import WARM_UP_STEPS, StepClock
 from lit_mnist.training.optimizer import make_optimizer
@@ -199,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as logs:
             launch(work, world_size=options.ranks, timeout=60, max_restarts=0, logs=Path(logs))
     except LitMnistError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(f"error: {error}")
         return error.exit_code
     return 0
 

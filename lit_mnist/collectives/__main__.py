@@ -34,6 +34,7 @@ from lit_mnist.collectives.traffic import show_traffic
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.launch import Work, launch
 from lit_mnist.ranks import Rank, threads_per_rank
+from lit_mnist.terminal import print_error
 
 MOST_RANKS = 32
 MOST_BYTES = 1024**3
@@ -60,12 +61,12 @@ def main(argv: list[str] | None = None) -> int:
             if options.bench:
                 _write(options, json.loads((scratch / MEASURED).read_text()))
     except LitMnistError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(f"error: {error}")
         return error.exit_code
     except (KeyboardInterrupt, SignalException) as error:
         # Between two parts: torch's agent leaves its signal handlers behind.
         signum = signal.Signals(error.sigval if isinstance(error, SignalException) else signal.SIGINT)
-        print(f"error: Stopped by {signum.name}.", file=sys.stderr)
+        print_error(f"error: Stopped by {signum.name}.")
         return 128 + signum
     return 0
 

@@ -17,6 +17,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.offer import Offer, load_engine
 from lit_mnist.ranks import Devices
+from lit_mnist.terminal import print_line
 from lit_mnist.training.measure import WARM_UP_STEPS
 
 
@@ -114,7 +115,7 @@ def measure(
     steps = options.timed_steps
     if steps <= WARM_UP_STEPS and options.repeats:
         told = f"nothing is timed: the training has {steps} steps, and the first {WARM_UP_STEPS} would not count"
-        print(f"note: {told}", flush=True)
+        print_line(f"note: {told}")
         return timed, failed
     for repeat in range(options.repeats):
         for variant in variants:
@@ -158,7 +159,7 @@ def watch(options: Options, variants: Sequence[Variant], folder: Path, devices: 
                 watched = _Watched(engine, notes=str(part))
                 code = watched.run(flags, ranks_of(options, watched), log, fresh=False)
                 if code:
-                    print(f"note: who does what in {engine} is not known: its short training ended with {code}")
+                    print_line(f"note: who does what in {engine} is not known: its short training ended with {code}")
                     break
             else:
                 found[engine] = features.read_notes(*notes)

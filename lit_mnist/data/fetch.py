@@ -12,13 +12,13 @@ import os
 import shlex
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
 from lit_mnist.errors import InputError
+from lit_mnist.terminal import print_error
 from lit_mnist.training.files import open_lock, try_lock
 
 NETWORK_TIMEOUT = 30.0  # seconds without a byte
@@ -88,7 +88,7 @@ def exclusive(root: Path, purpose: str) -> Iterator[None]:
     """
     with open_lock(root / ".download.lock") as lock:
         if not try_lock(lock):
-            print(f"Waiting for another process to {purpose} {root}.", file=sys.stderr, flush=True)
+            print_error(f"Waiting for another process to {purpose} {root}.")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import stat
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from lit_mnist.data.fetch import check_allowed, exclusive
 from lit_mnist.data.scenes import Scenes, read_mask, read_picture
 from lit_mnist.data.voc_archive import FOLDER, fetch_voc2012
 from lit_mnist.errors import InputError
+from lit_mnist.terminal import print_error
 from lit_mnist.training.files import write_text
 
 LISTS, PICTURES, MASKS = Path("ImageSets/Segmentation"), Path("JPEGImages"), Path("SegmentationClass")
@@ -142,7 +142,7 @@ def _checked(folder: Path, splits: dict[str, Scenes], num_classes: int) -> str:
                 known = _verified(folder, splits, num_classes)
                 write_text(memory, json.dumps({"folder": str(folder), "stamp": stamp, "sha256": known}))
     except OSError as error:
-        print(f"note: the check of {folder} cannot be remembered ({error}): each start repeats it", file=sys.stderr)
+        print_error(f"note: the check of {folder} cannot be remembered ({error}): each start repeats it")
     return known or _verified(folder, splits, num_classes)
 
 
@@ -187,7 +187,7 @@ def _verified(folder: Path, splits: dict[str, Scenes], num_classes: int) -> str:
     """Reads all scenes as the training will, and returns the digest of their files."""
     total = sum(map(len, splits.values()))
     if total > _MANY:
-        print(f"note: reading the {total:,} scenes of {folder}, once while they stay as they are", file=sys.stderr)
+        print_error(f"note: reading the {total:,} scenes of {folder}, once while they stay as they are")
     for scenes in splits.values():
         for picture, mask in zip(scenes.images, scenes.masks, strict=True):
             check_scene(picture, mask, num_classes)

@@ -8,6 +8,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from lit_mnist.terminal import print_line
+
 _SECONDS_BETWEEN_LINES = 15.0
 
 
@@ -46,14 +48,14 @@ class ProgressDisplay:
         now = time.monotonic()
         if now - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = now
-            print(f"step {step}/{self.total_steps}  {figures}", flush=True)
+            print_line(f"step {step}/{self.total_steps}  {figures}")
 
     def line(self, text: str) -> None:
         """Prints a line that stays."""
         if self._bar:
             self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
-            print(text, flush=True)
+            print_line(text)
 
     def close(self) -> None:
         """Ends the bar, so that what is printed next stands below it."""

@@ -15,6 +15,7 @@ from typing import IO, Any
 import yaml
 
 from lit_mnist.errors import InputError
+from lit_mnist.terminal import print_line
 from lit_mnist.training.files import open_lock, remove_temporary, try_lock, write_text
 
 CONFIG, RESULT, METRICS, REPORT = "config.yaml", "result.json", "metrics.csv", "report.html"
@@ -87,7 +88,7 @@ class RunFolder:
             raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
         lock.seek(0)
         if before := lock.read().strip():
-            print(f"note: the run before this one in {shown(path)} ({before}) was ended from outside", flush=True)
+            print_line(f"note: the run before this one in {shown(path)} ({before}) was ended from outside")
         remove_temporary(path)
         remove_temporary(path / "checkpoints")
         for left in (path / "logs").glob(f"{SCRATCH}*"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,8 @@ from lit_mnist.cli import main
 from lit_mnist.exchange import Exchange
 from lit_mnist.ranks import Rank
 from lit_mnist.situation import is_consequence
+from lit_mnist.terminal import printable
+from lit_mnist.training.checkpoint import read_checkpoint, write_checkpoint
 from lit_mnist.training.checkpoint_folder import newest_sound
 from lit_mnist.training.progress import ProgressDisplay
 
@@ -242,3 +245,62 @@ def test_an_error_that_is_handled_when_a_connection_fails_is_the_cause(tmp_path:
     assert done.code == 3
     assert re.search(r"Rank 0 \(process \d+ on \S+\) failed:\nTraceback", done.out), done.out
     assert "ZeroDivisionError: planted" in done.out
+
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+# Moves the cursor, retitles the window, clears the screen by one C1 character, rings, deletes.
+HOSTILE = "\x1b[2A\x1b]0;owned\x07\x9b2J\x7f<"
+
+
+def hostile_checkpoint(path: Path, trained: Path) -> Path:
+    """Makes a checkpoint whose hash is right, and in which an unknown setting has a name with control characters."""
+    content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
+    content["lit_mnist"]["experiment"][HOSTILE] = 1
+    write_checkpoint(path, content)
+    return path
+
+
+@pytest.mark.parametrize("verb", ["test", "resume", "name", "lock", "damaged", "raised"])
+def test_no_text_of_a_file_controls_the_terminal(program: Program, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    words = (*SMALL, "--max-steps", 2)
+    place = program.folder / f"odd{HOSTILE}"
+    code, shown = 2, r"\x1b[2A\x1b]0;owned\x07\x9b2J\x7f<"
+    if verb == "raised":
+
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError(HOSTILE)
+
+        monkeypatch.setattr(ProgressDisplay, "line", fail)
+        done, code = program(*words, "--devices", 2, engine="raw_ddp"), 3
+        (log,) = program.folder.glob("runs/*/logs/rank-0.log")
+        assert shown in log.read_text()
+        assert not CONTROL.search(log.read_text())
+    elif verb == "name":
+        done = program("test", "--ckpt", place)
+    elif verb == "lock":
+        (program.folder / "run").mkdir()
+        (program.folder / "run" / "run.lock").write_text(f"process {HOSTILE}")
+        done, code = program(*words, "--run-dir", program.folder / "run", engine="single"), 0
+    else:
+        folder = program.train(*words, engine="single")
+        checkpoint = hostile_checkpoint(program.folder / "bad.ckpt", folder)
+        if verb == "damaged":
+            (place / "checkpoints").mkdir(parents=True)
+            shutil.copy(folder / "checkpoints" / "best.ckpt", place / "checkpoints")
+            (place / "checkpoints" / "last.ckpt").write_bytes(b"damaged")
+            done, code = program("--resume", place, "--run-dir", program.folder / "other", engine="single"), 2
+        else:
+            done = program(*(("test", "--ckpt") if verb == "test" else ("--resume",)), checkpoint)
+    assert done.code == code, done.out + done.err
+    assert shown in done.out + done.err
+    assert not CONTROL.search(done.out + done.err)
+
+
+def test_control_characters_are_escaped_and_newlines_are_not() -> None:
+    assert printable("a\nb") == "a\nb"
+    assert printable("\u00e9\u4e2d\U0001f600 \\x1b") == "\u00e9\u4e2d\U0001f600 \\x1b"
+    for number in (*range(10), *range(11, 32), *range(127, 160), 0xD800, 0xDFFF):
+        escaped = printable(f"<{chr(number)}>")
+        assert escaped.isascii()
+        assert escaped.isprintable()
+        assert len(escaped) > 3
