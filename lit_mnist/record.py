@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from lit_mnist.data.idx import Split
 from lit_mnist.data.scenes import Scenes, read_mask, read_picture, resized
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.job import Job
@@ -182,23 +183,32 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
     _check_finite(probability for _, _, probability in rows)
     if not rank.is_first:
         return
+    from lit_mnist.predict.answers import answers
+    from lit_mnist.predict.doubts import doubts
     from lit_mnist.predict.grid import draw_grid
     from lit_mnist.predict.table import write_table
 
-    split, files = job.splits.test, job.files
+    split, files, names = job.splits.test, job.files, job.dataset.class_names
     assert [index for index, _, _ in rows] == list(range(len(split)))
     predicted = torch.tensor([row[1] for row in rows])
     probability = torch.tensor([row[2] for row in rows])
-    labels = None if files else split.labels
-    write_table(job.folder / PREDICTIONS, predicted, probability, labels=labels, files=files or None)
+    labels, notes = None if files else split.labels, None
+    if files:
+        assert isinstance(job.dataset.train, Split)
+        notes = doubts(split.images, predicted, probability, job.dataset.train)
+    write_table(job.folder / PREDICTIONS, predicted, probability, labels=labels, files=files or None, notes=notes)
     draw_grid(
         job.folder / GRID,
         split.images,
         predicted,
         probability,
         labels=labels,
-        class_names=job.dataset.class_names,
+        class_names=names,
+        files=files or None,
+        notes=notes,
     )
+    for line in answers(files, predicted.tolist(), probability.tolist(), notes, names) if notes else ():
+        print(line)
     places = ", ".join(shown(job.folder / name) for name in (PREDICTIONS, GRID))
     print_line(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
 

@@ -191,6 +191,9 @@ def test_an_image_that_cannot_be_read_is_refused(program: Program) -> None:
     (program.folder / "digit.png").write_bytes(b"no image")
     refused(program("predict", "--ckpt", trained, "--images", program.folder / "digit.png"), "digit.png")
     refused(program("predict", "--ckpt", trained, "--images", "nowhere"), "nowhere")
+    both = program("predict", "--ckpt", trained, "--images", "nowhere", "digit.png", "--run-dir", "none")
+    refused(both, "2 of 2 images cannot be read", "nowhere", "digit.png")
+    assert not (program.folder / "none").exists()
 
 
 @pytest.mark.parametrize("words", [["--model.lr", "0.1", "--lr", "0.1"], ["--lr=0.1", "--model.lr=0.1"]])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Program
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from lit_mnist.data.dataset import load_dataset
 
@@ -50,9 +52,37 @@ def test_the_user_s_own_pictures_are_read_by_several_ranks(trained: Path, shared
         ink.save(folder / ("deep" if index % 2 else ".") / f"{index:02}.jpg", quality=80)
     found = shared_program.train("predict", "--ckpt", trained, "--devices", 2, "--images", folder)
     table = rows_of(found)
-    assert list(table[0]) == ["index", "label", "predicted", "probability", "file"]
+    assert list(table[0]) == ["index", "label", "predicted", "probability", "file", "note"]
     assert len(table) == 12
     assert {Path(row["file"]).name for row in table} == {f"{index:02}.jpg" for index in range(12)}
     right = sum(int(row["predicted"]) == int(test.labels[int(Path(row["file"]).stem)]) for row in table)
     assert right >= 11
     assert all(row["label"] == "" for row in table)
+
+
+def test_the_answer_for_an_image_is_printed_and_what_is_no_digit_is_marked(trained: Path, program: Program) -> None:
+    test = load_dataset("mnist", None).test.images.numpy()
+    white, own = np.full((90, 120), 255, np.uint8), program.folder / "own"
+    own.mkdir()
+    two = white.copy()
+    two[30:58, 30:58], two[30:58, 50:78] = 255 - test[0], np.minimum(two[30:58, 50:78], 255 - test[4])
+    noise = np.random.default_rng(0).integers(0, 256, white.shape, dtype=np.uint8)
+    letter = Image.fromarray(white)
+    ImageDraw.Draw(letter).text((40, 10), "W", fill=0, font_size=60)
+    for name, image in (("one", 255 - test[0]), ("blank", white), ("noise", noise), ("two", two), ("w", letter)):
+        (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(own / f"{name}.png")
+
+    done = program("predict", "--ckpt", trained, "--images", own / "one.png", "--run-dir", "one")
+    assert done.code == 0, done.err
+    assert re.search(rf"^{own}/one\.png -> 7 \(\d\d\.\d\d %\)$", done.out, re.MULTILINE), done.out
+    assert rows_of(program.folder / "one")[0]["note"] == ""
+
+    done = program("predict", "--ckpt", trained, "--images", own, "--run-dir", "all", "--devices", 2)
+    assert done.code == 0, done.err
+    told = dict(re.findall(r"/(\w+)\.png -> (.*)", done.out))
+    assert told["blank"] == told["noise"] == "no ink"
+    assert "uncertain" in told["two"]
+    assert "uncertain" in told["w"]
+    notes = {Path(row["file"]).stem: row["note"] for row in rows_of(program.folder / "all")}
+    assert [name for name, note in notes.items() if not note] == ["one"]
+    assert all(told[name].endswith(note) for name, note in notes.items())

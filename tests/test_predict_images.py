@@ -8,24 +8,32 @@ import os
 import struct
 import subprocess
 import sys
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import as_nobody
-from PIL import Image
+from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
 import lit_mnist
+from lit_mnist.data.idx import Split
 from lit_mnist.errors import InputError
+from lit_mnist.experiment import DataSettings
+from lit_mnist.predict.answers import answers
+from lit_mnist.predict.doubts import NO_INK, doubts
 from lit_mnist.predict.grid import draw_grid
 from lit_mnist.predict.images import find_images, read_digits
+from lit_mnist.predict.scenes import own_scenes
 from lit_mnist.predict.table import write_table
 
 Array = npt.NDArray[Any]
@@ -41,8 +49,12 @@ def digits() -> torch.Tensor:
     return raw("t10k-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)
 
 
+Predict = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
 @pytest.fixture(scope="session")
-def predict() -> Callable[[torch.Tensor], torch.Tensor]:
+def predict() -> Predict:
+    """Returns a function from images to their classes and the classes' probabilities."""
     images, labels = raw("train-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28), raw("train-labels-idx1-ubyte.gz", 8)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -60,10 +72,10 @@ def predict() -> Callable[[torch.Tensor], torch.Tensor]:
         schedule.step()
     net.eval()
 
-    def classes(pictures: torch.Tensor) -> torch.Tensor:
+    def classes(pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.inference_mode():
-            logits: torch.Tensor = net(pictures[:, None] / 255)
-        return logits.argmax(dim=1)
+            probability, predicted = net(pictures[:, None] / 255).softmax(dim=1).max(dim=1)
+        return predicted, probability
 
     return classes
 
@@ -74,10 +86,10 @@ def cut_out(digit: torch.Tensor) -> Array:
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
-def photograph(digit: torch.Tensor, random: np.random.Generator, path: Path, *, light: bool) -> None:
-    """A JPEG of random size: random place, size, ink and paper, light from one side, noise."""
+def photograph(shape: Array, random: np.random.Generator, path: Path, *, light: bool) -> None:
+    """A JPEG or PNG of random size: random place, size, ink and paper, light from one side, noise."""
     width, height = random.integers(28, 401, 2)
-    shape = cut_out(digit)
+    shape = cut_out(torch.from_numpy(shape))
     longest = max(16, random.uniform(0.15, 1) * min(width, height))
     rows, columns = (max(1, round(length * longest / max(shape.shape))) for length in shape.shape)
     ink = np.asarray(Image.fromarray(shape).resize((columns, rows), Image.Resampling.BICUBIC)) / 255
@@ -93,17 +105,87 @@ def photograph(digit: torch.Tensor, random: np.random.Generator, path: Path, *, 
     Image.fromarray(grey.clip(0, 255).astype(np.uint8)).save(path, quality=int(random.integers(60, 96)))
 
 
-def test_photographs_are_classified_like_their_originals(
-    tmp_path: Path, digits: torch.Tensor, predict: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    random = np.random.default_rng(20)
+@pytest.fixture(scope="session")
+def photographs(tmp_path_factory: pytest.TempPathFactory, digits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns 1,000 test digits, and what is read of photographs of them."""
+    random, folder = np.random.default_rng(20), tmp_path_factory.mktemp("photographs")
     chosen = digits[torch.from_numpy(random.permutation(len(digits))[:1000])]
-    paths = [tmp_path / f"{index}.jpg" for index in range(1000)]
+    paths = [folder / f"{index}.jpg" for index in range(1000)]
     for index, (digit, path) in enumerate(zip(chosen, paths, strict=True)):
-        photograph(digit, random, path, light=index % 2 == 0)
-    same = predict(read_digits(paths)) == predict(chosen)
+        photograph(digit.numpy(), random, path, light=index % 2 == 0)
+    return chosen, read_digits(paths)
+
+
+def test_photographs_are_classified_like_their_originals(
+    photographs: tuple[torch.Tensor, torch.Tensor], predict: Predict
+) -> None:
+    chosen, read = photographs
+    same = predict(read)[0] == predict(chosen)[0]
     assert same[::2].float().mean() >= 0.985, f"light on dark: {same[::2].float().mean():.3f}"
     assert same[1::2].float().mean() >= 0.985, f"dark on light: {same[1::2].float().mean():.3f}"
+
+
+@pytest.fixture(scope="session")
+def training() -> Split:
+    images, labels = raw("train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28), raw("train-labels-idx1-ubyte.gz", 8)
+    return Split(images, labels.long())
+
+
+def glyph(letter: str, font: str) -> Array:
+    """A printed letter, light on black, uint8, cut out."""
+    page = Image.new("L", (300, 300))
+    face = ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", f"{font}.ttf"), 100)
+    ImageDraw.Draw(page).text((100, 100), letter, fill=255, font=face)
+    return cut_out(torch.from_numpy(np.array(page)))
+
+
+def side_by_side(left: torch.Tensor, right: torch.Tensor, gap: int) -> Array:
+    """Two digits on one line, light on black, uint8, cut out; they overlap where the gap is negative."""
+    first, second = cut_out(left), cut_out(right)
+    line = np.zeros((28, first.shape[1] + gap + second.shape[1]), np.uint8)
+    line[: len(first), : first.shape[1]] = first
+    part = line[: len(second), first.shape[1] + gap :]
+    part[:] = np.maximum(part, second)
+    return cut_out(torch.from_numpy(line))
+
+
+FONTS = ("DejaVuSans", "DejaVuSerif-Italic", "STIXGeneral", "cmtt10")
+UNLIKE_DIGITS = "ACEFHKLMNPRUVWXYcfhkmnruvwx"
+
+
+def test_what_is_no_digit_is_marked_and_digits_are_not(
+    tmp_path: Path,
+    digits: torch.Tensor,
+    photographs: tuple[torch.Tensor, torch.Tensor],
+    predict: Predict,
+    training: Split,
+) -> None:
+    """The shares that the rule marks; docs/run-folder.md has those of the whole test set and the default network."""
+    random = np.random.default_rng(3)
+
+    def marked(read: torch.Tensor) -> float:
+        notes = doubts(read, *predict(read), training)
+        assert [note == NO_INK for note in notes] == (read.flatten(1).amax(dim=1) == 0).tolist()
+        return sum(map(bool, notes)) / len(notes)
+
+    def drawn(name: str, shapes: list[Array]) -> torch.Tensor:
+        paths = [tmp_path / f"{name}-{index}.png" for index in range(len(shapes))]
+        for index, (shape, path) in enumerate(zip(shapes, paths, strict=True)):
+            photograph(shape, random, path, light=index % 2 == 0)
+        return read_digits(paths)
+
+    pairs = digits[torch.from_numpy(random.permutation(len(digits))[:200])].unflatten(0, (100, 2))
+    apart = [side_by_side(first, second, 2 + index % 5) for index, (first, second) in enumerate(pairs)]
+    touching = [side_by_side(first, second, -(index % 3)) for index, (first, second) in enumerate(pairs)]
+    letters = [glyph(letter, font) for letter in UNLIKE_DIGITS for font in FONTS]
+    noise = [random.uniform(0, 255, random.integers(28, 200, 2)).astype(np.uint8) for _ in range(50)]
+    for index, grey in enumerate(noise):
+        Image.fromarray(grey).save(tmp_path / f"noise-{index}.png")
+    assert marked(photographs[1]) <= 0.04
+    assert marked(drawn("apart", apart)) >= 0.95
+    assert marked(drawn("touching", touching)) >= 0.8
+    assert marked(drawn("letter", letters)) >= 0.75
+    assert marked(read_digits([tmp_path / f"noise-{index}.png" for index in range(50)])) == 1
 
 
 def test_mnist_digits_come_back_as_they_were(tmp_path: Path, digits: torch.Tensor) -> None:
@@ -169,6 +251,13 @@ MODES: dict[str, tuple[str, Callable[[Array], Image.Image]]] = {
     "RGBA": ("png", lambda ink: Image.fromarray(255 - ink).convert("RGBA")),
     "transparent over black": ("png", lambda ink: over_paper(ink, 0)),
     "transparent over white": ("webp", lambda ink: over_paper(ink, 255)),
+    "white on transparent": (
+        "png",
+        lambda ink: Image.fromarray(np.dstack([np.full((*ink.shape, 3), 255), ink]).astype(np.uint8)),
+    ),
+    "white drawn on transparent black": ("webp", lambda ink: Image.fromarray(np.dstack([ink, ink, ink, ink]))),
+    "light LA": ("png", lambda ink: Image.fromarray(np.dstack([np.full_like(ink, 230), ink]), "LA")),
+    "P, white ink, transparent paper": ("gif", lambda ink: palette(ink, [0, 0, 0, 250, 250, 250], transparency=0)),
     "LA": ("png", lambda ink: over_paper(ink, 0).convert("LA")),
     "P": ("png", lambda ink: palette(ink, [250, 250, 240, 20, 0, 60])),
     "P, light ink": ("bmp", lambda ink: palette(ink, [10, 20, 30, 240, 250, 200])),
@@ -314,11 +403,36 @@ def blank(kind: str) -> Array:
 
 @pytest.mark.parametrize("kind", ["white", "black", "pixel", "noise", "light", "light and noise"])
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
-def test_a_picture_without_ink_is_refused(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_an_image_without_ink_is_all_zero(tmp_path: Path, kind: str, suffix: str) -> None:
     path = tmp_path / f"blank.{suffix}"
     Image.fromarray(blank(kind).astype(np.uint8)).save(path)
-    with pytest.raises(InputError, match=rf"blank\.{suffix}: no ink"):
-        read_digits([path])
+    assert not read_digits([path]).any()
+
+
+@pytest.mark.parametrize("opacity", [0, 255])
+def test_a_transparent_image_without_ink_is_all_zero(tmp_path: Path, opacity: int) -> None:
+    Image.new("RGBA", (60, 80), (255, 255, 255, opacity)).save(tmp_path / "blank.png")
+    assert not read_digits([tmp_path / "blank.png"]).any()
+
+
+def test_one_message_names_all_images_that_cannot_be_read(tmp_path: Path, digits: torch.Tensor) -> None:
+    content = saved(tmp_path / "0.png", Image.fromarray(digits[0].numpy()).resize((300, 300)))
+    (tmp_path / "1.png").write_bytes(content[: len(content) // 2])
+    (tmp_path / "2.jpg").write_bytes(b"")
+    (tmp_path / "3.gif").write_bytes(b"0123456789 this is no picture")
+    (tmp_path / "4.png").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "5.png")
+    problems = (
+        "1.png: damaged",
+        "2.jpg: the file is empty",
+        "3.gif: not a picture",
+        "4.png: no such",
+        "5.png: neither",
+    )
+    for read in (read_digits, lambda files: own_scenes(files, DataSettings(name="shapes"))):
+        with pytest.raises(InputError, match=r"^5 of 6 images cannot be read: ") as caught:
+            read(find_images([tmp_path]))
+        assert all(problem in str(caught.value) for problem in problems), caught.value
 
 
 def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
@@ -369,10 +483,9 @@ def test_missing_empty_and_odd_paths_are_refused(tmp_path: Path) -> None:
         "link.png": "no such file",
     }.items():
         with pytest.raises(InputError, match=f"{name}: {message}"):
-            find_images([tmp_path / name])
-    for name in ("absent.png", "pipe.png", "folder"):
-        with pytest.raises(InputError, match=name):
-            read_digits([tmp_path / name])
+            read_digits(find_images([tmp_path / name]))
+    with pytest.raises(InputError, match="folder"):
+        read_digits([tmp_path / "folder"])
 
 
 def test_what_may_not_be_read_or_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +500,7 @@ def test_what_may_not_be_read_or_written_is_refused(tmp_path: Path, monkeypatch:
     with as_nobody():
         for given, culprit in (("file", "file/a.png"), ("file/a.png", "file/a.png"), ("closed", "closed")):
             with pytest.raises(InputError, match=f"^{culprit}: no permission"):
-                find_images([Path(given)])
+                read_digits(find_images([Path(given)]))
         with pytest.raises(InputError, match=r"^open/below: no permission"):
             find_images([Path("open")])
         with pytest.raises(InputError, match=r"^file/a\.png: no permission"):
@@ -409,16 +522,35 @@ def test_the_table_of_a_labelled_set(tmp_path: Path) -> None:
 def test_the_table_of_own_pictures(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     files = [Path('a,"b".png'), Path("two\nlines.png"), Path(os.fsdecode(b"caf\xe9.png"))]
-    write_table(path, torch.tensor([7, 2, 1]), torch.tensor([0.9, 0.8, 0.7]), files=files)
+    notes = ["", "uncertain: probability below 70 %", NO_INK]
+    write_table(path, torch.tensor([7, 2, 1]), torch.tensor([0.9, 0.6, 0.8]), files=files, notes=notes)
     with path.open(newline="", errors="surrogateescape") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["index", "label", "predicted", "probability", "file"]
+    assert list(rows[0]) == ["index", "label", "predicted", "probability", "file", "note"]
     assert [Path(row["file"]) for row in rows] == files
-    assert [(row["index"], row["label"], row["predicted"]) for row in rows] == [
-        ("0", "", "7"),
-        ("1", "", "2"),
-        ("2", "", "1"),
+    assert [row["note"] for row in rows] == notes
+    assert [(row["index"], row["label"], row["predicted"], row["probability"]) for row in rows] == [
+        ("0", "", "7", "0.900000"),
+        ("1", "", "2", "0.600000"),
+        ("2", "", "", ""),
     ]
+
+
+def test_a_line_tells_the_answer_of_each_of_a_few_images() -> None:
+    files = [Path("one.png"), Path("my/two\n.png"), Path(os.fsdecode(b"\x1b[31mcaf\xe9.png")), Path("four.png")]
+    notes = ["", "uncertain: unlike the training images", NO_INK, ""]
+    names = ["T-shirt", "Sandal"]
+    assert answers(files, [0, 1, 1, 1], [0.99994, 0.5, 0.9, 1.0], notes, names) == [
+        "one.png -> T-shirt (99.99 %)",
+        "my/two\\n.png -> Sandal (50.00 %), uncertain: unlike the training images",
+        "\\x1b[31mcaf\\udce9.png -> no ink",
+        "four.png -> Sandal (99.99 %)",
+    ]
+    many = 6 * files[:4]
+    assert answers(many, 24 * [0], 24 * [0.9], 6 * notes, names) == [
+        "uncertain 12 of 24 images: see their note in the table"
+    ]
+    assert answers(many, 24 * [0], 24 * [0.9], 24 * [""], names) == []
 
 
 def test_a_table_that_does_not_fit_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
@@ -479,6 +611,28 @@ def test_the_grid_grows_with_pictures_and_names(tmp_path: Path, digits: torch.Te
             sizes[name] = picture.size
     assert sizes["one"][0] < sizes["many"][0] < sizes["named"][0]
     assert sizes["one"][1] < sizes["many"][1]
+
+
+def test_the_grid_shows_the_files_names_and_what_is_uncertain(
+    tmp_path: Path, digits: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    saving = Figure.savefig
+
+    def noted(figure: Figure, *arguments: Any, **options: Any) -> None:
+        shown.extend(text.get_text() for text in figure.axes[0].texts)
+        saving(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", noted)
+    files = [Path("my/one.png"), Path("a-very-long-name-of-a-file.png"), Path("$x_1$\n日本.png"), Path("blank.png")]
+    notes = ["", "uncertain: probability below 70 %", "", NO_INK]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_grid(tmp_path / "a.png", digits[:4], torch.arange(4), torch.full((4,), 0.75), files=files, notes=notes)
+    assert [text for text in shown[2:] if text not in {"75.0%", ""}] == [
+        *("0", "one.png", "1 ?", "a-very-…ile.png", "2", "$x_1$\\n日本.png", "no ink", "blank.png")
+    ]
+    assert "2 of all uncertain" in shown[1]
 
 
 def test_a_grid_that_cannot_be_drawn_is_refused(tmp_path: Path, digits: torch.Tensor) -> None:

@@ -1,15 +1,21 @@
-"""Predictions as a picture: a grid of digits, each with its class and probability, the wrong ones in red."""
+"""Predictions as a picture: a grid of digits, each with its class and probability, the wrong ones in red.
+
+A user's own images have the names of their files below them, and a question mark where the prediction is uncertain.
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from lit_mnist.errors import InputError
+from lit_mnist.predict.answers import visible
+from lit_mnist.predict.doubts import NO_INK
 from lit_mnist.training.files import whole_file
 
 if TYPE_CHECKING:
@@ -23,6 +29,8 @@ _HEAD, _EDGE = 1.06, 0.4  # above the pictures, and around them
 _LEAST_WIDTH = 4.6  # so that the title fits over a lone picture
 _INCHES, _DPI = 14 / 15, 150  # a unit is 140 pixels: 5 for each of a digit's 28
 _INK, _SOFT, _WRONG, _HAIR, _PAPER = "#1c1f23", "#666c74", "#c8281e", "#dcdcd6", "#fcfcfa"
+_UNCERTAIN = "#b06a00"
+_LONGEST_NAME = 15  # of a file, in letters: more do not fit below a picture
 
 
 def draw_grid(
@@ -32,6 +40,8 @@ def draw_grid(
     probability: torch.Tensor,
     labels: torch.Tensor | None = None,
     class_names: Sequence[str] | None = None,
+    files: Sequence[Path] | None = None,
+    notes: Sequence[str] | None = None,
     limit: int = 100,
 ) -> None:
     """Draws the first digits with what was predicted for them, as a PNG picture.
@@ -45,13 +55,15 @@ def draw_grid(
         probability: The softmax probability of each predicted class, float [N].
         labels: The true classes, integers [N]; None where they are not known.
         class_names: The name of each class; None shows its number.
+        files: The files that the digits come from, whose names are shown; None where they come from a data set.
+        notes: What speaks against each prediction; see `doubts`.
         limit: How many digits are shown at most.
 
     Raises:
         ValueError: The lengths differ, or there is no digit to show.
         InputError: The file cannot be written.
     """
-    for column in (predicted, probability, labels):
+    for column in (predicted, probability, labels, files, notes):
         if column is not None and len(column) != len(images):
             raise ValueError(f"{len(images)} pictures, but a column of {len(column)}")
     shown = min(len(images), limit)
@@ -71,54 +83,81 @@ def draw_grid(
     axes.axis("off")
     title = f"Showing {shown:,} of {len(images):,} pictures"
     axes.text(0, -0.62, title, fontsize=17, fontweight="bold", color=_INK)
-    subtitle = _subtitle(predicted, labels, shown)
+    subtitle = _subtitle(predicted, labels, notes, shown)
     axes.text(0, -0.3, subtitle, fontsize=10.5, color=_SOFT)
     for index in range(shown):
         corner = (index % columns * _STEP_RIGHT, index // columns * _STEP_DOWN)
-        guess, truth = int(predicted[index]), None if labels is None else int(labels[index])
-        mistaken_for = None if truth is None or truth == guess else _name(truth, names)
-        _draw_picture(axes, corner, images[index], wrong=mistaken_for is not None)
-        _write_caption(axes, corner, _name(guess, names), float(probability[index]), mistaken_for)
+        guess, truth = _name(predicted[index], names), None if labels is None else _name(labels[index], names)
+        note, file = "" if notes is None else notes[index], None if files is None else files[index]
+        caption = _caption(guess, float(probability[index]), truth, note, file)
+        _draw_picture(axes, corner, images[index], caption.color)
+        _write_caption(axes, corner, caption)
     axes.set(xlim=(-_EDGE, width - _EDGE), ylim=(height - _HEAD, -_HEAD), aspect="auto")
     _save(figure, path, {"Title": title, "Description": subtitle, "Software": None})
 
 
 def _save(figure: Figure, path: Path, metadata: dict[str, str | None]) -> None:
     try:
-        with whole_file(path) as file:
+        with whole_file(path) as file, warnings.catch_warnings():
+            # A file's name may have letters that the font lacks: a box stands for each.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             figure.savefig(file, format="png", facecolor=_PAPER, metadata=metadata)
     except OSError as error:
         raise InputError(f"{path}: the picture cannot be written ({error.strerror or error})") from error
 
 
-def _name(index: int, names: Sequence[str]) -> str:
-    return names[index] if names else str(index)
+def _name(index: torch.Tensor, names: Sequence[str]) -> str:
+    return names[int(index)] if names else str(int(index))
 
 
-def _subtitle(predicted: torch.Tensor, labels: torch.Tensor | None, shown: int) -> str:
+def _subtitle(predicted: torch.Tensor, labels: torch.Tensor | None, notes: Sequence[str] | None, shown: int) -> str:
     if labels is None:
-        return "predicted class and its probability"
+        noted = sum(map(bool, notes or ()))
+        return "predicted class and its probability" + (f"; {noted:,} of all uncertain (?)" if noted else "")
     wrong = labels != predicted
     return f"{int(wrong[:shown].sum()):,} of these wrong (red, with the true class), {int(wrong.sum()):,} of all"
 
 
-def _draw_picture(axes: Axes, corner: tuple[float, float], image: torch.Tensor, *, wrong: bool) -> None:
+class _Caption(NamedTuple):
+    """What stands below a picture, in a colour of its own where something is the matter: two words and a line."""
+
+    name: str
+    share: str
+    line: str
+    color: str | None
+
+
+def _caption(guess: str, probability: float, truth: str | None, note: str, file: Path | None) -> _Caption:
+    # What rounds to 100 % is not certain.
+    share = f"{probability:.1%}" if probability < 0.9995 else "> 99.9%"
+    if truth is not None and truth != guess:
+        return _Caption(guess, share, f"true: {truth}", _WRONG)
+    line = _shortened(visible(file.name)) if file is not None else ""
+    if note == NO_INK:
+        return _Caption(note, "", line, _UNCERTAIN)
+    return _Caption(f"{guess} ?" if note else guess, share, line, _UNCERTAIN if note else None)
+
+
+def _shortened(name: str) -> str:
+    half = (_LONGEST_NAME - 1) // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
+
+
+def _draw_picture(axes: Axes, corner: tuple[float, float], image: torch.Tensor, color: str | None) -> None:
     from matplotlib.patches import Rectangle
 
     left, top = corner
     # Dark on light, as on paper: a page of black squares is hard on the eye.
     pixels = image.numpy()
     axes.imshow(pixels, cmap="gray_r", vmin=0, vmax=255, extent=(left, left + 1, top + 1, top), aspect="auto")
-    colour, line = (_WRONG, 2.4) if wrong else (_HAIR, 0.8)
-    axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=line, zorder=3))
+    width = 2.4 if color else 0.8
+    axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=color or _HAIR, linewidth=width, zorder=3))
 
 
-def _write_caption(axes: Axes, corner: tuple[float, float], name: str, probability: float, truth: str | None) -> None:
-    left, line = corner[0], corner[1] + 1.2
-    ink, soft = (_INK, _SOFT) if truth is None else (_WRONG, _WRONG)
-    # What rounds to 100 % is not certain.
-    share = f"{probability:.1%}" if probability < 0.9995 else "> 99.9%"
-    axes.text(left, line, name, fontsize=11.5, fontweight="bold", color=ink, parse_math=False)
-    axes.text(left + 1, line, share, fontsize=9, color=soft, ha="right", parse_math=False)
-    if truth is not None:
-        axes.text(left, line + 0.19, f"true: {truth}", fontsize=10, color=_WRONG, parse_math=False)
+def _write_caption(axes: Axes, corner: tuple[float, float], caption: _Caption) -> None:
+    left, top = corner[0], corner[1] + 1.2
+    name, share, line, color = caption
+    axes.text(left, top, name, fontsize=11.5, fontweight="bold", color=color or _INK, parse_math=False)
+    axes.text(left + 1, top, share, fontsize=9, color=color or _SOFT, ha="right", parse_math=False)
+    size = 10 if color == _WRONG else 7
+    axes.text(left, top + 0.19, line, fontsize=size, color=color or _SOFT, parse_math=False)

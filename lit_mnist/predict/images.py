@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,10 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
 # A digit is looked for in at most so many pixels along the longer side.
 _WORKING_SIDE = 1024
+# Of the highest opacity: what covers the paper, and not an edge that fades.
+_OPAQUE = 0.9
+
+Value = TypeVar("Value")
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
@@ -34,20 +39,12 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
             pictures do (see `SUFFIXES`). Hidden files and folders are left out, links to folders not followed.
 
     Returns:
-        The files in the order of `paths`, those of one folder sorted.
+        The files in the order of `paths`, those of one folder sorted. Whether they can be read is seen by `read_all`.
 
     Raises:
-        InputError: A path is missing, may not be read or is no file, or a folder holds no picture.
+        InputError: A folder may not be read or holds no picture.
     """
-    found: list[Path] = []
-    for path in paths:
-        try:
-            found.extend(_in_folder(path) if stat.S_ISDIR(path.stat().st_mode) else [path])
-        except OSError as error:
-            raise _refused(path, error) from error
-    for path in found:
-        _check_readable(path)
-    return found
+    return [file for path in paths for file in (_in_folder(path) if os.path.isdir(path) else [path])]  # noqa: PTH112
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -83,32 +80,49 @@ def _refused(path: Path, error: OSError) -> InputError:
     return InputError(f"{path}: cannot be read ({error.strerror or error})")
 
 
+def read_all(files: Sequence[Path], read: Callable[[Path], Value]) -> list[Value]:
+    """Reads files, each by `read`.
+
+    Raises:
+        InputError: One or more of them cannot be read; the message names all of these.
+    """
+    values, wrong = [], []
+    for file in files:
+        try:
+            _check_readable(file)
+            values.append(read(file))
+        except InputError as error:
+            wrong.append(str(error))
+    if wrong:
+        several = f"{len(wrong)} of {len(files)} images cannot be read: " if len(wrong) > 1 else ""
+        raise InputError(several + "; ".join(wrong))
+    return values
+
+
 def read_digits(paths: Sequence[Path]) -> torch.Tensor:
     """Reads pictures of one digit each, of any mode and size, dark on light or light on dark.
 
-    Transparency is taken as white paper, and a picture is turned as its EXIF data say. One picture is held at a time.
+    Transparency is taken as white paper, or as black paper where all that covers it is light. A picture is turned as
+    its EXIF data say. One picture is held at a time.
 
     Args:
         paths: Picture files, such as `find_images` returns.
 
     Returns:
-        The digits in MNIST's convention, uint8 [N, 28, 28], light ink on black.
+        The digits in MNIST's convention, uint8 [N, 28, 28], light ink on black; an image without ink is all 0.
 
     Raises:
-        InputError: A file cannot be read or decoded, has more than 50 megapixels or several pages, or shows no ink.
+        InputError: Files cannot be read or decoded, have more than 50 megapixels or several pages; it names them all.
     """
     digits = np.zeros((len(paths), FIELD, FIELD), np.uint8)
-    for digit, path in zip(digits, paths, strict=True):
-        digit[:] = _read_digit(path)
+    for field, digit in zip(digits, read_all(paths, _read_digit), strict=True):
+        if digit is not None:
+            field[:] = digit
     return torch.from_numpy(digits)
 
 
-def _read_digit(path: Path) -> Field:
-    _check_readable(path)
-    digit = fit_digit(_read_grey(path))
-    if digit is None:
-        raise InputError(f"{path}: no ink found, the picture seems to be empty")
-    return digit
+def _read_digit(path: Path) -> Field | None:
+    return fit_digit(_read_grey(path))
 
 
 def _read_grey(path: Path) -> Floats:
@@ -127,12 +141,18 @@ def _grey(image: Image.Image) -> Floats:
         return np.asarray(_deep(image).reduce(factor))
     if image.has_transparency_data:
         image = image.convert("RGBA").reduce(factor)
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = Image.alpha_composite(Image.new("RGBA", image.size, _paper_below(image)), image)
     elif image.mode == "LAB":
         image = image.getchannel("L").reduce(factor)
     else:
         image = (image if image.mode == "L" else image.convert("RGB")).reduce(factor)
     return np.asarray(image.convert("L"), dtype=np.float32)
+
+
+def _paper_below(image: Image.Image) -> str:
+    """Returns the color of the paper on which a transparent picture, RGBA, can be seen."""
+    grey, alpha = np.moveaxis(np.asarray(image.convert("LA")), 2, 0)
+    return "black" if int(grey[alpha >= _OPAQUE * alpha.max()].min()) > 127 else "white"
 
 
 def _deep(image: Image.Image) -> Image.Image:

@@ -19,6 +19,7 @@ from lit_mnist.data.palette import palette_png, tinted
 from lit_mnist.data.scenes import Scenes, read_own_picture, read_picture
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
+from lit_mnist.predict.images import read_all
 from lit_mnist.training.files import whole_file
 
 MASKS, OVERLAYS = "masks", "overlays"
@@ -49,10 +50,9 @@ def own_scenes(files: Sequence[Path], settings: DataSettings) -> Dataset:
     """Returns the user's pictures as the test split of a data set of which nothing else is needed.
 
     Raises:
-        InputError: A file cannot be decoded; see `opened_picture`.
+        InputError: Files cannot be decoded; see `opened_picture`. The message names them all.
     """
-    for path in files:
-        read_own_picture(path)
+    read_all(files, lambda path: read_own_picture(path).size)
     nothing = Scenes((), ())
     names = class_names(settings.name, border=settings.border)
     return Dataset(settings.name, "pictures of the user's", "", names, nothing, Scenes(tuple(files), ()))
