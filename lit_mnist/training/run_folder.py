@@ -134,7 +134,7 @@ def lock_folder(path: Path, patience: float = 0) -> IO[str]:
             if time.monotonic() >= deadline:
                 raise InputError(f"The run folder {path} is in use by {_holder(lock)}: choose another --run-dir.")
             if not waits:
-                print(f"note: waiting for {_holder(lock)}, which holds {shown(path)}", flush=True)
+                print_line(f"note: waiting for {_holder(lock)}, which holds {shown(path)}")
             waits = True
             time.sleep(0.2)
     except OSError as error:
