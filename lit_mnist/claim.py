@@ -54,7 +54,7 @@ def locked_to_resume(line: CommandLine) -> Iterator[IO[str] | None]:
     """Locks the run folder that a training continues in, before anybody looks for its newest checkpoint.
 
     A run of before may still be saving there. Gives the lock, which is let go where the body raises, or None where
-    there is nothing to lock: no such folder yet, a training that begins, or a process that does not write.
+    there is nothing to lock: a folder without checkpoints, a training that begins, or a process that does not write.
 
     Raises:
         InputError: Another run holds the folder, or it cannot be locked.
@@ -77,7 +77,7 @@ def _to_resume(line: CommandLine) -> Path | None:
         return None
     if continues_in_place(line):
         place = Path(str(line.run_dir))
-        return place.absolute() if place.is_dir() else None
+        return place.absolute() if (place / "checkpoints").is_dir() else None
     if line.resume in {None, "auto"}:
         return None
     source = Path(str(line.resume))

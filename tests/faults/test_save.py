@@ -23,10 +23,12 @@ from conftest import Program, result_of, wait_for
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 from faults.ptrace import run_until
 from lit_mnist.data.fetch import exclusive
+from lit_mnist.resume import Saved
 from lit_mnist.training.checkpoint import read_checkpoint
 from lit_mnist.training.checkpoint_folder import CheckpointFolder, newest_sound
 from lit_mnist.training.files import remove_temporary, write_text
 from lit_mnist.training.run_folder import RunFolder
+from lit_mnist.training.state import KEEPER
 
 
 def newest(folder: Path) -> dict[str, Any]:
@@ -51,41 +53,65 @@ def saving(folder: Path, step: int, *, is_best: bool) -> Callable[[], None]:
     """Returns what puts a run's next checkpoint on the disk, as its keeper does."""
     content = newest(folder)
     files = CheckpointFolder(folder / "checkpoints", keep=2, last_step=content["global_step"])
-    return lambda: files.put({**content, "global_step": step}, step, is_best=is_best)
+    score = content["callbacks"][KEEPER]["best"] + is_best * 1e-3
+    content |= {"global_step": step, "callbacks": {KEEPER: {"best": score}}}
+    return lambda: files.put(content, step, is_best=is_best)
 
 
-def check(folder: Path, before: int, step: int) -> None:
+def best_of(folder: Path) -> int:
+    """Returns the step of the best checkpoint of a run folder, which must be there and sound."""
+    return int(read_checkpoint(folder / "checkpoints" / "best.ckpt")["global_step"])
+
+
+def check(folder: Path, before: int, step: int, *, best: set[int]) -> None:
     """Checks a folder after a save that was killed, and takes it up as a next start does."""
     assert newest(folder)["global_step"] in {before, step}
+    assert best_of(folder) in best
     RunFolder.claim(folder, writes=(), folders=("checkpoints",), resumed=True)
     left = {path.name for path in (folder / "checkpoints").iterdir()}
     assert all(name.endswith(".ckpt") and not name.startswith(".") for name in left), left
 
 
 @pytest.mark.needs("ptrace")
+@pytest.mark.parametrize("is_best", [False, True], ids=["last", "best"])
 @pytest.mark.parametrize(
     ("every", "elsewhere"),
     [(3, False), pytest.param(1, False, marks=pytest.mark.slow), pytest.param(1, True, marks=pytest.mark.slow)],
 )
 def test_a_save_killed_at_any_system_call_leaves_a_sound_checkpoint(
-    trained: Path, tell: Tell, every: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+    trained: Path, tell: Tell, every: int, elsewhere: bool, is_best: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if elsewhere:
         monkeypatch.setenv("TMPDIR", "/dev/shm")
-    before, stop, killed = newest(trained)["global_step"], 0, 0
-    work = saving(trained, before + 1, is_best=False)
+    checkpoints, kept = trained / "checkpoints", trained / "kept"
+    if is_best:
+        # The epoch before was the best, too: one file with two names.
+        (checkpoints / "last.ckpt").unlink()
+        os.link(checkpoints / "best.ckpt", checkpoints / "last.ckpt")
+        (checkpoints / f"step-{best_of(trained):08d}.ckpt").unlink(missing_ok=True)
+    # With its links, so that each save is the same one.
+    subprocess.run(["cp", "-a", checkpoints, kept], check=True)
+    before, best, stop, killed, seen = newest(trained)["global_step"], best_of(trained), 0, 0, set()
+    work = saving(trained, before + 1, is_best=is_best)
     while run_until(work, stop) is None:
-        check(trained, before, before + 1)
-        # Back to the state of before, so that each save is the same one.
-        if newest(trained)["global_step"] != before:
-            older = trained / "checkpoints" / f"step-{before:08d}.ckpt"
-            older.replace(trained / "checkpoints" / "last.ckpt")
+        check(trained, before, before + 1, best={best, before + 1} if is_best else {best})
+        state = newest(trained)["global_step"] - before, best_of(trained) == before + 1
+        if state not in seen and state != (0, True):
+            # The new best alone is that of an epoch whose end the next start has before it.
+            Saved.read(checkpoints / "last.ckpt").check_best(checkpoints / "best.ckpt")
+        seen.add(state)
+        shutil.rmtree(checkpoints)
+        subprocess.run(["cp", "-a", kept, checkpoints], check=True)
         killed += 1
         stop += every
     assert killed > 40 // every
+    # Whether the last and the best were the new ones: of the best, each state between was met.
+    assert seen == ({(0, False), (0, True), (1, True)} if is_best else {(0, False), (1, False)})
     assert newest(trained)["global_step"] == before + 1
+    assert best_of(trained) == (before + 1 if is_best else best)
+    assert (checkpoints / "best.ckpt").samefile(checkpoints / "last.ckpt") == is_best
     tell(
-        "SIGKILL at every system call of a save",
+        f"SIGKILL at every system call of a save ({'the best' if is_best else 'the last'})",
         f"killed at {killed} places before and after {stop // 2} calls, always a sound one",
     )
 
@@ -94,7 +120,7 @@ def killed_at_instants(folder: Path, count: int, seed: int) -> int:
     """Saves until `count` saves were killed before their end, at random instants; returns how many there were."""
     drawn, killed, saves, whole = random.Random(seed), 0, 0, 0.0
     while killed < count:
-        before = newest(folder)["global_step"]
+        before, best = newest(folder)["global_step"], best_of(folder)
         work = saving(folder, before + 1, is_best=saves % 3 == 0)
         child = os.fork()
         if child == 0:
@@ -109,7 +135,11 @@ def killed_at_instants(folder: Path, count: int, seed: int) -> int:
         whole = whole or time.monotonic() - began
         killed += os.WIFSIGNALED(status)
         saves += 1
-        check(folder, before, before + 1)
+        check(folder, before, before + 1, best={best, before + 1})
+        if best_of(folder) > newest(folder)["global_step"]:
+            # As a next start does: the epoch is trained once more.
+            (folder / "checkpoints" / "best.ckpt").unlink()
+            shutil.copy(folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "best.ckpt")
     return saves
 
 
