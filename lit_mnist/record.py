@@ -130,7 +130,9 @@ def _summarise(
     if trained:
         skipped = f", {trained.skipped_steps} left out by the GradScaler" if trained.skipped_steps else ""
         steps = f"{trained.steps_now} step{'s' * (trained.steps_now != 1)}"
-        print_line(f"trained   {steps} on {ranks}, {job.precision}, in {trained.seconds:.1f} s{skipped}")
+        before = trained.steps - trained.steps_now
+        since = f" since the resume after step {before}" if before else ""
+        print_line(f"trained   {steps} on {ranks}, {job.precision}, in {trained.seconds:.1f} s{since}{skipped}")
     for name, evaluation in (("validated", validation if not test else None), ("tested", test)):
         if evaluation and evaluation.mean_iou is not None:
             print_line(

@@ -20,10 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from lit_mnist.experiment import ModelSettings
 from lit_mnist.report import formats
 from lit_mnist.report.axes import linear_axis, log_axis, step_axis
 from lit_mnist.report.curves import thin
 from lit_mnist.report.page import Mistake, write_report
+from lit_mnist.training.schedule import rate_factor
 
 DASH = "\u2013"
 SPACE = "\u00a0"
@@ -97,13 +99,20 @@ def make_result(classes: int = 10) -> dict[str, Any]:
         "world_size": 3,
         "device": "NVIDIA H200",
         "precision": "16-mixed",
-        "config": {"seed_everything": 42, "model": {"net": "basicnet", "lr": 1e-5}, "data": {"root": None}},
+        "config": {"seed_everything": 42, "model": {"net": "basicnet", "schedule": "onecycle"}, "data": {"root": None}},
         "data": {"name": "mnist", "source": "embedded", "sha256": "d" * 64},
         "steps": 1720,
         "skipped_steps": 3,
         "epochs": 4,
         "threads": 7,
-        "train": {"images_per_s": 41234.5, "seconds": 83.0, "loss": 0.03125},
+        "train": {
+            "images_per_s": 41234.5,
+            "seconds": 83.0,
+            "loss": 0.03125,
+            "lr": 0.2,
+            "steps": 1720,
+            "scheduled_steps": 1720,
+        },
         "validation": {"accuracy": 0.9876, "loss": 0.04321, "count": 5001},
         "test": {
             "accuracy": right / total,
@@ -249,9 +258,8 @@ def test_shows_every_count_and_class(tmp_path: Path, classes: int) -> None:
     assert len(items) == classes
     for n, item in enumerate(items):
         total = sum(matrix[n])
-        assert item.startswith(f"c{n}")
-        assert item.endswith(f"{total - matrix[n][n]:,} of {total:,}")
-        assert formats.percent(matrix[n][n] / total, total) in item
+        wrong = total - matrix[n][n]
+        assert item == f"c{n}{formats.percent(wrong / total, total)}{wrong:,} of {total:,}"
     assert len(page.find("div", "small")) == (classes > 12)
 
 
@@ -333,7 +341,7 @@ def test_a_class_without_samples_has_no_accuracy(tmp_path: Path) -> None:
     result = make_result(2)
     result["test"] |= {"confusion": [[5, 1], [0, 0]], "per_class": [5 / 6, NAN]}
     page = write(tmp_path, result=result, mistakes=[], class_names=["a", "b"])
-    assert [e["text"] for e in page.find("li")] == [f"a83.33{SPACE}%1 of 6", f"b{DASH}0 of 0"]
+    assert [e["text"] for e in page.find("li")] == [f"a16.67{SPACE}%1 of 6", f"b{DASH}0 of 0"]
 
 
 def drawn(page: Page) -> dict[str, list[tuple[float, float]]]:
@@ -347,7 +355,7 @@ def drawn(page: Page) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_draws_the_curves_where_the_values_are(tmp_path: Path) -> None:
-    result = make_result() | {"steps": 200}
+    result = with_schedule(200, lr=0.2, schedule="constant", warmup=0.5)
     result["test"]["accuracy"] = 0.94
     history = [
         {"step": 50, "train_loss": 10.0, "lr": 0.1, "val_accuracy": 0.9},
@@ -358,7 +366,9 @@ def test_draws_the_curves_where_the_values_are(tmp_path: Path) -> None:
     lines = drawn(page)
     # the loss spans two decades, 0.1 to 10: its axis is logarithmic
     assert lines["train"] == [pytest.approx(point) for point in [(0.25, 1.0), (0.5, 0.0), (1.0, 0.5)]]
-    assert lines["rate"] == [pytest.approx(point) for point in [(0.25, 0.5), (0.5, 1.0), (1.0, 0.0)]]
+    # from the first step on linearly up to its peak, and then level: whatever the few logged rates are
+    assert lines["rate"][0] == pytest.approx((1 / 200, 0.01), abs=1e-4)
+    assert {y for x, y in lines["rate"] if x >= 0.5} == {1.0}
     assert lines["valid"] == [pytest.approx(point) for point in [(0.25, 0.0), (1.0, 1.0)]]
     (mark,) = page.find("svg", "mark")
     assert (mark["attrs"]["x"], mark["attrs"]["y"]) == ("100.00%", "20.00%")
@@ -367,6 +377,61 @@ def test_draws_the_curves_where_the_values_are(tmp_path: Path) -> None:
     assert labels[7:13] == [f"{n}{SPACE}%" for n in range(90, 96)]
     assert [e["text"] for e in page.find("text", "x")][:5] == ["0", "50", "100", "150", "200"]
     assert {e["text"] for e in page.find("text", "name")} == {"optimizer step"}
+
+
+def with_schedule(steps: int, *, made: int | None = None, lr: float = 0.1, **model: Any) -> dict[str, Any]:
+    """A run's result, with a schedule over so many steps, of which the run made some or all."""
+    result = make_result() | {"steps": made or steps}
+    result["config"]["model"] = {"schedule": "onecycle", "warmup": None} | model
+    result["train"] |= {"lr": lr, "steps": made or steps, "scheduled_steps": steps}
+    return result
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 20, 859, 100_003])
+@pytest.mark.parametrize("schedule", ["onecycle", "cosine", "constant", "polynomial"])
+def test_the_learning_rate_is_that_of_the_schedule_with_its_exact_peak(
+    tmp_path: Path, steps: int, schedule: Any
+) -> None:
+    """Whatever was logged: at 20 steps one row is, after the first."""
+    history = [{"step": 1, "epoch": 0, "train_loss": 2.0, "lr": 0.02}, {"step": steps, "train_loss": 1.0, "lr": 1e-4}]
+    page = write(tmp_path, result=with_schedule(steps, schedule=schedule, warmup=0.25), history=history, mistakes=[])
+    settings = ModelSettings(schedule=schedule, warmup=0.25)
+    rates = [0.1 * rate_factor(settings, step, steps) for step in range(steps)]
+    highest = max(rates)
+    (legend,) = (e["text"] for e in page.find("span", "key") if "highest" in e["text"])
+    assert legend == f"highest {formats.short(highest)}"
+    assert legend == "highest 0.1" or steps <= 3
+    if steps == 1:
+        assert "rate" not in drawn(page)
+        return
+    line = drawn(page)["rate"]
+    assert len(line) <= 400
+    top = max(float(e["text"]) for e in page.find("text", "y")[-3:])
+    for x, y in line:
+        assert y * top == pytest.approx(rates[max(1, round(x * steps)) - 1], abs=2e-3 * top)
+    assert max(y for _, y in line) == pytest.approx(highest / top, abs=1e-3)
+    assert line[0][0] == pytest.approx(1 / steps, abs=1e-4)
+    assert line[-1][0] == 1.0
+
+
+def test_a_run_that_was_stopped_early_shows_its_part_of_the_schedule(tmp_path: Path) -> None:
+    page = write(tmp_path, result=with_schedule(200, made=25), history=[{"step": 25, "train_loss": 1.0}], mistakes=[])
+    settings = ModelSettings()
+    (legend,) = (e["text"] for e in page.find("span", "key") if "highest" in e["text"])
+    assert legend == f"highest {formats.short(float(f'{0.1 * rate_factor(settings, 24, 200):.4g}'))}"
+
+
+def test_a_resumed_run_says_which_steps_its_time_covers(tmp_path: Path) -> None:
+    whole = write(tmp_path)
+    assert "since the resume" not in whole.text
+    result = make_result()
+    result["train"]["steps"] = 720
+    page = write(tmp_path, result=result)
+    covered = "the last 720 of 1,720 steps, since the resume"
+    assert covered in page.find("header")[0]["text"]
+    facts = page.facts()
+    assert facts["Training time"] == f"1{SPACE}min{SPACE}23{SPACE}s, {covered}"
+    assert facts["Images per second"].endswith(f", {covered}")
 
 
 def test_missing_and_infinite_values_are_not_drawn(tmp_path: Path) -> None:
@@ -379,19 +444,19 @@ def test_missing_and_infinite_values_are_not_drawn(tmp_path: Path) -> None:
     ]
     page = write(tmp_path, history=history)
     assert page.balanced
-    assert [len(line) for line in drawn(page).values()] == [2]
+    assert [len(line) for style, line in drawn(page).items() if style != "rate"] == [2]
     values = [value or "" for element in page.elements for value in element["attrs"].values()]
     assert not any(re.search(r"\b(nan|inf)\b", value, re.IGNORECASE) for value in values)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-9, 0.5, 1.0])
 def test_one_point_is_a_dot(tmp_path: Path, value: float) -> None:
-    history = [{"step": 7, "epoch": 0, "train_loss": value, "val_accuracy": value, "lr": value}]
+    history = [{"step": 7, "epoch": 0, "train_loss": value, "val_accuracy": value}]
     page = write(tmp_path, result=make_result() | {"test": None, "steps": None}, history=history, mistakes=[])
     assert page.balanced
     assert not page.find("polyline")
     dots = [e["attrs"] for e in page.find("circle", "dot")]
-    assert [dot["cx"] for dot in dots] == ["100.00%"] * 3
+    assert [dot["cx"] for dot in dots] == ["100.00%"] * 2
     assert all(0 <= float(dot["cy"].rstrip("%")) <= 100 for dot in dots)
     shares = [float(e["text"].split(SPACE)[0]) for e in page.find("text", "y") if e["text"].endswith("%")]
     assert len(shares) >= 2
@@ -427,7 +492,8 @@ def test_mistakes_are_shown_surest_first_with_their_pictures(tmp_path: Path) -> 
         data = base64.b64decode(element["attrs"]["src"].removeprefix("data:image/png;base64,"))
         with Image.open(io.BytesIO(data)) as image:
             assert image.format == "PNG"
-            np.testing.assert_array_equal(np.asarray(image), mistake.image)
+            # dark on light, as in predictions.png
+            np.testing.assert_array_equal(np.asarray(image), 255 - mistake.image)
     assert "image-rendering:pixelated" in page.content
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -51,6 +52,16 @@ def test_a_constant_schedule_resumed_after_an_epoch_ends_with_the_same_bits(
     assert result_of(parts)["weights_sha256"] == result_of(whole)["weights_sha256"]
     assert result_of(parts)["steps"] == result_of(whole)["steps"]
     assert result_of(parts)["test"] == result_of(whole)["test"]
+    # Time and speed are those of the part since the resume, as the summary, the report and result.json tell.
+    steps = result_of(whole)["steps"]
+    assert result_of(whole)["train"]["steps"] == result_of(whole)["train"]["scheduled_steps"] == steps
+    assert result_of(parts)["train"]["steps"] == steps * 2 // 3
+    assert re.search(
+        rf"trained   {steps * 2 // 3} steps on .* in [\d.]+ s since the resume after step {steps // 3}", done.out
+    )
+    told = f"the last {steps * 2 // 3} of {steps} steps, since the resume"
+    assert told in (parts / "report.html").read_text()
+    assert "since the resume" not in (whole / "report.html").read_text()
     # All but the speed.
     rows = [[{**row, "images_per_s": None} for row in read_history(folder)] for folder in (parts, whole)]
     assert rows[0] == rows[1]

@@ -1,4 +1,4 @@
-"""The confusion matrix as a coloured table, and the accuracy of every class."""
+"""The confusion matrix as a coloured table, and the errors of every class."""
 
 from __future__ import annotations
 
@@ -95,29 +95,30 @@ def most_frequent(matrix: Matrix, class_names: Sequence[str], unit: str = "") ->
     return f"<p class=pairs>Most often: {', '.join(words)}.</p>" if words else ""
 
 
-def class_row(n: int, matrix: Matrix | None, recorded: float | None) -> tuple[float | None, int | None, str]:
-    """Returns the accuracy of class `n`, its number of samples, and in words how many of them were wrong.
+def class_errors(n: int, matrix: Matrix | None, recorded: float | None) -> tuple[float | None, int | None, str]:
+    """Returns the share of class `n` that was answered wrongly, its number of samples, and the same share in counts.
 
-    The accuracy is the recorded one, or the matrix's where none was recorded; a class without samples has none.
+    It is counted in the matrix, or follows from the recorded accuracy where there is none; a class without samples has
+    none.
     """
     if matrix is None:
-        return recorded, None, MISSING
-    right, total = matrix[n][n], sum(matrix[n])
-    share = None if total == 0 else right / total if recorded is None else recorded
-    return share, total, f"{count(total - right)} of {count(total)}"
+        return (None if recorded is None else 1 - recorded), None, MISSING
+    wrong, total = sum(matrix[n]) - matrix[n][n], sum(matrix[n])
+    return (wrong / total if total else None), total, f"{count(wrong)} of {count(total)}"
 
 
 def class_list(matrix: Matrix | None, shares: Sequence[float | None] | None, class_names: Sequence[str]) -> str:
-    """Returns every class with its accuracy, its errors, and a bar for its share of errors, the worst one's full."""
-    rows = [class_row(n, matrix, shares[n] if shares is not None else None) for n in range(len(class_names))]
-    lost = [1 - share if share is not None and math.isfinite(share) else 0.0 for share, _, _ in rows]
-    worst = max(lost) or 1.0
-    items = [
-        f"<li><span class=who>{text(name)}</span><b>{percent(share, total)}</b>"
-        f'<span class=bar><i style="width:{100 * part / worst:.1f}%"></i></span><span class=quiet>{errors}</span></li>'
-        for name, (share, total, errors), part in zip(class_names, rows, lost, strict=True)
-    ]
+    """Returns every class with the share of its samples answered wrongly, and a bar for that, the worst one's full."""
+    rows = [class_errors(n, matrix, shares[n] if shares is not None else None) for n in range(len(class_names))]
+    worst = max((share for share, _, _ in rows if share is not None and math.isfinite(share)), default=0.0) or 1.0
+    items = []
+    for name, (share, total, counts) in zip(class_names, rows, strict=True):
+        width = 100 * share / worst if share is not None and math.isfinite(share) else 0.0
+        items.append(
+            f"<li><span class=who>{text(name)}</span><b>{percent(share, total)}</b>"
+            f'<span class=bar><i style="width:{width:.1f}%"></i></span><span class=quiet>{counts}</span></li>'
+        )
     return (
-        "<div class=classes><h3>Each class</h3><p class=quiet>Accuracy, and how many were wrong.</p>"
+        "<div class=classes><h3>Each class</h3><p class=quiet>How many of its images were answered wrongly.</p>"
         f'<ul style="--longest:{max(map(len, class_names))}ch">{"".join(items)}</ul></div>'
     )

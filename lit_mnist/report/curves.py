@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from lit_mnist.experiment import ModelSettings
 from lit_mnist.report.axes import Axis, linear_axis, log_axis, step_axis
 from lit_mnist.report.formats import count, number, percent, short, text
+from lit_mnist.training.schedule import rate_factor
 
 Point = tuple[float, float]
 
@@ -49,15 +51,16 @@ def curves(history: Sequence[Mapping[str, float]], result: Mapping[str, Any]) ->
     """Returns the section of the learning curves.
 
     Args:
-        history: The logged rows in order: `step` with some of `epoch`, `train_loss`, `lr`, `val_loss` and
-            `val_accuracy` or, of scenes, `val_mean_iou`. What is absent or not finite is not drawn.
-        result: The run's result; read are `steps`, and the test's accuracy or mean IoU, the mark at the end.
+        history: The logged rows in order: `step` with some of `epoch`, `train_loss`, `val_loss` and `val_accuracy`
+            or, of scenes, `val_mean_iou`. What is absent or not finite is not drawn.
+        result: The run's result; read are `steps`, the schedule of the learning rate, and the test's accuracy or mean
+            IoU, the mark at the end.
 
     Returns:
         HTML; a sentence takes the place of the pictures where nothing was logged.
     """
     test = result.get("test") or {}
-    plots = [loss_plot(history), score_plot(history, result.get("steps"), test), rate_plot(history)]
+    plots = [loss_plot(history), score_plot(history, result.get("steps"), test), rate_plot(result)]
     drawn = [plot for plot in plots if plot is not None]
     if not drawn:
         return "<p class=quiet>No metrics were logged.</p>"
@@ -105,15 +108,32 @@ def score_plot(history: Sequence[Mapping[str, float]], steps: int | None, test: 
     return Plot(title, unit, series, axis, axis.tick_labels(percent=True))
 
 
-def rate_plot(history: Sequence[Mapping[str, float]]) -> Plot | None:
-    """Returns the learning rate, from zero."""
-    rates = points(history, "lr")
+def rate_plot(result: Mapping[str, Any]) -> Plot | None:
+    """Returns the learning rate of each step, from zero: the schedule itself, of which only a few rates are logged."""
+    rates = scheduled_rates(result)
     if not rates:
         return None
-    highest = float(f"{max(y for _, y in rates):.4g}")
-    axis = linear_axis([0.0, *(y for _, y in rates)], least=1e-12 if highest else 1.0, target=2)
-    series = Series("rate", "highest", short(highest), rates)
+    highest = max(y for _, y in rates)
+    axis = linear_axis([0.0, highest], least=1e-12 if highest else 1.0, target=2)
+    series = Series("rate", "highest", short(float(f"{highest:.4g}")), rates)
     return Plot("Learning rate", "per step", [series], axis, axis.tick_labels(), height="low")
+
+
+def scheduled_rates(result: Mapping[str, Any]) -> list[Point]:
+    """Returns the learning rate that the schedule gives to the steps that were made, at `MOST_POINTS` of them at most.
+
+    Of a long schedule they are spread evenly; the first, the highest and the last are always among them.
+    """
+    train, model = result.get("train") or {}, (result.get("config") or {}).get("model") or {}
+    made, peak, schedule = result.get("steps"), train.get("lr"), model.get("schedule")
+    if not made or peak is None or schedule is None:
+        return []
+    settings = ModelSettings(schedule=schedule, warmup=model.get("warmup"))
+    total = train.get("scheduled_steps") or made
+    rates = [peak * rate_factor(settings, step, total) for step in range(made)]
+    stride = math.ceil(made / (MOST_POINTS - 2))
+    chosen = {*range(0, made, stride), rates.index(max(rates)), made - 1}
+    return [(step + 1.0, rates[step]) for step in sorted(chosen)]
 
 
 def points(history: Sequence[Mapping[str, float]], name: str) -> list[Point]:

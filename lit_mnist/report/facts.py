@@ -46,17 +46,26 @@ def outcome(result: Mapping[str, Any]) -> list[Row]:
 def cost(result: Mapping[str, Any]) -> list[Row]:
     """Returns what the run took: steps, time and memory."""
     train = result.get("train") or {}
+    part = f", {covered(result)}" if covered(result) else ""
     return [
         ("Epochs", count(result.get("epochs"))),
         ("Optimizer steps", count(result.get("steps"))),
         ("Skipped steps", count(result.get("skipped_steps"))),
-        ("Training time", duration(train.get("seconds"))),
-        ("Images per second", number(train.get("images_per_s"))),
+        ("Training time", duration(train.get("seconds")) + part),
+        ("Images per second", number(train.get("images_per_s")) + part),
         ("Time to first step", duration(result.get("seconds_to_first_step"))),
         ("Peak memory", size(result.get("peak_memory_bytes"))),
         ("Ranks", count(result.get("world_size"))),
         ("Threads per rank", count(result.get("threads"))),
     ]
+
+
+def covered(result: Mapping[str, Any]) -> str:
+    """Returns which steps time and speed cover: of a resumed run the last ones alone; empty where it is all of them."""
+    steps, timed = result.get("steps"), (result.get("train") or {}).get("steps")
+    if steps is None or timed is None or timed >= steps:
+        return ""
+    return f"the last {count(timed)} of {count(steps)} steps, since the resume"
 
 
 def data_rows(data: Mapping[str, Any]) -> list[Row]:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from lit_mnist.report.confusion import confusion
 from lit_mnist.report.curves import curves
-from lit_mnist.report.facts import facts
+from lit_mnist.report.facts import covered, facts
 from lit_mnist.report.formats import SPACE, count, duration, number, percent, text
 from lit_mnist.report.scenes import (
     SCENE_STYLE,
@@ -157,6 +157,7 @@ def header(result: Mapping[str, Any]) -> str:
         text(result.get("precision")),
         duration(train.get("seconds")),
         f"{number(train.get('images_per_s'))}{SPACE}images/s",
+        *filter(None, [covered(result)]),
     ]
     if is_of_scenes(result):
         score, what, sentence = scene_headline(test)
@@ -213,7 +214,8 @@ def gallery(mistakes: Sequence[Mistake], errors: int | None, class_names: Sequen
 def picture(mistake: Mistake, class_names: Sequence[str]) -> str:
     """Returns one mistake: the image as an embedded PNG and what was made of it."""
     buffer = io.BytesIO()
-    Image.fromarray(mistake.image).save(buffer, format="PNG", optimize=True)
+    # dark on light, as on paper and as `predict` draws them
+    Image.fromarray(255 - mistake.image).save(buffer, format="PNG", optimize=True)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
     true, predicted = text(class_names[mistake.label]), text(class_names[mistake.predicted])
     return (

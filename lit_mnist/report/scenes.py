@@ -92,17 +92,16 @@ def classes_section(test: Mapping[str, Any], class_names: Sequence[str]) -> str:
 
 
 def _class_list(shares: Sequence[float | None], pixels: Sequence[int], class_names: Sequence[str]) -> str:
-    lost = [1 - share if share is not None and math.isfinite(share) else 0.0 for share in shares]
-    worst = max(lost) or 1.0
+    known = [share if share is not None and math.isfinite(share) else 0.0 for share in shares]
     items = [
         f"<li><span class=who>{text(name)}</span><b>{percent(share)}</b>"
-        f'<span class=bar><i style="width:{100 * part / worst:.1f}%"></i></span>'
+        f'<span class="bar good"><i style="width:{100 * part:.1f}%"></i></span>'
         f"<span class=quiet>{percent(own / (sum(pixels) or 1))}</span></li>"
-        for name, share, part, own in zip(class_names, shares, lost, pixels, strict=True)
+        for name, share, part, own in zip(class_names, shares, known, pixels, strict=True)
     ]
     return (
-        "<div class=classes><h3>Each class</h3><p class=quiet>Intersection over union, what it lacks, and the class's "
-        f'share of all pixels.</p><ul style="--longest:{max(map(len, class_names))}ch">{"".join(items)}</ul></div>'
+        "<div class=classes><h3>Each class</h3><p class=quiet>Intersection over union; in grey the class's share of "
+        f'all pixels.</p><ul style="--longest:{max(map(len, class_names))}ch">{"".join(items)}</ul></div>'
     )
 
 

@@ -98,13 +98,14 @@ align-items:center;padding:.42rem 0;border-bottom:1px solid var(--hair);break-in
 .classes li .quiet{text-align:right}
 .bar{height:.4rem;border-radius:.2rem;background:var(--block)}
 .bar i{display:block;height:100%;border-radius:.2rem;background:rgb(var(--wrong))}
+.bar.good i{background:rgb(var(--right))}
 .small .classes ul{columns:19rem;column-gap:3rem}
 @media (min-width:58rem){.large{grid-template-columns:max-content 1fr}.large .classes{padding-top:2rem}}
 
 .gallery{display:grid;grid-template-columns:repeat(auto-fill,minmax(6.2rem,1fr));gap:1.6rem 1.2rem;margin-top:1.5rem}
 .mistake{break-inside:avoid;min-width:0}
 .mistake img{display:block;width:100%;height:auto;aspect-ratio:1;image-rendering:pixelated;border-radius:4px;
-background:#000}
+background:#fff;border:1px solid var(--hair)}
 .mistake figcaption{margin-top:.5rem;font-size:.8125rem;line-height:1.45}
 .mistake figcaption>*{display:block}
 .mistake b{font-size:1.0625rem;overflow-wrap:anywhere}

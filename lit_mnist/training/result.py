@@ -104,6 +104,8 @@ def build_result(
             "seconds": trained.seconds if trained else None,
             "loss": trained.loss if trained else None,
             "lr": job.plan.lr if trained else None,
+            "steps": trained.steps_now if trained else 0,
+            "scheduled_steps": job.plan.total_steps if trained else 0,
         },
         "validation": validation.to_dict() if validation else None,
         "test": test.to_dict() if test else None,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from typing import TYPE_CHECKING
 
 from lit_mnist.experiment import ModelSettings
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
 
 _ONECYCLE_START = 1 / 25
 _ONECYCLE_END = 1e-3
@@ -53,4 +55,7 @@ def rate_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
 
 def make_schedule(optimizer: Optimizer, settings: ModelSettings, total_steps: int) -> LambdaLR:
     """Returns the schedule; it is stepped once after each step that the optimizer really made."""
+    # Here, so that the report can draw a schedule without importing torch.
+    from torch.optim.lr_scheduler import LambdaLR
+
     return LambdaLR(optimizer, lambda step: rate_factor(settings, step, total_steps))
