@@ -110,9 +110,9 @@ def _start(prepared: Prepared) -> None:
         stay_on_loopback()
         _work_here(work, Rank(), prepared, logs)
     elif run.launcher == "spawn":
-        spawn(work, world_size=job.plan.world_size, timeout=run.timeout, logs=logs)
+        spawn(work, world_size=job.plan.world_size, logs=logs)
     else:
-        launch(work, world_size=job.plan.world_size, timeout=run.timeout, max_restarts=run.max_restarts, logs=logs)
+        launch(work, world_size=job.plan.world_size, max_restarts=run.max_restarts, logs=logs)
 
 
 def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) -> None:

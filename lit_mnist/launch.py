@@ -23,9 +23,9 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from lit_mnist.addresses import stay_on_loopback
 from lit_mnist.board import Board
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
-from lit_mnist.private import enter_private_folder, private_folder
+from lit_mnist.private import PrivateFolder, private_folder
 from lit_mnist.ranks import Rank, die_with_parent
-from lit_mnist.rendezvous import LoopbackRendezvous, run_id
+from lit_mnist.rendezvous import LocalRendezvous, meet_in
 from lit_mnist.seams import Attempt, WatchfulAgent
 from lit_mnist.situation import SITUATION, describe, end_rank, foreseen, tell
 from lit_mnist.stop import STOP, STOPPING
@@ -43,7 +43,6 @@ def launch(
     work: Work,
     *,
     world_size: int,
-    timeout: float,
     max_restarts: int,
     logs: Path,
     start_method: str = "fork" if platform.system() == "Linux" else "spawn",
@@ -53,7 +52,6 @@ def launch(
     Args:
         work: What each rank does.
         world_size: Number of ranks.
-        timeout: Seconds that a rank waits for the others at the start.
         max_restarts: How often the ranks are started again when one is lost.
         logs: Folder of the ranks' logs.
         start_method: `fork`, or `spawn` where forking is not safe; then `work` must be picklable.
@@ -84,9 +82,9 @@ def launch(
             spec = WorkerSpec(
                 role="rank",
                 local_world_size=world_size,
-                entrypoint=_forked_rank,
-                args=(work, logs, scratch, private, tempfile.gettempdir(), os.getpid()),
-                rdzv_handler=LoopbackRendezvous(run_id(), timeout),
+                entrypoint=rank_main,
+                args=(work, logs, scratch / BOARD, private),
+                rdzv_handler=LocalRendezvous(),
                 max_restarts=max_restarts,
                 monitor_interval=0.05,
             )
@@ -94,7 +92,7 @@ def launch(
                 spec,
                 logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
                 start_method=start_method,
-                private=private,
+                private=private.path,
                 final_codes=_FINAL_CODES,
                 on_failure=note_failure,
                 while_running=Forwarder(),
@@ -135,27 +133,14 @@ class Forwarder:
                 os.kill(pid, signum)
 
 
-def _forked_rank(work: Work, logs: Path, scratch: Path, private: Path, temporary: str, launcher: int) -> None:
-    """Runs in a process of torch's agent.
-
-    It waits until all ranks are there: the first that connects to the store makes the parent's own thread look up its
-    name, and a process that is forked while a lock of that look-up is held waits for the lock for ever.
-    """
-    die_with_parent(launcher)
-    attempt = f"started-{os.environ['TORCHELASTIC_RESTART_COUNT']}-"
-    (scratch / f"{attempt}{os.environ['LOCAL_RANK']}").touch()
-    while len(list(scratch.glob(f"{attempt}*"))) < int(os.environ["LOCAL_WORLD_SIZE"]):
-        time.sleep(0.002)
-    enter_private_folder(private, temporary)
-    rank_main(work, logs, scratch / BOARD, launcher)
-
-
-def rank_main(work: Work, logs: Path, board: Path, launcher: int) -> None:
+def rank_main(work: Work, logs: Path, board: Path, private: PrivateFolder) -> None:
     """Runs in each rank's process; what it raises is written down for the launcher before the process ends.
 
     The process then ends at once: the other ranks may wait for it in a collective, and only its end frees them.
     """
-    die_with_parent(launcher)
+    die_with_parent(private.launcher)
+    private.enter()
+    meet_in(private.path)
     rank = Rank.from_environment()
     SITUATION.open(rank, logs, Board(board))
     STOP.listen(lambda signum: end_rank(StoppedError(f"Stopped by {signum.name}.", signum)))

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from lit_mnist.data.idx import Split
 from lit_mnist.data.scenes import Scenes, read_mask, read_picture, resized
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.job import Job
 from lit_mnist.offer import Offer, load_engine
-from lit_mnist.predict.scenes import MASKS, OVERLAYS, write_scene_table, write_scenes
+from lit_mnist.predict.scenes import MASKS, OVERLAYS, PredictedScene, write_scene_table, write_scenes
 from lit_mnist.ranks import Rank
 from lit_mnist.report.page import Mistake, write_report
 from lit_mnist.report.scenes import ShownScene
@@ -26,6 +25,7 @@ from lit_mnist.terminal import print_line
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.examples import Example, Wrong
 from lit_mnist.training.extremes import Scored
+from lit_mnist.training.gather import all_gather_json
 from lit_mnist.training.history import read_history
 from lit_mnist.training.measure import StepClock
 from lit_mnist.training.result import Trained, build_result, total_gpu_memory, total_memory
@@ -34,7 +34,6 @@ from lit_mnist.training.run_folder import REPORT, RESULT, RunFolder, shown
 PREDICTIONS, GRID = "predictions.csv", "predictions.png"
 # Indices, predicted classes and their probabilities, each [batch]; of scenes the classes are [batch, height, width].
 Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 def finish(
@@ -181,7 +180,7 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
         for batch in batches
         for index, predicted, probability in zip(*(figures.tolist() for figures in batch), strict=True)
     ]
-    rows = _of_all_ranks(rank, rows)
+    rows = sorted((int(index), int(predicted), float(probability)) for index, predicted, probability in _gathered(rows))
     _check_finite(probability for _, _, probability in rows)
     if not rank.is_first:
         return
@@ -216,7 +215,8 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
 
 
 def _write_scenes(job: Job, rank: Rank, scenes: Scenes, batches: Iterable[Prediction]) -> None:
-    rows = _of_all_ranks(rank, write_scenes(job.folder, scenes, batches, job.experiment.data))
+    own = write_scenes(job.folder, scenes, batches, job.experiment.data)
+    rows = sorted(PredictedScene(*row) for row in _gathered(own))
     _check_finite(row.probability for row in rows)
     if not rank.is_first:
         return
@@ -226,13 +226,9 @@ def _write_scenes(job: Job, rank: Rank, scenes: Scenes, batches: Iterable[Predic
     print_line(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
 
 
-def _of_all_ranks(rank: Rank, rows: list[Row]) -> list[Row]:
-    """Returns the rows of all ranks, each of which begins with a sample's number, in their order."""
-    if rank.world_size > 1:
-        gathered: list[list[Row]] = [[] for _ in range(rank.world_size)]
-        dist.all_gather_object(gathered, rows)
-        rows = [row for part in gathered for row in part]
-    return sorted(rows)
+def _gathered(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Returns the rows of all ranks, each of which begins with a sample's number."""
+    return [row for part in all_gather_json(rows) for row in part]
 
 
 def _check_finite(probabilities: Iterable[float]) -> None:

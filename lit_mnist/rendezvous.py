@@ -1,59 +1,45 @@
-"""Where ranks meet: on one machine in a store on the loopback interface, under torchrun in torchrun's own store."""
+"""Where ranks meet: on one machine in a file that only this user can read, under torchrun in torchrun's own store."""
 
 from __future__ import annotations
 
 import os
-import socket
 import time
 import uuid
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
 
-from torch.distributed import DistStoreError, HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from lit_mnist.private import own_private_folder, run_id
 from lit_mnist.ranks import Rank
+from lit_mnist.seams import find_each_other_by
 
-_OWN = "lit_mnist-"
+# What MASTER_ADDR and MASTER_PORT are where nothing listens: libraries want them to be there.
+NOWHERE = RendezvousStoreInfo("127.0.0.1", 0)
 
 
-class LoopbackRendezvous(RendezvousHandler):
-    """Brings the ranks of one machine together through a store that listens on the loopback interface only.
+class LocalRendezvous(RendezvousHandler):
+    """Tells torch's agent that it is alone: the ranks of one machine meet without it, see `meet_in`.
 
-    torch's own handlers listen on every interface, and a store unpickles what it is sent. The socket is bound before
-    the store takes it, so that no other program can take its port in between.
-
-    Args:
-        run_id: Name of the run.
-        timeout: Seconds that a rank waits for a key of the store.
+    torch's own handlers open a store that listens on every interface, for any user, and unpickle what they find in it.
     """
-
-    def __init__(self, run_id: str, timeout: float) -> None:
-        self._run_id = run_id
-        self._timeout = timedelta(seconds=timeout)
-        self._store: TCPStore | None = None
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the ranks use the store that the agent has opened."""
+        """Whether the ranks use the store of the agent: no rank opens one of its own, which would listen."""
         return True
 
     def get_backend(self) -> str:
         """Returns the handler's name."""
-        return "loopback"
+        return "local"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Opens a new store, for the first start and for each restart."""
-        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            timeout=self._timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-        return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, RendezvousStoreInfo("127.0.0.1", port))
+        """Returns a new store of the agent's own, for the first start and for each restart."""
+        return RendezvousInfo(HashStore(), 0, 1, NOWHERE)
 
     def is_closed(self) -> bool:
         """Returns whether no rank may join any more."""
@@ -68,17 +54,30 @@ class LoopbackRendezvous(RendezvousHandler):
 
     def get_run_id(self) -> str:
         """Returns the run's name."""
-        return self._run_id
+        return run_id()
 
     def shutdown(self) -> bool:
-        """Closes the store."""
-        self._store = None
+        """Does nothing: nothing is open."""
         return True
 
 
-def run_id() -> str:
-    """Returns the name of a launch by this process."""
-    return f"{_OWN}{os.getpid()}"
+def meet_in(folder: Path) -> None:
+    """Lets the ranks of a launch find each other in a file of its private folder; called in each rank.
+
+    It holds for every process group that is made by the environment (`init_method="env://"`, torch's default), by
+    whichever library.
+    """
+    groups = count()
+
+    def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, int, int]]:
+        rank = Rank.from_environment()
+        # A file for each group: it still holds the addresses of the ranks that met in it before.
+        path = folder / f"store-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(groups)}"
+        store = FileStore(str(path), rank.world_size)
+        store.set_timeout(timeout)
+        yield store, rank.rank, rank.world_size
+
+    find_each_other_by(meet)
 
 
 def meeting_point(rank: Rank, timeout: float) -> Store | None:
@@ -97,7 +96,7 @@ def meeting_point(rank: Rank, timeout: float) -> Store | None:
     """
     if rank.world_size == 1:
         return HashStore()
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ["TORCHELASTIC_RUN_ID"].startswith(_OWN):
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or own_private_folder():
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)

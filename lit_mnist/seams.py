@@ -19,13 +19,16 @@
 6. torch's profiler knows the types of what an operation was given, and its events tell them in newer releases only:
    `operations_of` asks below them. Noticed by `test_the_formulas_count_what_a_rank_sends` in
    tests/test_scaling_model.py.
+7. torch has no public way to say what a process group that is made by the environment meets in, and would open a store
+   that any user of the machine can write to: `find_each_other_by` replaces it. Noticed by
+   `test_nothing_listens_beyond_loopback` in tests/test_launch.py.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +40,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.rendezvous import _rendezvous_handlers
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile
 
@@ -131,6 +135,15 @@ class WatchfulAgent(LocalElasticAgent):
                 self._remaining_restarts = 0
             self._on_failure(attempt, self._remaining_restarts > 0)
         return result
+
+
+def find_each_other_by(meet: Callable[..., Iterator[tuple[dist.Store, int, int]]]) -> None:
+    """Lets the process groups of this process that are made by the environment meet in a store of the caller's.
+
+    Args:
+        meet: Given a URL and a time-out, yields the store, this rank and the number of ranks.
+    """
+    _rendezvous_handlers["env"] = meet
 
 
 def end_processes(processes: Iterable[BaseProcess]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from pathlib import Path
 
@@ -16,45 +15,41 @@ import torch.multiprocessing as mp
 from lit_mnist.addresses import stay_on_loopback
 from lit_mnist.board import Board
 from lit_mnist.launch import BOARD, Forwarder, Work, first_failure, make_scratch, rank_main
-from lit_mnist.private import enter_private_folder, private_folder, temporary_files_in
-from lit_mnist.rendezvous import LoopbackRendezvous, run_id
+from lit_mnist.private import PrivateFolder, private_folder, run_id, temporary_files_in
+from lit_mnist.rendezvous import NOWHERE
 from lit_mnist.seams import Attempt, end_processes
 from lit_mnist.stop import STOP, blocked
 
 
-def spawn(work: Work, *, world_size: int, timeout: float, logs: Path) -> None:
+def spawn(work: Work, *, world_size: int, logs: Path) -> None:
     """Runs `work` in `world_size` new processes of this machine, and returns when all have ended well.
 
     Args:
         work: What each rank does; picklable.
         world_size: Number of ranks.
-        timeout: Seconds that a rank waits for the others at the start.
         logs: Folder of the ranks' logs.
 
     Raises:
         LitMnistError: A rank ended otherwise; the message says which and why.
     """
     stay_on_loopback()
-    rendezvous = LoopbackRendezvous(run_id(), timeout)
-    meeting = rendezvous.next_rendezvous().bootstrap_store_info
-    assert meeting is not None
     scratch = make_scratch(logs)
     board = Board(scratch / BOARD, world_size)
     environment = {
-        "MASTER_ADDR": str(meeting.master_addr),
-        "MASTER_PORT": str(meeting.master_port),
+        "MASTER_ADDR": str(NOWHERE.master_addr),
+        "MASTER_PORT": str(NOWHERE.master_port),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        # The store is this process's: the ranks are to connect to it, and not to open one.
+        # No rank opens a store, which would listen.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": run_id(),
     }
     forward = Forwarder()
     try:
         with private_folder() as private, STOP.taken():
-            arguments = (work, logs, scratch, private, tempfile.gettempdir(), environment, os.getpid())
+            arguments = (work, logs, scratch / BOARD, private, environment)
             # Blocked, so that no rank meets a signal before it listens.
-            with blocked(), temporary_files_in(private):
+            with blocked(), temporary_files_in(private.path):
                 context = mp.spawn(_start, arguments, nprocs=world_size, join=False)
             while any(process.exitcode is None for process in context.processes):
                 if any(process.exitcode for process in context.processes):
@@ -68,21 +63,12 @@ def spawn(work: Work, *, world_size: int, timeout: float, logs: Path) -> None:
                 raise first_failure(Attempt(codes, pids), board)
     finally:
         end_processes(mp.active_children())
-        rendezvous.shutdown()
         board.close()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _start(
-    local_rank: int,
-    work: Work,
-    logs: Path,
-    scratch: Path,
-    private: Path,
-    temporary: str,
-    environment: dict[str, str],
-    launcher: int,
+    local_rank: int, work: Work, logs: Path, board: Path, private: PrivateFolder, environment: dict[str, str]
 ) -> None:
     os.environ.update(environment, RANK=str(local_rank), LOCAL_RANK=str(local_rank))
-    enter_private_folder(private, temporary)
-    rank_main(work, logs, scratch / BOARD, launcher)
+    rank_main(work, logs, board, private)

@@ -22,6 +22,7 @@ from lit_mnist import experiment as settings
 from lit_mnist.models.sync_batch_norm import sync_batch_norm, unsync_batch_norm
 from lit_mnist.ranks import choose_devices, launched_from_outside
 from lit_mnist.training.ddp import DDP_OPTIONS, device_options
+from lit_mnist.training.gather import all_gather_json
 from lit_mnist.training.precision import UsedPrecision, needs_scaler, resolve_precision
 
 
@@ -57,6 +58,18 @@ def precision_plugin(precision: UsedPrecision, device_type: str) -> Precision:
         return Precision()
     assert precision == "bf16-mixed" or needs_scaler(precision)
     return MixedPrecision(precision, device=device_type)
+
+
+class SafeDDPStrategy(DDPStrategy):
+    """Lightning's DDP, whose ranks tell each other values as JSON: Lightning's own executes what a pickle says."""
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Returns the value of rank `src`: numbers, text, paths (as text), None, and lists and dictionaries of them.
+
+        Raises:
+            TypeError: JSON cannot express the value.
+        """
+        return all_gather_json(obj if self.global_rank == src else None)[src]
 
 
 class NoProfiler(PassThroughProfiler):
@@ -122,7 +135,7 @@ class LitTrainer(Trainer):
 
 
 def _ddp(kind: str, timeout: float, accumulate: int) -> DDPStrategy:
-    return DDPStrategy(
+    return SafeDDPStrategy(
         process_group_backend="nccl" if kind == "cuda" else "gloo",
         timeout=timedelta(seconds=timeout),
         **DDP_OPTIONS,

@@ -144,7 +144,7 @@ def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> Non
         work(rank)
 
     def start() -> int:
-        launch(joined, world_size=world_size, timeout=30, max_restarts=0, logs=folder / "logs")
+        launch(joined, world_size=world_size, max_restarts=0, logs=folder / "logs")
         return 0
 
     done = run_forked(start, folder, 60)

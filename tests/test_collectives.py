@@ -34,7 +34,7 @@ def launched(work: Callable[[Rank], None], folder: Path, *, world_size: int) -> 
 
     def start() -> int:
         try:
-            launch(work, world_size=world_size, timeout=20, max_restarts=0, logs=folder / "logs")
+            launch(work, world_size=world_size, max_restarts=0, logs=folder / "logs")
         except LitMnistError as error:
             print(error)
             return error.exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import stat
@@ -10,17 +11,23 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import on_ranks
+from torch.distributed import distributed_c10d
 
 from lit_mnist.addresses import own_address
 from lit_mnist.errors import InputError
 from lit_mnist.exchange import SENT, Exchange
 from lit_mnist.private import VARIABLE, own_private_folder
 from lit_mnist.ranks import Rank
+from lit_mnist.training.examples import gather_mistakes
+from lit_mnist.training.extremes import Extremes, Scored, gather_extremes
+from lit_mnist.training.gather import all_gather_json
 
 
 def leave_private_folder() -> None:
@@ -218,6 +225,27 @@ def test_strangers_that_call_first_are_turned_away(
                 assert strangers[0].recv(1) == b""
 
     on_ranks(work, tmp_path, 3)
+
+
+def test_what_each_rank_tells_comes_back_exactly_and_is_no_pickle(tmp_path: Path) -> None:
+    values: list[Any] = ["", [], {"a": [1e-310, 0.1, -0.0, 2**63, None, True, "\u00e4"]}, list(range(100_000))]
+
+    def work(rank: Rank) -> None:
+        distributed_c10d._tensor_to_object = None
+        assert all_gather_json(values[rank.rank]) == values
+        odd = all_gather_json([math.inf, -math.inf, math.nan])[rank.rank]
+        assert odd[:2] == [math.inf, -math.inf]
+        assert math.isnan(odd[2])
+        extremes = Extremes(2)
+        extremes.scored = [Scored(rank.rank, rank.rank / 3, np.full((2, 3), rank.rank, np.uint8))]
+        found = gather_extremes(extremes)
+        assert [(scene.sample, scene.score, scene.mask.tolist()) for scene in found] == [
+            (other, other / 3, [[other] * 3] * 2) for other in (3, 2, 1, 0)
+        ]
+        wrong = gather_mistakes([torch.tensor([[rank.rank, 7, 0.1 * rank.rank]], dtype=torch.float64)])
+        assert wrong == [(other, 7, 0.1 * other) for other in (3, 2, 1, 0)]
+
+    on_ranks(work, tmp_path, 4)
 
 
 def test_the_address_is_that_of_the_interface_which_the_ranks_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
         plan_for(experiment, splits, options.ranks)
         work = partial(train_in_step, options, splits)
         with tempfile.TemporaryDirectory() as logs:
-            launch(work, world_size=options.ranks, timeout=60, max_restarts=0, logs=Path(logs))
+            launch(work, world_size=options.ranks, max_restarts=0, logs=Path(logs))
     except LitMnistError as error:
         print_error(f"error: {error}")
         return error.exit_code

@@ -38,7 +38,6 @@ from lit_mnist.terminal import print_error
 
 MOST_RANKS = 32
 MOST_BYTES = 1024**3
-SECONDS_TO_START = 60.0
 MEASURED = "measured.json"
 
 
@@ -57,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
             for part in _parts(options, scratch):
                 work = partial(_in_rank, part)
                 logs = scratch / "logs"
-                launch(work, world_size=options.ranks, timeout=SECONDS_TO_START, max_restarts=0, logs=logs)
+                launch(work, world_size=options.ranks, max_restarts=0, logs=logs)
             if options.bench:
                 _write(options, json.loads((scratch / MEASURED).read_text()))
     except LitMnistError as error:

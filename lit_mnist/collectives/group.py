@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from lit_mnist.ranks import Rank
+from lit_mnist.training.gather import all_gather_json
 
 SECONDS_TO_WAIT = 60.0
 
@@ -29,7 +30,9 @@ def joined(rank: Rank) -> Iterator[None]:
 
 
 def on_first(rank: Rank, value: Value) -> list[Value]:
-    """Returns the values of all ranks, in the order of the ranks, on rank 0, and an empty list on the others."""
-    values: list[Value | None] | None = [None] * rank.world_size if rank.is_first else None
-    dist.gather_object(value, values, dst=0)
-    return [item for item in values or [] if item is not None]
+    """Returns the values of all ranks, in the order of the ranks, on rank 0, and an empty list on the others.
+
+    They come as JSON gives them back: tuples as lists.
+    """
+    values: list[Value] = all_gather_json(value)
+    return values if rank.is_first else []

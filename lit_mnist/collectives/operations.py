@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
@@ -211,7 +211,7 @@ def show_operations(rank: Rank) -> None:
             print(f"1. The collective operations, on {rank.world_size} ranks")
             print(f"   Rank 0's numbers begin at 1, rank 1's at {step + 1}: what moved shows where it came from.")
         for operation in OPERATIONS:
-            seen = on_first(rank, operation.run(rank))
+            seen = [Seen(**one) for one in on_first(rank, asdict(operation.run(rank)))]
             if rank.is_first:
                 print(f"\n{operation.name:<16}{operation.call}\n  {operation.purpose}")
                 print("\n".join(_lines(seen)), flush=True)

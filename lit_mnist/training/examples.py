@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from lit_mnist.training.extremes import Extremes, Scored, gather_extremes
+from lit_mnist.training.gather import all_gather_json
 
 # As many digits as a report shows.
 MISTAKES_KEPT = 40
@@ -52,11 +52,8 @@ def gather_mistakes(own: list[torch.Tensor]) -> list[Wrong]:
     found = torch.cat([torch.zeros(0, len(Wrong._fields), dtype=torch.float64), *own])
     # Before they become objects: a network without training makes thousands, and Python looks through all it has.
     rows = found[found[:, 2].argsort(descending=True, stable=True)[:MISTAKES_KEPT]].tolist()
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        gathered: list[list[list[float]]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(gathered, rows)
-        rows = [row for part in gathered for row in part]
-    wrong = [Wrong(int(sample), int(predicted), probability) for sample, predicted, probability in rows]
+    gathered = [row for part in all_gather_json(rows) for row in part]
+    wrong = [Wrong(int(sample), int(predicted), probability) for sample, predicted, probability in gathered]
     return sorted(wrong, key=lambda mistake: (-mistake.probability, mistake.sample))[:MISTAKES_KEPT]
 
 

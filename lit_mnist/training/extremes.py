@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
 from lit_mnist.data.dataset import IGNORED
+from lit_mnist.training.gather import all_gather_json
 
 # Scenes that are kept of each kind.
 KEPT = 6
@@ -90,9 +91,9 @@ def extremes_of(scored: Iterable[Scored]) -> list[Scored]:
 
 def gather_extremes(own: Extremes) -> list[Scored]:
     """Returns the best and worst over all ranks, the best first; every rank must call it."""
-    found = own.scored
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        gathered: list[list[Scored]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(gathered, own.scored)
-        found = [scene for part in gathered for scene in part]
-    return extremes_of(found)
+    packed = [(sample, score, mask.shape, b64encode(mask.tobytes()).decode()) for sample, score, mask in own.scored]
+    return extremes_of(
+        Scored(sample, score, np.frombuffer(b64decode(mask), np.uint8).reshape(shape))
+        for part in all_gather_json(packed)
+        for sample, score, shape, mask in part
+    )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import get_total_norm
@@ -17,6 +16,7 @@ from lit_mnist.errors import NonFiniteError
 from lit_mnist.job import Job
 from lit_mnist.ranks import Rank
 from lit_mnist.situation import SITUATION
+from lit_mnist.training.gather import all_gather_json
 from lit_mnist.training.precision import needs_scaler
 from lit_mnist.training.run_folder import shown
 
@@ -138,10 +138,7 @@ class FiniteCheck:
 
     def _judge(self, step: int, bad: list[float]) -> None:
         """Finds out whose loss it was; every rank must call it, with its own losses that are not finite."""
-        told: list[list[float]] = [bad]
-        if self.rank.world_size > 1:
-            told = [[] for _ in range(self.rank.world_size)]
-            dist.all_gather_object(told, bad)
+        told: list[list[float]] = all_gather_json(bad)
         failed = [number for number, losses in enumerate(told) if losses]
         if failed:
             self._log_samples(step, failed)

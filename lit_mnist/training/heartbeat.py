@@ -8,13 +8,16 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
+from lit_mnist.private import own_private_folder
 from lit_mnist.ranks import Rank
 from lit_mnist.situation import SITUATION
 
@@ -22,6 +25,32 @@ _SECONDS_BETWEEN = 1.0
 _SECONDS_UNTIL_LATE = 10.0
 # What stands for a rank that has not told anything yet.
 _NOTHING: dict[str, Any] = {"beats": 0, "begun": 0, "step": 0, "pid": None, "host": None}
+
+
+class _Notes:
+    """A file for each key in a folder of this machine; torch's own store in files keeps every value that ever was.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+
+    def set(self, key: str, value: str) -> None:
+        """Writes a value, which is read as a whole or not at all."""
+        written = self._folder / f"{key}.new"
+        written.write_text(value)
+        written.replace(self._folder / key)
+
+    def get(self, key: str) -> bytes:
+        """Returns a value."""
+        return (self._folder / key).read_bytes()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Returns whether all keys have values."""
+        return all((self._folder / key).exists() for key in keys)
 
 
 @dataclass
@@ -68,7 +97,7 @@ class Heartbeat:
     def _run(self) -> None:
         watched = {0: range(1, self.rank.world_size), 1: range(1)}.get(self.rank.rank, range(0))
         beats = 0
-        store: Store | None = None
+        store: Store | _Notes | None = None
         while True:
             try:
                 store = store or self._connect()
@@ -87,12 +116,14 @@ class Heartbeat:
             if self._closed.wait(_SECONDS_BETWEEN):
                 return
 
-    def _connect(self) -> Store:
-        """Connects by itself: in the connection of the process group a look-up could wait behind another."""
+    def _connect(self) -> Store | _Notes:
+        """Returns where the ranks tell each other; in the store of the process group one could wait behind another."""
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if folder := own_private_folder():
+            return _Notes(folder / f"heartbeat-{attempt}-{self._first_step}")
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         timeout = timedelta(seconds=_SECONDS_UNTIL_LATE)
         store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return PrefixStore(f"heartbeat/{attempt}/{self._first_step}", store)
 
     def _look(self, other: int, beat: dict[str, Any]) -> None:

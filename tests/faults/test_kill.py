@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -110,18 +111,22 @@ def test_nothing_is_left_after_many_kills_under_torchrun(program: Program, tell:
     tell("kill -9, torchrun", f"{len(seconds)} runs, no orphan, no hang, all gone within {max(seconds):.1f} s")
 
 
-def test_a_killed_launcher_is_told_at_the_next_start(program: Program) -> None:
-    folder = program.folder / "run"
+def test_a_killed_launcher_is_told_at_the_next_start(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, temporary = program.folder / "run", program.folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     with program.started(*SMALL, "--devices", 2, "--epochs", 3, "--save-every", 3, "--run-dir", folder) as group:
         wait_for(lambda: step_of(folder) > 8, 60, program.folder)
         os.kill(group, signal.SIGKILL)
         end_of(group, program, 5)
+    assert list(temporary.iterdir())
     done = program("--resume", folder)
     assert done.code == 0, done.err
     assert re.search(rf"the run before this one in \S+ \(process {group} on .*\) was ended from outside", done.out)
     whole = program.train(*SMALL, "--devices", 2, "--epochs", 3)
     assert result_of(folder)["weights_sha256"] == result_of(whole)["weights_sha256"]
     assert not list(folder.glob("**/.*tmp")) + list((folder / "logs").glob(".launcher*"))
+    assert not list(temporary.iterdir())
 
 
 def trained(group: int, folder: Path, seen: set[int], program: Program) -> dict[int, int]:

@@ -1,0 +1,38 @@
+"""What each rank knows, told to all: as JSON, since to read a pickle is to execute what its sender has put into it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def all_gather_json(own: Any) -> list[Any]:
+    """Returns every rank's value, by rank, as JSON gives it back; every rank must call it.
+
+    Numbers come back exactly, also those that are infinite or not a number; tuples come back as lists, paths as text.
+
+    Args:
+        own: This rank's value: numbers, text, paths, None, and lists and dictionaries of them.
+
+    Raises:
+        TypeError: JSON cannot express the value.
+    """
+    written = json.dumps(own, default=os.fspath).encode()
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [json.loads(written)]
+    # NCCL sends nothing from the CPU.
+    device = "cpu" if "cpu:" in dist.get_backend_config() else f"cuda:{torch.cuda.current_device()}"
+    content = torch.frombuffer(bytearray(written), dtype=torch.uint8)
+    length = torch.tensor([len(content)], device=device)
+    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size())]
+    dist.all_gather(lengths, length)
+    counts = [int(count) for count in lengths]
+    padded = torch.zeros(max(counts), dtype=torch.uint8, device=device)
+    padded[: len(content)] = content
+    parts = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(parts, padded)
+    return [json.loads(part[:count].cpu().numpy().tobytes()) for part, count in zip(parts, counts, strict=True)]
