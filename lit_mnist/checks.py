@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import os
 
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    Callback,
+    Checkpoint,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    LearningRateMonitor,
+    ModelPruning,
+    ProgressBar,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.callbacks.batch_size_finder import BatchSizeFinder
 
 from lit_mnist.configure import Configuration
 from lit_mnist.errors import InputError
@@ -13,6 +27,50 @@ from lit_mnist.flags import CommandLine
 from lit_mnist.job import Splits
 from lit_mnist.plan import Plan
 from lit_mnist.ranks import launched_from_outside
+
+_AVERAGES = (
+    "it replaces the weights by averages, but best.ckpt, the test and weights_sha256 are of the weights that are "
+    "trained, and a resumed run would not have the averages: leave it out"
+)
+# Callbacks that would break a promise: how, and what to do instead.
+_REJECTED: tuple[tuple[type[Callback], str], ...] = (
+    (Checkpoint, "the project keeps its checkpoints itself: see --save-every and --keep"),
+    (ProgressBar, "the project shows its progress itself: leave it out"),
+    (
+        GradientAccumulationScheduler,
+        "it changes how many micro-batches form an optimizer step, but the samples of a step are a function of the "
+        "seed and the step alone: use --trainer.accumulate_grad_batches",
+    ),
+    (WeightAveraging, _AVERAGES),
+    (StochasticWeightAveraging, _AVERAGES),
+    (
+        LearningRateFinder,
+        "it trains before the run, and replaces the learning rate that config.yaml states: choose it by --lr",
+    ),
+    (
+        BatchSizeFinder,
+        "it trains before the run, and replaces the batch size, but the samples of a step are a function of the seed "
+        "and the step alone: choose it by --batch-size",
+    ),
+    (
+        ModelPruning,
+        "it replaces the network's parameters, so that no run could resume from its checkpoints: leave it out",
+    ),
+    (
+        BaseFinetuning,
+        "it adds parameters to the optimizer during the run, so that no run could resume from its checkpoints: start "
+        "from other weights by --model.weights",
+    ),
+    (
+        LearningRateMonitor,
+        "it needs a logger of Lightning's, which a run has none of: metrics.csv and the TensorBoard files hold the "
+        "learning rate",
+    ),
+    (
+        DeviceStatsMonitor,
+        "it needs a logger of Lightning's, which a run has none of: result.json holds the peak of the memory",
+    ),
+)
 
 
 def check_launch(run: RunSettings, world_size: int) -> None:
@@ -98,7 +156,7 @@ def check_extras(configuration: Configuration) -> None:
     """Makes the further Trainer options once, so that a wrong one is refused before anything is written.
 
     Raises:
-        InputError: One cannot be made, or would do what the project does itself.
+        InputError: One cannot be made, or would break a promise.
     """
     try:
         made = configuration.extras.make().get("callbacks", [])
@@ -106,11 +164,9 @@ def check_extras(configuration: Configuration) -> None:
         reason = " ".join(str(error).split())
         raise InputError(f"trainer.{configuration.extras.names[0]} cannot be made: {reason}") from error
     for callback in made if isinstance(made, list) else [made]:
-        if isinstance(callback, Checkpoint | ProgressBar):
-            raise InputError(
-                f"trainer.callbacks names {type(callback).__name__}: the project keeps its checkpoints and shows its "
-                "progress itself."
-            )
+        for kind, reason in _REJECTED:
+            if isinstance(callback, kind):
+                raise InputError(f"trainer.callbacks names {type(callback).__name__}: {reason}.")
         if isinstance(callback, EarlyStopping):
             _check_watched(callback.monitor, configuration.experiment.data)
 

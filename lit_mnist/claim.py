@@ -12,7 +12,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import SCENE_NAMES
 from lit_mnist.flags import CommandLine
 from lit_mnist.predict.scenes import MASKS, OVERLAYS
-from lit_mnist.ranks import Rank, launched_from_outside, print_once, warn_once
+from lit_mnist.ranks import Rank, launched_from_outside, warn_once
 from lit_mnist.record import GRID, PREDICTIONS
 from lit_mnist.resume import Saved
 from lit_mnist.training.checkpoint import BEST, LAST
@@ -134,16 +134,15 @@ def claim_folder(
         if trains:
             _fill(folder, saved, goes_on_here=again or restarted)
         if line.verb != "predict":
-            folder.write_config(experiment.replace("run", dir=None, resume=None, inject=None).to_dict())
+            config = experiment.replace("run", dir=None, resume=None, inject=None).to_dict()
+            config["trainer"].update(configuration.extras.values)
+            folder.write_config(config)
     except OSError as error:
         folder.release()
         raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
     except InputError:
         folder.release()
         raise
-    if line.verb != "predict" and configuration.extras.names:
-        left_out = ", ".join(f"trainer.{name}" for name in configuration.extras.names)
-        print_once(f"note: {CONFIG} leaves out {left_out}: only plain values are stored")
     return path, folder
 
 

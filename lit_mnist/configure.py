@@ -10,6 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,12 @@ class TrainerExtras:
     Attributes:
         names: The options.
         arguments: The flags that set them.
+        values: What a configuration file says of them, as plain values.
     """
 
     names: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def make(self) -> dict[str, Any]:
         """Makes the options' objects."""
@@ -170,7 +173,9 @@ def configure(arguments: list[str], base: Mapping[str, Any] | None = None) -> Co
         run=_section(RunSettings, "run", config),
     )
     check_task(experiment)
-    return Configuration(experiment, TrainerExtras(_check_further_options(cli), tuple(arguments)))
+    names = _check_further_options(cli)
+    stated = {name: _plain(config.trainer[name]) for name in names}
+    return Configuration(experiment, TrainerExtras(names, tuple(arguments), stated))
 
 
 def setting_of(arguments: list[str], key: str, default: Any) -> Any:
@@ -224,6 +229,21 @@ def _check_callables(key: str, value: Any) -> None:
     home = str(getattr(value, "__module__", None))
     if callable(value) and not any(f"{home}.".startswith(f"{room}.") for room in ROOMS):
         raise InputError(f"{key} names {value}: a callable may be one of {', '.join(ROOMS)} only.")
+
+
+def _plain(value: Any) -> Any:
+    """Returns what the parser has made of a value of a configuration file as such a value."""
+    if isinstance(value, Namespace):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, Enum):
+        return value.value
+    if callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return value if isinstance(value, bool | int | float | None) else str(value)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -132,6 +132,8 @@ def _summarise(
         before = trained.steps - trained.steps_now
         since = f" since the resume after step {before}" if before else ""
         print_line(f"trained   {steps} on {ranks}, {job.precision}, in {trained.seconds:.1f} s{since}{skipped}")
+        if trained.stopped_early:
+            print_line(f"stopped early: {trained.stopped_early}")
     for name, evaluation in (("validated", validation if not test else None), ("tested", test)):
         if evaluation and evaluation.mean_iou is not None:
             print_line(

@@ -23,6 +23,10 @@ def refused(done: Done, *parts: str) -> None:
         assert part in done.err, done.err
 
 
+def callback(name: str, settings: str = "") -> list[str]:
+    return ["--trainer.callbacks", f"[{{class_path: lightning.pytorch.callbacks.{name}, init_args: {{{settings}}}}}]"]
+
+
 COMMANDS = {
     "unknown flag": (["--epoch", "3"], ["--epoch", "did you mean --epochs?"]),
     "unknown long flag": (["--model.lrr", "3"], ["--model.lrr", "did you mean --model.lr?"]),
@@ -75,6 +79,19 @@ COMMANDS = {
     "resume for a test": (["test", "--ckpt", "x", "--resume", "y"], ["--resume", "--ckpt"]),
     "a list grown": (["--trainer.devices+", "3"], ["--trainer.devices+"]),
     "own checkpoints": (["--trainer.callbacks", "ModelCheckpoint"], ["ModelCheckpoint", "checkpoints"]),
+    "accumulation that changes": (
+        callback("GradientAccumulationScheduler", "scheduling: {1: 4}"),
+        ["GradientAccumulationScheduler", "--trainer.accumulate_grad_batches"],
+    ),
+    "averaged weights": (callback("WeightAveraging"), ["WeightAveraging", "best.ckpt"]),
+    "a moving average of weights": (callback("EMAWeightAveraging"), ["EMAWeightAveraging", "best.ckpt"]),
+    "swapped weights": (callback("StochasticWeightAveraging", "swa_lrs: 0.01"), ["Stochastic", "best.ckpt"]),
+    "a search for a rate": (callback("LearningRateFinder"), ["LearningRateFinder", "--lr"]),
+    "a search for a batch size": (callback("BatchSizeFinder"), ["BatchSizeFinder", "--batch-size"]),
+    "pruning": (callback("ModelPruning", "pruning_fn: l1_unstructured"), ["ModelPruning", "resume"]),
+    "finetuning": (callback("BackboneFinetuning"), ["BackboneFinetuning", "--model.weights"]),
+    "a monitor of the rate": (callback("LearningRateMonitor"), ["LearningRateMonitor", "logger", "metrics.csv"]),
+    "a monitor of the device": (callback("DeviceStatsMonitor"), ["DeviceStatsMonitor", "logger", "result.json"]),
     "callback without its argument": (["--trainer.callbacks", "EarlyStopping"], ["EarlyStopping", "monitor"]),
     "callback that watches nothing": (
         ["--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: val_acc}}]"],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from conftest import ROOT, Program, result_of, run_forked
 from lightning.pytorch import Callback, LightningModule, Trainer
 from safetensors.torch import load_file, save_file
@@ -49,6 +50,36 @@ def test_lightning_notes_its_hooks_without_a_search_for_parameters(
     assert found["searched"] == 0
     # The loss, the rate and the steps made, of each step.
     assert found["others"] < 5 * 50
+
+
+def test_an_early_stop_is_told_recorded_and_repeated(program: Program) -> None:
+    """From the run's own config.yaml, too."""
+    few = ("--data.train_size", 256, "--data.val_size", 100, "--data.test_size", 100, "--epochs", 5, "--save-every", 3)
+    stop = "{class_path: EarlyStopping, init_args: {monitor: val_loss, patience: 1, min_delta: 50.0}}"
+    timer = "{class_path: Timer, init_args: {duration: '01:00:00:00'}}"
+    words: list[tuple[object, ...]] = [
+        (*few, "--devices", 2, "--trainer.callbacks", f"[{stop}, {timer}]"),
+        ("fit", "--config", program.folder / "early-0" / "config.yaml"),
+    ]
+    results = []
+    for number, line in enumerate(words):
+        folder = program.folder / f"early-{number}"
+        done = program(*line, "--run-dir", folder)
+        assert done.code == 0, done.err
+        assert "leaves out" not in done.out
+        results.append(result_of(folder))
+        assert results[-1]["stopped_early"].startswith("val_loss did not improve")
+        assert f"stopped early: {results[-1]['stopped_early']}" in done.out.splitlines()
+        assert (results[-1]["epochs"], results[-1]["steps"]) == (2, 8)
+        saved = yaml.safe_load((folder / "config.yaml").read_text())
+        assert [entry["class_path"].rpartition(".")[2] for entry in saved["trainer"]["callbacks"]] == [
+            "EarlyStopping",
+            "Timer",
+        ]
+        assert saved["trainer"] == results[-1]["config"]["trainer"]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
+    whole = result_of(program.train(*few, "--devices", 2))
+    assert (whole["epochs"], whole["stopped_early"]) == (5, None)
 
 
 def test_the_readme_s_python_lines_run_as_they_stand(tmp_path: Path) -> None:

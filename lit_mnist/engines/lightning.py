@@ -96,7 +96,10 @@ def run(job: Job, rank: Rank) -> None:
         # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
         with STOP.deferred(), keep.keeper:
             trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
-        trained = recorder.close(steps_made=module.steps_made)
+        early = trainer.global_step < job.plan.total_steps
+        trained = recorder.close(
+            steps_made=module.steps_made, stopped_early=_reason_to_stop(trainer) if early else None
+        )
     elif resumed:
         module.load_state_dict(resumed["state_dict"])
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.net.state_dict().items()}
@@ -157,6 +160,14 @@ def _trainer(job: Job, callbacks: list[Callback], keeper: Keeper | None) -> LitT
     )
     leave_signals_alone(trainer)
     return trainer
+
+
+def _reason_to_stop(trainer: LitTrainer) -> str:
+    """Returns why a callback has ended a training."""
+    for callback in trainer.early_stopping_callbacks:
+        if message := callback.stopping_reason_message:
+            return str(message).removeprefix("Monitored metric ").removesuffix(" Signaling Trainer to stop.")
+    return "a callback asked for it."
 
 
 def _take_weights(module: LitClassifier, path: Path, rank: Rank) -> None:

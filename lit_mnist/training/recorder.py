@@ -158,11 +158,12 @@ class Recorder:
         if self.display:
             self.display.line(self._epoch_told)
 
-    def close(self, *, steps_made: int) -> Trained:
+    def close(self, *, steps_made: int, stopped_early: str | None = None) -> Trained:
         """Ends the display, closes the files, and returns the training's figures.
 
         Args:
             steps_made: Steps that the optimizer really made, from the first of the run.
+            stopped_early: Why it ended before its last step, where a callback ended it.
         """
         SITUATION.begin_step(0)
         if self.heartbeat:
@@ -182,6 +183,7 @@ class Recorder:
             epochs=math.ceil(self.step / self.plan.steps_per_epoch),
             loss=self.train_loss,
             seconds=self.clock.seconds,
+            stopped_early=stopped_early,
         )
 
     def _over_all_ranks(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:

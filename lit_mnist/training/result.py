@@ -28,6 +28,7 @@ class Trained:
         epochs: Epochs, the last perhaps cut short.
         loss: Mean training loss of the last steps that were put together.
         seconds: Seconds of the training, evaluations on the validation split included.
+        stopped_early: Why it ended before its last step, where a callback ended it.
     """
 
     steps: int
@@ -36,6 +37,7 @@ class Trained:
     epochs: int
     loss: float | None
     seconds: float
+    stopped_early: str | None = None
 
 
 def device_name(device: torch.device) -> str:
@@ -86,17 +88,21 @@ def build_result(
     test: Evaluation | None,
 ) -> dict[str, Any]:
     """Returns the content of `result.json`."""
+    config = job.experiment.to_dict()
+    if job.extras:
+        config["trainer"].update(job.extras.values)
     return {
         "engine": job.engine,
         "world_size": world_size,
         "device": device_name(device),
         "precision": job.precision,
-        "config": job.experiment.to_dict(),
+        "config": config,
         "checkpoint": str(job.checkpoint.absolute()) if job.checkpoint and not job.trains else None,
         "data": {"name": job.dataset.name, "source": job.dataset.source, "sha256": job.dataset.sha256},
         "steps": trained.steps if trained else 0,
         "skipped_steps": trained.skipped_steps if trained else 0,
         "epochs": trained.epochs if trained else 0,
+        "stopped_early": trained.stopped_early if trained else None,
         "threads": torch.get_num_threads(),
         "cuda_graph": job.cuda_graph,
         "train": {
