@@ -31,7 +31,7 @@ from lit_mnist.ranks import Rank, adopt_slurm, die_with_parent, launched_from_ou
 from lit_mnist.record import program
 from lit_mnist.situation import SITUATION, end_rank, foreseen, told_here, write_cause
 from lit_mnist.spawn import spawn
-from lit_mnist.stop import STOP
+from lit_mnist.stop import STOP, require_main_thread
 from lit_mnist.terminal import guard_streams, print_error
 from lit_mnist.training.checkpoint_folder import newest_sound
 from lit_mnist.training.run_folder import shown
@@ -48,9 +48,10 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     # The ranks are forked from this process: until then it must not start OpenMP's threads.
     torch.set_num_threads(1)
     guard_streams()
-    STOP.listen()
     outside, job, code = False, None, 0
     try:
+        require_main_thread()
+        STOP.listen()
         adopt_slurm()
         outside = launched_from_outside()
         if outside:

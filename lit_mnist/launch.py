@@ -28,7 +28,7 @@ from lit_mnist.ranks import Rank, die_with_parent
 from lit_mnist.rendezvous import LocalRendezvous, meet_in
 from lit_mnist.seams import Attempt, WatchfulAgent
 from lit_mnist.situation import SITUATION, describe, end_rank, foreseen, tell
-from lit_mnist.stop import STOP, STOPPING
+from lit_mnist.stop import STOP, STOPPING, require_main_thread, signal_name
 from lit_mnist.terminal import print_error
 from lit_mnist.training.run_folder import SCRATCH
 
@@ -57,8 +57,10 @@ def launch(
         start_method: `fork`, or `spawn` where forking is not safe; then `work` must be picklable.
 
     Raises:
+        InputError: It is called from another thread than the main one.
         LitMnistError: A rank ended otherwise; the message says which and why.
     """
+    require_main_thread()
     stay_on_loopback()
     for name in list(logging.root.manager.loggerDict):
         # What torch's agent tells of a failure is told by this module, once and in the user's terms.
@@ -157,7 +159,7 @@ def first_failure(attempt: Attempt, board: Board) -> LitMnistError:
         attempt: How the ranks ended.
         board: Their steps, and what they have written down.
     """
-    killed = {rank: signal.Signals(-code) for rank, code in attempt.codes.items() if code is not None and code < 0}
+    killed = {rank: -code for rank, code in attempt.codes.items() if code is not None and code < 0}
     if STOP.received and signal.SIGKILL in killed.values():
         names = ", ".join(map(str, killed))
         told = f"Stopped by {STOP.received.name}: rank {names} did not end within {_SECONDS_TO_STOP:.0f} s."
@@ -166,7 +168,7 @@ def first_failure(attempt: Attempt, board: Board) -> LitMnistError:
     if killed:
         rank, signum = next(iter(killed.items()))
         who, where = describe(rank, attempt.pids[rank], steps[rank])
-        return _failure(f"{who} was killed by {signum.name}{where}.")
+        return _failure(f"{who} was killed by {signal_name(signum)}{where}.")
     written = {rank: reports[rank] for rank, code in attempt.codes.items() if code and reports[rank]}
     causes = {rank: report for rank, report in written.items() if not report["lost"]}
     silent = [rank for rank, code in attempt.codes.items() if code and rank not in written]

@@ -211,7 +211,7 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
         notes=notes,
     )
     for line in answers(files, predicted.tolist(), probability.tolist(), notes, names) if notes else ():
-        print(line)
+        print_line(line)
     places = ", ".join(shown(job.folder / name) for name in (PREDICTIONS, GRID))
     print_line(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
 

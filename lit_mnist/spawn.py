@@ -18,7 +18,7 @@ from lit_mnist.launch import BOARD, Forwarder, Work, first_failure, make_scratch
 from lit_mnist.private import PrivateFolder, private_folder, run_id, temporary_files_in
 from lit_mnist.rendezvous import NOWHERE
 from lit_mnist.seams import Attempt, end_processes
-from lit_mnist.stop import STOP, blocked
+from lit_mnist.stop import STOP, blocked, require_main_thread
 
 
 def spawn(work: Work, *, world_size: int, logs: Path) -> None:
@@ -30,8 +30,10 @@ def spawn(work: Work, *, world_size: int, logs: Path) -> None:
         logs: Folder of the ranks' logs.
 
     Raises:
+        InputError: It is called from another thread than the main one.
         LitMnistError: A rank ended otherwise; the message says which and why.
     """
+    require_main_thread()
     stay_on_loopback()
     scratch = make_scratch(logs)
     board = Board(scratch / BOARD, world_size)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-# SIGUSR1 is how Slurm and others warn of a time limit that comes.
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from lit_mnist.errors import InputError
+
+# SIGUSR1 is how Slurm and others warn of a time limit that comes; SIGHUP tells that the terminal is gone.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopSignals:
@@ -41,7 +44,9 @@ class StopSignals:
     def register(self) -> None:
         """Takes over the signals again, where a library has taken them."""
         for signum in STOPPING:
-            signal.signal(signum, self._come)
+            # nohup has it ignored, so that the program outlives its terminal.
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, self._come)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
     def _come(self, signum: int, _: object) -> None:
@@ -73,11 +78,35 @@ class StopSignals:
 
 def end_process(signum: signal.Signals) -> NoReturn:
     """Ends this process with the promised exit code, and on rank 0 with a message."""
+    # The terminal may be gone.
     with suppress(Exception):
         if os.environ.get("RANK", "0") == "0":
             os.write(2, f"error: Stopped by {signum.name}.\n".encode())
         sys.stdout.flush()
     os._exit(128 + signum)
+
+
+def signal_name(signum: int) -> str:
+    """Returns a signal's name; Python knows the first and the last of the real-time signals only."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"SIGRTMIN+{signum - signal.SIGRTMIN}" if signum > signal.SIGRTMIN else f"signal {signum}"
+
+
+def require_main_thread() -> None:
+    """Rejects a start of ranks from another thread than the main one.
+
+    The kernel would kill the ranks when that thread ends, and Python gives signals to the main thread alone.
+
+    Raises:
+        InputError: This is another thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise InputError(
+            "Ranks can be started from the main thread only: they end with the thread that has started them. From "
+            "another thread use lit_mnist.notebook.train, which starts a process of its own."
+        )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from faults.test_kill import torchrun
 from test_bad_input import refused
 from torch.distributed import distributed_c10d
 
+from lit_mnist.cli import main
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.launch import launch
 from lit_mnist.offer import ENGINES
@@ -416,3 +418,45 @@ def test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed(
     assert {path.read_text() for path in tmp_path.glob("temporary-*")} == {str(shared)}
     assert len(list(tmp_path.glob("temporary-*"))) == 2 * (1 + restarts)
     assert list(shared.iterdir()) == []
+
+
+def test_a_rank_that_a_signal_without_a_name_kills_is_named(tmp_path: Path) -> None:
+    def work(rank: Rank) -> None:
+        if rank.rank == 1:
+            os.kill(os.getpid(), signal.SIGRTMIN + 1)
+        signal.pause()
+
+    done = launched(work, tmp_path, world_size=2)
+    assert done.code == 3, done.err
+    assert re.fullmatch(r"Rank 1 \(process \d+ on \S+\) was killed by SIGRTMIN\+1\.\n", done.out)
+
+
+@pytest.mark.parametrize("start", ["launch", "spawn", "main"])
+def test_a_launch_from_a_thread_is_rejected(tmp_path: Path, start: str) -> None:
+    """The kernel would kill the ranks when the thread ends, and Python gives signals to the main thread alone."""
+
+    def work(rank: Rank) -> None:
+        raise AssertionError("started")
+
+    def in_thread() -> int:
+        try:
+            if start == "main":
+                return main(["--devices", "2", "--run-dir", str(tmp_path / "run"), *map(str, SMALL)])
+            if start == "launch":
+                launch(work, world_size=2, max_restarts=0, logs=tmp_path / "logs")
+            spawn(work, world_size=2, logs=tmp_path / "logs")
+        except LitMnistError as error:
+            print(error, file=sys.stderr)
+            return error.exit_code
+        return 0
+
+    def begin() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(in_thread).result()
+
+    done = run_forked(begin, tmp_path, 30)
+    assert done.code == 2, done.err
+    assert "main thread" in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "logs").exists()

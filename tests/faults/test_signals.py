@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGUSR1 to the launcher or to any rank: all stop at one step, save, and tell the exit code."""
+"""SIGTERM, SIGINT, SIGUSR1 and SIGHUP to the launcher or a rank: all stop at one step, save, and end with its code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,15 @@ from lit_mnist.engines import lightning as lightning_engine
 from lit_mnist.stop import STOP
 from lit_mnist.training.checkpoint_folder import newest_sound
 
-CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138}
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138, signal.SIGHUP: 129}
+
+
+@pytest.fixture(autouse=True)
+def terminal() -> Iterator[None]:
+    """Takes SIGHUP as a terminal leaves it, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def saved_step(folder: Path) -> int:
@@ -39,6 +48,8 @@ def saved_step(folder: Path) -> int:
         ("lightning", 1, signal.SIGUSR1, "launcher"),
         ("raw_ddp", 2, signal.SIGINT, "launcher"),
         ("raw_ddp", 3, signal.SIGTERM, "0"),
+        ("lightning", 2, signal.SIGHUP, "all"),
+        ("raw_ddp", 2, signal.SIGHUP, "1"),
         ("single", 1, signal.SIGTERM, "launcher"),
     ],
 )
@@ -51,7 +62,11 @@ def test_a_signal_stops_all_ranks_at_one_step_that_is_saved(
         metrics = folder / "metrics.csv"
         wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1, 60, program.folder)
         time.sleep(0.3)
-        os.kill(group if to == "launcher" else ranks_of(group)[int(to)], signum)
+        if to == "all":
+            # As the kernel does where a terminal is gone.
+            os.killpg(group, signum)
+        else:
+            os.kill(group if to == "launcher" else ranks_of(group)[int(to)], signum)
         code, seconds = end_of(group, program, 20)
     assert code == CODES[signum], errors_of(program)
     assert seconds < 10
@@ -60,6 +75,17 @@ def test_a_signal_stops_all_ranks_at_one_step_that_is_saved(
     assert saved_step(folder) == int(told[1]) > 0
     assert "Traceback" not in errors_of(program)
     tell(f"{signum.name} to {to} of {devices}, {engine}", f"exit {code} after {seconds:.1f} s")
+
+
+def test_under_nohup_a_run_outlives_its_terminal(program: Program) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    folder = program.folder / "run"
+    with program.started(*SMALL, "--epochs", 2, "--devices", 2, "--run-dir", folder) as group:
+        wait_for(lambda: step_of(folder) > 1, 60, program.folder)
+        os.killpg(group, signal.SIGHUP)
+        code, _ = end_of(group, program, 60)
+    assert code == 0, errors_of(program)
+    assert result_of(folder)["steps"] == 40
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(program: Program) -> None:
