@@ -103,7 +103,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*names): what the machine must give; see tests/needs.py")
     # The processes of pytest-xdist send their reports to the one that tells the end.
-    if not hasattr(config, "workerinput"):
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
         config.pluginmanager.register(Unproved(config), "unproved")
 
 

@@ -20,7 +20,18 @@ from lit_mnist.errors import InputError
 from lit_mnist.job import Job
 from lit_mnist.report.comparison_text import table
 
-SMALL = ("--batch-size", 24, "--data.train_size", 240, "--data.val_size", 24, "--data.test_size", 101)
+SMALL = (
+    "--batch-size",
+    24,
+    "--data.train_size",
+    240,
+    "--data.val_size",
+    24,
+    "--data.test_size",
+    101,
+    "--run.threads",
+    1,
+)
 
 
 def compared(program: Program, *flags: object, code: int = 0, timeout: float = 280) -> dict[str, Any]:

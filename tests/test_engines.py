@@ -17,7 +17,10 @@ from lit_mnist.training import ddp
 from lit_mnist.training.digest import content_sha256
 
 DISTRIBUTED = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer")
-SMALL = ("--data.val_size", 48, "--data.test_size", 101, "--data.augment", "affine", "--run.trace", "steps")
+SMALL = (
+    *("--data.val_size", 48, "--data.test_size", 101, "--data.augment", "affine"),
+    *("--run.trace", "steps", "--run.threads", 1),
+)
 SGD = ("--model.optimizer", "sgd", "--lr", 0.05)
 ADAMW = ("--model.optimizer", "adamw", "--lr", 0.001, "--model.weight_decay", 0.01)
 
@@ -228,7 +231,7 @@ def test_an_engine_goes_on_where_another_stopped(program: Program, ranks: int, e
     constant = ("--model.schedule", "constant", *SGD, "--trainer.accumulate_grad_batches", 2, "--batch-size", 32)
     net = "basicnet" if engines[0] == "single" else "convnet"
     size = ("--data.train_size", 32 * 7, "--epochs", 4, "--data.val_size", 48, "--data.test_size", 101)
-    size = (*size, "--model.net", net)
+    size = (*size, "--model.net", net, "--run.threads", 1)
     words = (*constant, *size, "--devices", ranks)
     whole = result_of(program.train(*words, "--max-steps", 11, engine=engines[0]))
     folder = program.train(*words, "--max-steps", 11 - 3 * (len(engines) - 1), engine=engines[0])

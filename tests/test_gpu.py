@@ -48,7 +48,7 @@ def whole(program: Program, engine: str, precision: str, *words: object) -> dict
     return WHOLE[key]
 
 
-@pytest.mark.parametrize(("engine", "precision"), itertools.product(ENGINES[1:], PRECISIONS))
+@pytest.mark.parametrize(("engine", "precision"), list(itertools.product(ENGINES[1:], PRECISIONS)))
 def test_every_engine_trains_the_same_bits(shared_program: Program, engine: str, precision: str) -> None:
     found = whole(shared_program, engine, precision)
     expected = whole(shared_program, "single", precision)

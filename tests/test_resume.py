@@ -24,7 +24,10 @@ from lit_mnist.training.checkpoint import SECTION, read_checkpoint, write_checkp
 from lit_mnist.training.history import read_history
 from lit_mnist.training.run_folder import RunFolder
 
-SMALL = ("--data.train_size", 960, "--data.val_size", 100, "--data.test_size", 100, "--batch-size", 96, "--lr", 0.05)
+SMALL = (
+    *("--data.train_size", 960, "--data.val_size", 100, "--data.test_size", 100, "--run.threads", 1),
+    *("--batch-size", 96, "--lr", 0.05),
+)
 
 
 @pytest.mark.parametrize(
