@@ -32,7 +32,7 @@ from lit_mnist.record import program
 from lit_mnist.situation import SITUATION, end_rank, foreseen, told_here, write_cause
 from lit_mnist.spawn import spawn
 from lit_mnist.stop import STOP, require_main_thread
-from lit_mnist.terminal import guard_streams, print_error
+from lit_mnist.terminal import guard_streams, print_error, print_stop
 from lit_mnist.training.checkpoint_folder import newest_sound
 from lit_mnist.training.run_folder import shown
 from lit_mnist.work import do_job
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
             # Another says the same, and an outside launcher ends it as soon as this one has ended.
             time.sleep(1)
         else:
-            print_error(f"error: {error}{_go_on(job, only_with_checkpoint=code == 2)}")
+            _tell(error, _go_on(job, only_with_checkpoint=code == 2))
     if outside and code:
         # At once: the ranks that wait for this one are freed by its end alone.
         with suppress(OSError):
@@ -129,7 +129,7 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
     def end(signum: signal.Signals) -> None:
         error = StoppedError(f"Stopped by {signum.name}.", signum)
         if rank.is_first:
-            print_error(f"error: {error}{_go_on(prepared.job)}")
+            _tell(error, _go_on(prepared.job))
         if prepared.folder:
             prepared.folder.release()
         end_rank(error)
@@ -151,6 +151,13 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
         if isinstance(known := foreseen(error), LitMnistError):
             raise known from error
         raise RankLostError(told_here(error)) from error
+
+
+def _tell(error: LitMnistError, more: str) -> None:
+    if isinstance(error, StoppedError):
+        print_stop(f"{error}{more}", error.signum)
+    else:
+        print_error(f"error: {error}{more}")
 
 
 def _go_on(job: Job | None, *, only_with_checkpoint: bool = False) -> str:

@@ -37,6 +37,7 @@ class StoppedError(LitMnistError):
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
+        self.signum = signum
         self.exit_code = 128 + signum
 
 

@@ -35,7 +35,9 @@ from lit_mnist.training.run_folder import SCRATCH
 Work = Callable[[Rank], None]
 
 BOARD = "board"
-_FINAL_CODES = (2, 4, *(128 + signum for signum in STOPPING))
+# An exit code above tells of a signal, as in a shell.
+_SIGNALS = 128
+_FINAL_CODES = (2, 4, *(_SIGNALS + signum for signum in STOPPING))
 _SECONDS_TO_STOP = 9.0
 
 
@@ -163,7 +165,7 @@ def first_failure(attempt: Attempt, board: Board) -> LitMnistError:
     if STOP.received and signal.SIGKILL in killed.values():
         names = ", ".join(map(str, killed))
         told = f"Stopped by {STOP.received.name}: rank {names} did not end within {_SECONDS_TO_STOP:.0f} s."
-        return _failure(told, 128 + STOP.received)
+        return _failure(told, _SIGNALS + STOP.received)
     steps, reports = zip(*(board.read(rank) for rank in attempt.codes), strict=True)
     if killed:
         rank, signum = next(iter(killed.items()))
@@ -187,6 +189,8 @@ def first_failure(attempt: Attempt, board: Board) -> LitMnistError:
 
 def _failure(message: str, code: int | None = None) -> LitMnistError:
     """Returns the error to raise, with an exit code where it is not that of a lost rank."""
+    if code and code > _SIGNALS:
+        return StoppedError(message, code - _SIGNALS)
     error = InputError(message) if code == InputError.exit_code else RankLostError(message)
     error.exit_code = code or error.exit_code
     return error

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +20,7 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from lit_mnist.board import Board, Report
-from lit_mnist.errors import InputError, LitMnistError, RankLostError
+from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.exchange import Exchange
 from lit_mnist.ranks import Rank
 from lit_mnist.terminal import guard_streams, printable
@@ -37,6 +38,7 @@ class Situation:
         rank: Its rank.
         step: The step that it is in, from 1; 0 before the training.
         late: What is known of a rank that the others wait for, as a sentence; empty where none is.
+        clear_display: Takes a bar off the terminal, which would stand in the way of a message.
     """
 
     def __init__(self) -> None:
@@ -46,6 +48,7 @@ class Situation:
         self._board: Board | None = None
         self._terminal = 2
         self._has_log = False
+        self.clear_display: Callable[[], None] = lambda: None
 
     def open(self, rank: Rank, logs: Path, board: Board | None = None) -> None:
         """Sends what this rank prints to its own log, except rank 0's, whose warnings and log records alone go there.
@@ -185,9 +188,10 @@ def foreseen(error: BaseException) -> BaseException:
 
 def write_cause(error: BaseException) -> None:
     """Writes an error into this rank's log, and where its launcher looks for it."""
-    text = "".join(traceback.format_exception(error))
-    expected = isinstance(error, LitMnistError)
-    SITUATION.log(text)
+    SITUATION.clear_display()
+    expected, stopped = isinstance(error, LitMnistError), isinstance(error, StoppedError)
+    text = "" if stopped else "".join(traceback.format_exception(error))
+    SITUATION.log(text or str(error), logging.WARNING if stopped else logging.ERROR)
     message = str(error) if expected else "".join(traceback.format_exception_only(error)).strip()
     known = {"message": message, "stack": text, "foreseen": expected, "late": SITUATION.late}
     SITUATION.write({**known, "lost": is_consequence(error), "time": time.time()})

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from lit_mnist.errors import InputError
+from lit_mnist.terminal import print_stop
 
 # SIGUSR1 is how Slurm and others warn of a time limit that comes; SIGHUP tells that the terminal is gone.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -81,7 +82,7 @@ def end_process(signum: signal.Signals) -> NoReturn:
     # The terminal may be gone.
     with suppress(Exception):
         if os.environ.get("RANK", "0") == "0":
-            os.write(2, f"error: Stopped by {signum.name}.\n".encode())
+            print_stop(f"Stopped by {signum.name}.", signum)
         sys.stdout.flush()
     os._exit(128 + signum)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,6 +39,20 @@ def print_line(text: str = "") -> None:
 def print_error(text: str) -> None:
     """Prints to standard error; every error of the project goes through here."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def print_stop(text: str, signum: int) -> None:
+    """Prints that a signal has ended the command; a signal's handler may call it.
+
+    Ctrl-C is a wish, and no error: on a terminal the message takes the line of the `^C` that the terminal has echoed.
+    """
+    wished = signum == signal.SIGINT
+    line = printable(text if wished else f"error: {text}") + "\n"
+    if wished and os.isatty(2):
+        plain = os.environ.get("TERM", "dumb") == "dumb"
+        line = ("\n" if plain else "\r\x1b[2K") + line
+    with suppress(OSError):
+        os.write(2, line.encode())
 
 
 class GuardedStream:

@@ -34,7 +34,7 @@ from lit_mnist.collectives.traffic import show_traffic
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.launch import Work, launch
 from lit_mnist.ranks import Rank, threads_per_rank
-from lit_mnist.terminal import print_error
+from lit_mnist.terminal import print_error, print_stop
 
 MOST_RANKS = 32
 MOST_BYTES = 1024**3
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, SignalException) as error:
         # Between two parts: torch's agent leaves its signal handlers behind.
         signum = signal.Signals(error.sigval if isinstance(error, SignalException) else signal.SIGINT)
-        print_error(f"error: Stopped by {signum.name}.")
+        print_stop(f"Stopped by {signum.name}.", signum)
         return 128 + signum
     return 0
 

@@ -55,6 +55,8 @@ class Recorder:
         columns = SCENE_COLUMNS if job.experiment.data.name in SCENE_NAMES else COLUMNS
         self.history = History(job.folder, step, columns) if rank.is_first else None
         self.display = ProgressDisplay(job.plan.total_steps, step) if rank.is_first else None
+        if self.display:
+            SITUATION.clear_display = self.display.clear
         run = job.experiment.run
         self.trace: Trace | None = None
         self.stopwatch: Stopwatch | None = None

@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import CHILD_ENV, ROOT, Done, Program, result_of, run_forked
+from conftest import CHILD_ENV, ROOT, Done, Program, result_of, run_forked, wait_for
 from test_launch import launched
 from torch import nn
 from torch.distributed import DistStoreError
 from torch.nn.parallel import DistributedDataParallel
 
-from faults.conftest import SMALL
+from faults.conftest import SMALL, end_of, step_of
+from faults.terminal import in_terminal
 from lit_mnist.cli import main
 from lit_mnist.exchange import Exchange
 from lit_mnist.ranks import Rank
@@ -304,3 +305,69 @@ def test_control_characters_are_escaped_and_newlines_are_not() -> None:
         assert escaped.isascii()
         assert escaped.isprintable()
         assert len(escaped) > 3
+
+
+BAR = re.compile("[\u2501\u2578\u257a]")  # what rich draws bars of
+
+
+@pytest.mark.parametrize(
+    ("engine", "devices", "columns"), [("lightning", 2, 100), ("single", 1, 60), ("fabric", 2, 100)]
+)
+def test_ctrl_c_in_a_terminal_leaves_the_message_alone(
+    program: Program, engine: str, devices: int, columns: int
+) -> None:
+    folder = program.folder / "run"
+    words = [*SMALL, "--epochs", 50, "--devices", devices, "--run-dir", "run"]
+
+    def work() -> int:
+        os.chdir(program.folder)
+        return main([str(word) for word in words], engine=engine)
+
+    with in_terminal(work, program.folder, columns) as terminal:
+        wait_for(lambda: step_of(folder) > 30 or "epoch 2/50" in terminal.output, 60, program.folder)
+        assert BAR.search(terminal.output)
+        terminal.press(b"\x03")
+        code, _ = end_of(terminal.group, program, 20)
+    lines = [line for line in terminal.screen() if line]
+    assert code == 130, lines
+    assert not any(BAR.search(line) or "^C" in line or "error" in line for line in lines), lines
+    (told,) = [number for number, line in enumerate(lines) if "Stopped by" in line]
+    assert re.fullmatch(r"Stopped by SIGINT( after step \d+)?\.", lines[told]), lines
+    if engine != "fabric":
+        assert lines[told + 1].startswith("The newest sound checkpoint, after step "), lines
+    assert told > 0
+    assert lines[0].startswith("epoch 1/50"), lines
+    # The cursor is there again.
+    assert re.findall(r"\x1b\[\?25[lh]", terminal.output)[-1] == "\x1b[?25h"
+    for log in (folder / "logs").glob("rank-*.log"):
+        assert "Traceback" not in log.read_text()
+    assert "Stopped by SIGINT" in (folder / "logs" / "rank-0.log").read_text()
+
+
+@pytest.mark.parametrize("columns", [12, 32, 50, 70, 80, 100, 200])
+def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, columns: int) -> None:
+    def work() -> int:
+        display = ProgressDisplay(85_900)
+        for step in range(1, 4):
+            display.update(step * 10_000, 0.0503, 0.9844, 2458.0)
+            display.line(f"epoch {step}")
+            display._bar.refresh()  # type: ignore[union-attr]
+        display.close()
+        return 0
+
+    with in_terminal(work, tmp_path, columns) as terminal:
+        assert end_of(terminal.group, Program(tmp_path), 20)[0] == 0
+    lines = [line for line in terminal.screen() if line]
+    assert lines[:3] == ["epoch 1", "epoch 2", "epoch 3"], lines
+    # One line, and each part of it whole or left out.
+    (bar,) = lines[3:]
+    # The echo of Ctrl-C has room beside it.
+    assert len(bar) <= columns - 2
+    assert bar.startswith("step 30000" if columns == 12 else "step 30000/85900")
+    assert ("loss 0.0503" in bar) == (columns >= 50)
+    assert ("batch accuracy 98.44%" in bar) == (columns >= 70)
+    assert ("2,458 images/s" in bar) == (columns >= 100)
+    assert bool(BAR.search(bar)) == (columns >= 32)
+    left = BAR.sub(" ", bar).split()
+    known = ["step", "30000/85900", "loss", "0.0503", "batch", "accuracy", "98.44%", "2,458", "images/s"]
+    assert all(word in known or re.fullmatch(r"[\d:-]+", word) for word in left) or columns == 12, left
