@@ -19,7 +19,10 @@ from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.precision import cpu_computes_bfloat16, resolve_precision
 from lit_mnist.training.schedule import rate_factor
 
-SMALL = ("--data.train_size", 160, "--data.val_size", 0, "--data.test_size", 40, "--batch-size", 8)
+SMALL = (
+    *("--data.train_size", 160, "--data.val_size", 0, "--data.test_size", 40, "--batch-size", 8),
+    *("--run.threads", 1),
+)
 
 
 def test_auto_is_what_the_device_is_good_at() -> None:
