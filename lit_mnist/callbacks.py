@@ -10,11 +10,11 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch.optim import Optimizer
 
-from lit_mnist.job import Job
+from lit_mnist.checkpoint.format import LAST, SECTION, read_checkpoint
+from lit_mnist.checkpoint.manager import Keeper
 from lit_mnist.module import LitClassifier
-from lit_mnist.training.checkpoint import LAST, SECTION, read_checkpoint
-from lit_mnist.training.keeper import Keeper
-from lit_mnist.training.recorder import Recorder
+from lit_mnist.run.recorder import Recorder
+from lit_mnist.training.job import Job
 from lit_mnist.training.state import lightning_loops
 
 

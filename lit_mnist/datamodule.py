@@ -14,8 +14,8 @@ from lit_mnist.data.dataset import AnySplit, Scenes, dataset_of
 from lit_mnist.data.device import CPU
 from lit_mnist.data.loader import Batch, EpochLoader, EvaluationBatches, TrainBatches
 from lit_mnist.experiment import DataSettings, Experiment
-from lit_mnist.job import Splits, plan_for, split_dataset
-from lit_mnist.plan import Plan
+from lit_mnist.experiment.plan import Plan
+from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.precision import weight_dtype
 
 # More than any run has: how long a training is, its Trainer knows.

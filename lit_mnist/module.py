@@ -15,15 +15,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lit_mnist.checkpoint.format import BEST, LAST, SECTION, find_checkpoint, read_checkpoint
 from lit_mnist.data.loader import Batch, EvaluationBatches
-from lit_mnist.data.randomness import Draw
+from lit_mnist.data.rng import Draw
 from lit_mnist.errors import require
 from lit_mnist.experiment import ModelSettings
+from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers
-from lit_mnist.plan import scaled_lr
 from lit_mnist.seams import PlainHookName
-from lit_mnist.training.checkpoint import BEST, LAST, SECTION, find_checkpoint, read_checkpoint
 from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, predictions_of
 from lit_mnist.training.examples import Example

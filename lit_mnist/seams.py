@@ -5,23 +5,23 @@
    another try would end the same way, notes how every rank ended (torch keeps one), and ends the others at once.
    torch's launchers unpickle what they find in a temporary folder; `WatchfulAgent` gives them a private one.
    Noticed by `test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed` and
-   `test_a_refusal_in_a_rank_is_never_restarted` in tests/test_launch.py, and by
+   `test_a_refusal_in_a_rank_is_never_restarted` in tests/distributed/test_launcher.py, and by
    `test_nothing_is_left_of_a_run_of_which_one_process_is_killed` in tests/faults/test_kill.py.
 2. torch has no public name for the time-out that a process group's gloo really uses: `timeout_in_force` reads it.
-   Noticed by `test_every_way_to_initialise_is_used_with_its_time_out` in tests/test_collectives.py.
+   Noticed by `test_every_way_to_initialise_is_used_with_its_time_out` in tests/examples/test_collectives.py.
 3. Lightning's handler of SIGTERM and its broadcast at each step: `leave_signals_alone` takes both away. Noticed by
    `test_lightning_leaves_signals_and_steps_alone` in tests/faults/test_signals.py.
 4. DDP's own measurements, which are a prototype of torch's: `measure_every_step` and `hidden_all_reduce_ms`. Noticed by
-   `test_all_parts_are_timed_and_make_up_the_step` in tests/test_waterfall.py.
+   `test_all_parts_are_timed_and_make_up_the_step` in tests/benchmarks/test_waterfall.py.
 5. Lightning writes the name of the running hook into the module before and after each, some 40 times per step, and
    `nn.Module` looks each time whether it is a parameter: `PlainHookName` spares it. Noticed by
-   `test_lightning_notes_its_hooks_without_a_search_for_parameters` in tests/test_lightning.py.
+   `test_lightning_notes_its_hooks_without_a_search_for_parameters` in tests/test_template.py.
 6. torch's profiler knows the types of what an operation was given, and its events tell them in newer releases only:
    `operations_of` asks below them. Noticed by `test_the_formulas_count_what_a_rank_sends` in
-   tests/test_scaling_model.py.
+   tests/benchmarks/test_scaling_model.py.
 7. torch has no public way to say what a process group that is made by the environment meets in, and would open a store
    that any user of the machine can write to: `find_each_other_by` replaces it. Noticed by
-   `test_nothing_listens_beyond_loopback` in tests/test_launch.py.
+   `test_nothing_listens_beyond_loopback` in tests/distributed/test_launcher.py.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile
 
-from lit_mnist.private import temporary_files_in
-from lit_mnist.stop import STOP, blocked
+from lit_mnist.distributed.private_folder import temporary_files_in
+from lit_mnist.distributed.signals import STOP, blocked
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

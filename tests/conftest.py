@@ -22,10 +22,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lit_mnist.cli import main
+from lit_mnist.cli.main import main
 from lit_mnist.data.dataset import Dataset, load_dataset
-from lit_mnist.launch import launch
-from lit_mnist.ranks import Rank
+from lit_mnist.distributed.launcher import launch
+from lit_mnist.distributed.rank import Rank
 
 pytest_plugins = ["needs"]
 

@@ -20,16 +20,16 @@ from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationSched
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from torch.utils.data import DataLoader, TensorDataset
 
+from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.data.dataset import Split, dataset_of
 from lit_mnist.data.loader import normalise
-from lit_mnist.data.order import train_indices
+from lit_mnist.data.sampler import train_indices
 from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, ModelSettings
 from lit_mnist.module import LitClassifier
-from lit_mnist.ranks import Rank
 from lit_mnist.trainer import LitTrainer
-from lit_mnist.training.digest import weights_sha256
 from lit_mnist.training.schedule import rate_factor
 
 TRAINERS: dict[str, type[Trainer]] = {"Lightning's": Trainer, "the project's": LitTrainer}

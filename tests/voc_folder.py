@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lit_mnist.data.palette import palette_png
-from lit_mnist.data.voc import LISTS, MASKS, PICTURES
+from lit_mnist.data.segmentation.palette import palette_png
+from lit_mnist.data.segmentation.voc import LISTS, MASKS, PICTURES
 
 # Width and height in pixels, and the picture's mode, of scene after scene.
 KINDS = (((61, 47), "RGB"), ((33, 64), "L"), ((50, 50), "CMYK"), ((97, 40), "RGB"), ((40, 71), "RGB"))

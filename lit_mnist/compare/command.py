@@ -12,23 +12,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_mnist.checkpoint.atomic_io import write_text
+from lit_mnist.cli.configure import Configuration, configure
+from lit_mnist.cli.flags import CommandLine, read_command_line
 from lit_mnist.compare.equality import Run
 from lit_mnist.compare.runs import Options, measure, verify, watch, why_not
 from lit_mnist.compare.variants import choose_variants
 from lit_mnist.compare.verdict import judge
-from lit_mnist.configure import Configuration, configure
 from lit_mnist.data.dataset import dataset_of
+from lit_mnist.distributed.rank import choose_devices, launched_from_outside, threads_per_rank
+from lit_mnist.distributed.signals import STOP
 from lit_mnist.errors import InputError, StoppedError
-from lit_mnist.flags import CommandLine, read_command_line
-from lit_mnist.job import plan_for, split_dataset
-from lit_mnist.ranks import choose_devices, launched_from_outside, threads_per_rank
 from lit_mnist.report.comparison import write_comparison
 from lit_mnist.report.comparison_text import table
-from lit_mnist.stop import STOP
-from lit_mnist.training.files import write_text
-from lit_mnist.training.measure import WARM_UP_STEPS, commit, versions
+from lit_mnist.run.folder import RunFolder, default_path, shown
+from lit_mnist.run.timing import WARM_UP_STEPS, commit, versions
+from lit_mnist.training.job import plan_for, split_dataset
 from lit_mnist.training.precision import resolve_precision
-from lit_mnist.training.run_folder import RunFolder, default_path, shown
 
 JSON, PAGE = "comparison.json", "comparison.html"
 _TIMED_STEPS = 120

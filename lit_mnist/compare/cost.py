@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_mnist.training.measure import spread
+from lit_mnist.run.timing import spread
 
 _NO_CODE = {
     tokenize.COMMENT,

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lit_mnist.training import trace
-from lit_mnist.training.checkpoint import LAST, read_checkpoint
+from lit_mnist.checkpoint.format import LAST, read_checkpoint
+from lit_mnist.profiling import trace
 from lit_mnist.training.state import net_weights
 
 # The rounding that another order of summation brings, relative to the first step's loss.

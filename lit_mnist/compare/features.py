@@ -17,9 +17,9 @@ import torchmetrics
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
+from lit_mnist.checkpoint.manager import Keeper
 from lit_mnist.data.loader import TrainBatches
 from lit_mnist.models import sync_batch_norm
-from lit_mnist.training.keeper import Keeper
 
 PACKAGE = Path(__file__).parents[1]
 # The parts that Lightning calls; the project's other files are what every engine uses, and decide nothing themselves.

@@ -13,12 +13,12 @@ from typing import Any
 from lit_mnist.compare import features
 from lit_mnist.compare.equality import Run
 from lit_mnist.compare.variants import Variant
+from lit_mnist.distributed.rank import Devices
+from lit_mnist.distributed.terminal import print_line
+from lit_mnist.engines.capabilities import Offer, load_engine
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
-from lit_mnist.offer import Offer, load_engine
-from lit_mnist.ranks import Devices
-from lit_mnist.terminal import print_line
-from lit_mnist.training.measure import WARM_UP_STEPS
+from lit_mnist.run.timing import WARM_UP_STEPS
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_mnist.cli.flags import nearest
+from lit_mnist.distributed.rank import die_with_parent
+from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError
-from lit_mnist.flags import nearest
-from lit_mnist.offer import ENGINES
-from lit_mnist.ranks import die_with_parent
 
 _RAW_DDP_STARTS = ("torchrun", "spawn")
 
@@ -85,7 +85,7 @@ class Variant:
         return os.waitstatus_to_exitcode(status)
 
     def _in_this_process(self, words: Sequence[str], ranks: int) -> int:
-        from lit_mnist.cli import main
+        from lit_mnist.cli.main import main
 
         return main([*words, *self._flags(ranks)], engine=self.engine)
 

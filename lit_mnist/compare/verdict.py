@@ -10,7 +10,7 @@ from lit_mnist.compare.cost import cost_of
 from lit_mnist.compare.equality import Difference, Run, compare_runs, largest_difference
 from lit_mnist.compare.runs import Options, ranks_of, train_with_trace
 from lit_mnist.compare.variants import Variant
-from lit_mnist.offer import INSTALL
+from lit_mnist.engines.capabilities import INSTALL
 
 
 def judge(

@@ -9,10 +9,10 @@ import string
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_mnist.data.family import load_family
-from lit_mnist.data.idx import Split
-from lit_mnist.data.mnist import load_mnist
-from lit_mnist.data.scenes import IGNORED, Scenes
+from lit_mnist.data.digits.family import load_family
+from lit_mnist.data.digits.idx import Split
+from lit_mnist.data.digits.mnist import load_mnist
+from lit_mnist.data.segmentation.scenes import IGNORED, Scenes
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import SCENE_NAMES, DataSettings
 
@@ -120,11 +120,11 @@ def dataset_of(settings: DataSettings, *, fetch: bool = True) -> Dataset:
     # The border is no class of the files.
     known = len(class_names(settings.name))
     if settings.name == "voc2012":
-        from lit_mnist.data.voc import load_voc2012
+        from lit_mnist.data.segmentation.voc import load_voc2012
 
         source, sha256, train, test = load_voc2012(_expanded(root), known, download=settings.download, fetch=fetch)
     else:
-        from lit_mnist.data.shapes_folder import load_shapes
+        from lit_mnist.data.segmentation.shapes_folder import load_shapes
 
         source, sha256, train, test = load_shapes(_expanded(root), known, make=fetch)
     return Dataset(settings.name, source, sha256, names, train, test)

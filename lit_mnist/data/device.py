@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_mnist.data.idx import Split
-from lit_mnist.data.randomness import Draw
+from lit_mnist.data.digits.idx import Split
+from lit_mnist.data.rng import Draw
 from lit_mnist.errors import InputError
 
 CPU = torch.device("cpu")

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from lit_mnist.data.augmentation import augment, changed, changes
 from lit_mnist.data.dataset import AnySplit, Split, class_names
 from lit_mnist.data.device import CPU, Batch, moved, resident
-from lit_mnist.data.order import Indices, evaluation_rows, rank_rows, train_indices
-from lit_mnist.data.randomness import Draw
-from lit_mnist.data.scenes import Scenes, SceneSamples, normalised
+from lit_mnist.data.digits.augmentation import augment, changed, changes
+from lit_mnist.data.rng import Draw
+from lit_mnist.data.sampler import Indices, evaluation_rows, rank_rows, train_indices
+from lit_mnist.data.segmentation.scenes import Scenes, SceneSamples, normalised
 from lit_mnist.experiment import DataSettings
-from lit_mnist.plan import Plan
+from lit_mnist.experiment.plan import Plan
 
 if TYPE_CHECKING:
     from lit_mnist.data.per_sample import Augment
-    from lit_mnist.data.scenes import Change
+    from lit_mnist.data.segmentation.scenes import Change
 
 __all__ = ["PIXEL_MEAN", "PIXEL_STD", "Batch", "EpochLoader", "EvaluationBatches", "TrainBatches", "normalise"]
 
@@ -151,7 +151,7 @@ class TrainBatches:
     def _scene_change(self) -> Change | None:
         if self.settings.augment == "none":
             return None
-        from lit_mnist.data.scene_augmentation import random_crop
+        from lit_mnist.data.segmentation.augmentation import random_crop
 
         return partial(random_crop, size=self.settings.image_size, seed=self.seed, epoch=self.epoch)
 

@@ -24,12 +24,12 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from lit_mnist.data.idx import Split
-from lit_mnist.data.order import Indices
-from lit_mnist.data.scenes import Pixels, SceneSamples
+from lit_mnist.data.digits.idx import Split
+from lit_mnist.data.sampler import Indices
+from lit_mnist.data.segmentation.scenes import Pixels, SceneSamples
+from lit_mnist.distributed.rank import die_with_parent
+from lit_mnist.distributed.signals import STOPPING, blocked
 from lit_mnist.errors import InputError
-from lit_mnist.ranks import die_with_parent
-from lit_mnist.stop import STOPPING, blocked
 
 Augment = Callable[[torch.Tensor, Indices], torch.Tensor]
 _Arrays = tuple[npt.NDArray[np.floating | np.uint8], npt.NDArray[np.int64 | np.uint8]]

@@ -19,23 +19,23 @@ from lightning.fabric.strategies import DDPStrategy
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from lit_mnist.checkpoint.format import BEST, read_checkpoint
+from lit_mnist.checkpoint.manager import Keeper
 from lit_mnist.data.dataset import AnySplit
-from lit_mnist.job import Job
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.engines.capabilities import Offer
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
-from lit_mnist.offer import Offer
-from lit_mnist.ranks import Rank
-from lit_mnist.record import finish
-from lit_mnist.training.checkpoint import BEST, read_checkpoint
+from lit_mnist.run.finish import finish
+from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
 from lit_mnist.training.examples import Example
-from lit_mnist.training.keeper import Keeper
+from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.measure import StepClock
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import weight_dtype
-from lit_mnist.training.recorder import Recorder
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState, net_weights
 
@@ -204,6 +204,6 @@ def _evaluate(
 
 
 if __name__ == "__main__":
-    from lit_mnist.cli import main
+    from lit_mnist.cli.main import main
 
     sys.exit(main(engine="fabric"))

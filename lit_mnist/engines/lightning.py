@@ -18,21 +18,21 @@ import torch.distributed as dist
 from lightning.pytorch import Callback
 
 from lit_mnist.callbacks import KeepCheckpoints, RecordTraining, VerifiedCheckpointIO
+from lit_mnist.checkpoint.format import BEST, read_checkpoint
+from lit_mnist.checkpoint.manager import Keeper
 from lit_mnist.datamodule import MNISTDataModule
-from lit_mnist.job import Job
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.rendezvous import meeting_point
+from lit_mnist.distributed.signals import STOP
+from lit_mnist.engines.capabilities import Offer
 from lit_mnist.module import LitClassifier
-from lit_mnist.offer import Offer
-from lit_mnist.ranks import Rank
-from lit_mnist.record import finish, write_predictions
-from lit_mnist.rendezvous import meeting_point
+from lit_mnist.run.finish import finish, write_predictions
+from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.timing import StepClock
 from lit_mnist.seams import leave_signals_alone
-from lit_mnist.stop import STOP
 from lit_mnist.trainer import LitTrainer
-from lit_mnist.training.checkpoint import BEST, read_checkpoint
-from lit_mnist.training.keeper import Keeper
-from lit_mnist.training.measure import StepClock
+from lit_mnist.training.job import Job
 from lit_mnist.training.precision import weight_dtype
-from lit_mnist.training.recorder import Recorder
 
 OFFER = Offer(
     verbs=("train", "fit", "validate", "test", "predict"),
@@ -188,6 +188,6 @@ def quieten() -> None:
 
 
 if __name__ == "__main__":
-    from lit_mnist.cli import main
+    from lit_mnist.cli.main import main
 
     sys.exit(main(engine="lightning"))

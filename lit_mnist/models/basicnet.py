@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_mnist.data.randomness import Draw
+from lit_mnist.data.rng import Draw
 from lit_mnist.models.dropout import SeededDropout
 from lit_mnist.models.memory_format import channels_last
 from lit_mnist.models.views import mean_over_views

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from lit_mnist.data.randomness import derived_seed
+from lit_mnist.data.rng import derived_seed
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.basicnet import BasicNet
 from lit_mnist.models.convnet import ConvNet

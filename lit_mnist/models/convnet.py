@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lit_mnist.data.randomness import Draw
+from lit_mnist.data.rng import Draw
 from lit_mnist.models.memory_format import channels_last
 from lit_mnist.models.views import mean_over_views
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import segmentation
 
-from lit_mnist.data.randomness import Draw
+from lit_mnist.data.rng import Draw
 from lit_mnist.experiment import Net
 from lit_mnist.models.dropout import SeededDropout
 from lit_mnist.models.memory_format import channels_last

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lit_mnist.data.randomness import Draw, derived_seed
+from lit_mnist.data.rng import Draw, derived_seed
 
 
 class SeededDropout(nn.Module):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from lit_mnist.exchange import Exchange
+from lit_mnist.distributed.peer_exchange import Exchange
 
 
 class PortableSyncBatchNorm(nn.BatchNorm2d):

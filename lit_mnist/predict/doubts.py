@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from lit_mnist.data.idx import Split
+from lit_mnist.data.digits.idx import Split
 
 NO_INK = "no ink"
 _LEAST_PROBABILITY = 0.7

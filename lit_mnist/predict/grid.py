@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from lit_mnist.checkpoint.atomic_io import whole_file
 from lit_mnist.errors import InputError
 from lit_mnist.predict.answers import visible
 from lit_mnist.predict.doubts import NO_INK
-from lit_mnist.training.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from lit_mnist.checkpoint.atomic_io import whole_file
 from lit_mnist.data.dataset import IGNORED, Dataset, class_names
-from lit_mnist.data.palette import palette_png, tinted
-from lit_mnist.data.scenes import Scenes, read_own_picture, read_picture
+from lit_mnist.data.segmentation.palette import palette_png, tinted
+from lit_mnist.data.segmentation.scenes import Scenes, read_own_picture, read_picture
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 from lit_mnist.predict.images import read_all
-from lit_mnist.training.files import whole_file
 
 MASKS, OVERLAYS = "masks", "overlays"
 _JPEG_QUALITY = 90

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from lit_mnist.checkpoint.atomic_io import whole_file
 from lit_mnist.errors import InputError
 from lit_mnist.predict.doubts import NO_INK
-from lit_mnist.training.files import whole_file
 
 
 def write_table(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from lit_mnist.checkpoint.atomic_io import whole_file
 from lit_mnist.report.confusion import confusion
 from lit_mnist.report.curves import curves
 from lit_mnist.report.facts import covered, facts
@@ -28,7 +29,6 @@ from lit_mnist.report.scenes import (
     scene_headline,
 )
 from lit_mnist.report.style import STYLE
-from lit_mnist.training.files import whole_file
 
 MOST_MISTAKES = 40
 SIDE = 28  # pixels of an image of the MNIST family

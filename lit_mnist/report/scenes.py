@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from lit_mnist.data.palette import PALETTE, tinted
+from lit_mnist.data.segmentation.palette import PALETTE, tinted
 from lit_mnist.report.confusion import MOST_LARGE_CELLS, confusion_table, most_frequent
 from lit_mnist.report.formats import SPACE, count, percent, text
 

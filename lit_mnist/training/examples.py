@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.training.extremes import Extremes, Scored, gather_extremes
-from lit_mnist.training.gather import all_gather_json
 
 # As many digits as a report shows.
 MISTAKES_KEPT = 40

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from lit_mnist.data.dataset import IGNORED
-from lit_mnist.training.gather import all_gather_json
+from lit_mnist.distributed.gather import all_gather_json
 
 # Scenes that are kept of each kind.
 KEPT = 6

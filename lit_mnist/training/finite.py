@@ -11,14 +11,14 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import get_total_norm
 
-from lit_mnist.data.order import train_indices
+from lit_mnist.data.sampler import train_indices
+from lit_mnist.distributed.failure import SITUATION
+from lit_mnist.distributed.gather import all_gather_json
+from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.job import Job
-from lit_mnist.ranks import Rank
-from lit_mnist.situation import SITUATION
-from lit_mnist.training.gather import all_gather_json
+from lit_mnist.run.folder import shown
+from lit_mnist.training.job import Job
 from lit_mnist.training.precision import needs_scaler
-from lit_mnist.training.run_folder import shown
 
 # Where a number costs nothing to read. On another device the host would wait for all that it has queued there.
 AT_ONCE = frozenset({"cpu"})

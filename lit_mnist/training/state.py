@@ -17,10 +17,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lit_mnist.checkpoint.format import SECTION
 from lit_mnist.errors import InputError
-from lit_mnist.job import Job
-from lit_mnist.plan import Plan
-from lit_mnist.training.checkpoint import SECTION
+from lit_mnist.experiment.plan import Plan
+from lit_mnist.training.job import Job
 
 # The names under which Lightning keeps the scaler and the best score: those of its plugin and of our callback.
 _SCALER, KEEPER = "MixedPrecision", "KeepCheckpoints"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import Program, processes_of, wait_for
 
-from lit_mnist.board import Board
-from lit_mnist.training.run_folder import SCRATCH
+from lit_mnist.distributed.status_file import Board
+from lit_mnist.run.folder import SCRATCH
 
 # 20 steps in an epoch, of samples for up to four ranks; the validation makes each epoch's end a place of its own.
 SMALL: tuple[object, ...] = (

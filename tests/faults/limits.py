@@ -18,7 +18,7 @@ from conftest import run_forked
 
 from faults.conftest import write_figure
 from faults.hostile import CANARY
-from lit_mnist.cli import main
+from lit_mnist.cli.main import main
 
 _MOST_SECONDS = 10
 _MOST_KB = 400 << 10

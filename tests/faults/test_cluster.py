@@ -19,11 +19,11 @@ from test_bad_input import refused
 from torch.distributed.run import config_from_args, parse_args
 
 from faults.conftest import SMALL, Tell
-from lit_mnist.addresses import choose_interface
-from lit_mnist.configure import configure
+from lit_mnist.cli.configure import configure
+from lit_mnist.cli.flags import read_command_line
+from lit_mnist.distributed.addresses import choose_interface
+from lit_mnist.distributed.rank import Rank, adopt_slurm, launched_from_outside
 from lit_mnist.errors import InputError
-from lit_mnist.flags import read_command_line
-from lit_mnist.ranks import Rank, adopt_slurm, launched_from_outside
 
 TASK = {
     "SLURM_STEP_ID": "0",
@@ -128,7 +128,7 @@ def test_the_interface_that_leads_to_the_meeting_point_is_named(monkeypatch: pyt
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
-    monkeypatch.setattr("lit_mnist.addresses._FAR_AWAY", "no.such.host.invalid")
+    monkeypatch.setattr("lit_mnist.distributed.addresses._FAR_AWAY", "no.such.host.invalid")
     choose_interface()
     assert "GLOO_SOCKET_IFNAME" not in os.environ
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")

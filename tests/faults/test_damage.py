@@ -14,9 +14,9 @@ import pytest
 from conftest import Program, forked
 
 from faults.conftest import SMALL, Tell
+from lit_mnist.checkpoint.digest import content_sha256
+from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.errors import InputError
-from lit_mnist.training.checkpoint import read_checkpoint
-from lit_mnist.training.digest import content_sha256
 
 TINY: tuple[object, ...] = (*SMALL, "--max-steps", 2, "--model.schedule", "constant")
 

@@ -14,12 +14,12 @@ import torch
 from conftest import Program, largest_difference, result_of, weights_of
 from torch import nn
 
-from lit_mnist.job import Job
-from lit_mnist.ranks import Rank
-from lit_mnist.training import recorder
-from lit_mnist.training.checkpoint import read_checkpoint
-from lit_mnist.training.digest import content_sha256
-from lit_mnist.training.keeper import Keeper
+from lit_mnist.checkpoint.digest import content_sha256
+from lit_mnist.checkpoint.format import read_checkpoint
+from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.run import recorder
+from lit_mnist.training.job import Job
 
 # 20 steps in an epoch, of few samples: BasicNet in float16 and bfloat16 is slow on a CPU.
 SMALL: tuple[object, ...] = (

@@ -16,14 +16,16 @@ import torch
 from conftest import Program, forked, ranks_of, result_of, wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
-from lit_mnist.cli import main
+from lit_mnist.checkpoint import store as checkpoint_folder
+from lit_mnist.checkpoint.format import read_checkpoint
+from lit_mnist.checkpoint.store import newest_sound
+from lit_mnist.cli.main import main
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.data.order import train_indices
+from lit_mnist.data.sampler import train_indices
+from lit_mnist.distributed import heartbeat
 from lit_mnist.engines import raw_ddp, single
 from lit_mnist.trainer import PortableLayerSync
-from lit_mnist.training import checkpoint_folder, finite, heartbeat
-from lit_mnist.training.checkpoint import read_checkpoint
-from lit_mnist.training.checkpoint_folder import newest_sound
+from lit_mnist.training import finite
 
 WORDS = (*SMALL, "--devices", 2, "--epochs", 3, "--save-every", 4)
 

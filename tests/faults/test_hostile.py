@@ -17,14 +17,14 @@ import lit_mnist
 from faults.conftest import SMALL
 from faults.hostile import ALIASES, CHECKPOINTS
 from faults.limits import assert_refused, figures, limited, parts, reading, slug
+from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
 from lit_mnist.data.dataset import class_names
-from lit_mnist.data.shapes_folder import NAME as SHAPES
-from lit_mnist.data.shapes_folder import load_shapes
+from lit_mnist.data.segmentation.shapes_folder import NAME as SHAPES
+from lit_mnist.data.segmentation.shapes_folder import load_shapes
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import SCENE_NAMES, DataSettings, Experiment, ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.training.checkpoint import SECTION, read_checkpoint, write_checkpoint
-from lit_mnist.training.run_folder import RunFolder
+from lit_mnist.run.folder import RunFolder
 
 FILES = Path(lit_mnist.__file__).parent / "data" / "files"
 TINY: tuple[object, ...] = (*SMALL, "--max-steps", 2, "--model.schedule", "constant")
@@ -207,8 +207,8 @@ def test_an_evaluation_reads_the_data_where_the_command_line_says(program: Progr
 def test_shapes_that_a_checkpoint_names_are_made_where_the_user_says(
     program: Program, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_mnist.data.shapes_folder.TRAIN", 4)
-    monkeypatch.setattr("lit_mnist.data.shapes_folder.TEST", 2)
+    monkeypatch.setattr("lit_mnist.data.segmentation.shapes_folder.TRAIN", 4)
+    monkeypatch.setattr("lit_mnist.data.segmentation.shapes_folder.TEST", 2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(program.folder / "cache"))
     checkpoint, own = program.folder / "shapes.ckpt", program.folder / "own"
     write_checkpoint(checkpoint, of_another_data_set(trained, name="shapes"))

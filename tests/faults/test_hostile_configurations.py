@@ -33,7 +33,7 @@ CONFIGS: dict[str, str] = {
     "a class that starts a process": f"{_LAMBDA}{_PROCESS}\n",
     "a class that starts a process, as any value": f"{_CALLBACKS}Timer\n    dict_kwargs: {{x: {_PROCESS}}}\n",
     "a class within a text": f"{_LAMBDA}'{{class_path: canary_module.Canary}}'\n",
-    "the program itself": f"{_LAMBDA}lit_mnist.cli.main\n",
+    "the program itself": f"{_LAMBDA}lit_mnist.cli.main.main\n",
     "a module that reads the command line": f"{_LAMBDA}torch.testing._internal.common_utils.run_tests\n",
     "a tag that calls": f"model: !!python/object/apply:os.system ['{TOUCH}']\n",
     "a tag that makes": "model: !!python/object/new:canary_module.Canary []\n",

@@ -26,14 +26,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from faults.conftest import SMALL, end_of, step_of
 from faults.terminal import in_terminal
-from lit_mnist.cli import main
-from lit_mnist.exchange import Exchange
-from lit_mnist.ranks import Rank
-from lit_mnist.situation import is_consequence
-from lit_mnist.terminal import printable
-from lit_mnist.training.checkpoint import read_checkpoint, write_checkpoint
-from lit_mnist.training.checkpoint_folder import newest_sound
-from lit_mnist.training.progress import ProgressDisplay
+from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
+from lit_mnist.checkpoint.store import newest_sound
+from lit_mnist.cli.main import main
+from lit_mnist.distributed.failure import is_consequence
+from lit_mnist.distributed.peer_exchange import Exchange
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.terminal import printable
+from lit_mnist.run.progress import ProgressDisplay
 
 SECONDS = 120
 

@@ -22,12 +22,12 @@ from conftest import Program, result_of, wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 from faults.ptrace import run_until
-from lit_mnist.data.fetch import exclusive
-from lit_mnist.resume import Saved
-from lit_mnist.training.checkpoint import read_checkpoint
-from lit_mnist.training.checkpoint_folder import CheckpointFolder, newest_sound
-from lit_mnist.training.files import remove_temporary, write_text
-from lit_mnist.training.run_folder import RunFolder
+from lit_mnist.checkpoint.atomic_io import remove_temporary, write_text
+from lit_mnist.checkpoint.format import read_checkpoint
+from lit_mnist.checkpoint.resume import Saved
+from lit_mnist.checkpoint.store import CheckpointFolder, newest_sound
+from lit_mnist.data.digits.fetch import exclusive
+from lit_mnist.run.folder import RunFolder
 from lit_mnist.training.state import KEEPER
 
 
@@ -345,7 +345,7 @@ def test_a_file_system_that_does_not_flush_folders_is_warned_of_once(
 
 def test_a_checkpoint_of_an_older_format_is_named(program: Program, trained: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_mnist.training.checkpoint.FORMAT", 1)
+        patch.setattr("lit_mnist.checkpoint.format.FORMAT", 1)
         content = newest_of_any_format(trained)
         content["lit_mnist"]["format"] = 1
         shutil.rmtree(trained / "checkpoints")
@@ -358,5 +358,5 @@ def test_a_checkpoint_of_an_older_format_is_named(program: Program, trained: Pat
 
 def newest_of_any_format(folder: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_mnist.training.checkpoint.FORMAT", 2)
+        patch.setattr("lit_mnist.checkpoint.format.FORMAT", 2)
         return newest(folder)

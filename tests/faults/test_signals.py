@@ -17,11 +17,11 @@ import pytest
 from conftest import Program, processes_of, ranks_of, result_of, run_forked, wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, kill, step_of
-from lit_mnist import launch
-from lit_mnist.cli import main
+from lit_mnist.checkpoint.store import newest_sound
+from lit_mnist.cli.main import main
+from lit_mnist.distributed import launcher as launch
+from lit_mnist.distributed.signals import STOP
 from lit_mnist.engines import lightning as lightning_engine
-from lit_mnist.stop import STOP
-from lit_mnist.training.checkpoint_folder import newest_sound
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138, signal.SIGHUP: 129}
 

@@ -1,0 +1,165 @@
+"""Measures what training costs here, as ratios of measurements taken in turns.
+
+    python train.py bench
+    python train.py bench --topics start,overhead --repeats 9
+    python train.py bench --config configs/voc.yaml
+
+The run folder gets `bench.json` and `bench.html`, the page of it. Nothing else should compute on the machine meanwhile.
+With --config it is the whole training of an experiment that is measured, on as many devices as are here, and predicted
+on more: the topic `devices`. It and the topic `gpu` use GPUs where there are any; all others measure the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from benchmarks.devices import devices
+from benchmarks.pages.page import table, write_bench
+from benchmarks.rounds import check_repeats, take_rounds
+from benchmarks.topics import TOPICS
+from lit_mnist.checkpoint.atomic_io import write_text
+from lit_mnist.cli.flags import nearest
+from lit_mnist.distributed.rank import cores, launched_from_outside
+from lit_mnist.distributed.signals import STOP
+from lit_mnist.distributed.terminal import print_error
+from lit_mnist.errors import InputError, StoppedError
+from lit_mnist.run.folder import RunFolder, default_path, shown
+from lit_mnist.run.timing import commit, versions
+
+JSON, PAGE = "bench.json", "bench.html"
+DEVICES, GPU = "devices", "gpu"
+
+
+def bench(argv: list[str], command: str) -> int:
+    """Runs the bench, and returns 0, or 2 where a topic could not be measured.
+
+    Raises:
+        InputError: The command line is refused.
+    """
+    if launched_from_outside():
+        raise InputError("bench starts what it measures itself: run it without a launcher.")
+    options = _options(argv)
+    # What they are made from is checked before anything is measured.
+    topics = {name: TOPICS[name]() for name in options.topics if name != DEVICES}
+    if DEVICES in options.topics:
+        topics[DEVICES] = devices(Path(options.config[0]) if options.config else None, options.steps)
+    folder = RunFolder.claim(
+        (Path(options.run_dir) if options.run_dir else default_path("bench", make=True)).absolute(),
+        writes=(JSON, PAGE),
+    )
+    STOP.listen(_stop)
+    failed = 0
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "repeats": options.repeats,
+        "topics": {},
+        "versions": versions(),
+        "commit": commit(),
+        "command": command,
+    }
+
+    def keep(name: str, figures: dict[str, Any]) -> None:
+        # After each round, so that what was measured stays if the rest is interrupted.
+        found["topics"][name] = figures
+        _write(folder.path, found)
+
+    try:
+        _write(folder.path, found)
+        for name, topic in topics.items():
+            with tempfile.TemporaryDirectory() as scratch:
+                try:
+                    take_rounds(topic, options.repeats, Path(scratch), _say, partial(keep, name))
+                except InputError as error:
+                    failed += 1
+                    _say(f"error: {name} could not be measured{' to its end' * (name in found['topics'])}. {error}")
+    finally:
+        folder.release()
+    print(table(found))
+    print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}")
+    sys.stdout.flush()
+    return InputError.exit_code if failed else 0
+
+
+def _write(folder: Path, found: dict[str, Any]) -> None:
+    write_text(folder / JSON, json.dumps(found, indent=2) + "\n")
+    write_bench(folder / PAGE, found)
+
+
+def machine() -> dict[str, Any]:
+    """Returns what this machine computes with."""
+    return {"processor": _processor(), "cores": cores(), "gpus": _gpus()}
+
+
+def _gpus() -> list[str]:
+    """Returns the names of the GPUs, as their driver tells them, without using one."""
+    if not torch.cuda.device_count():
+        return []
+    words = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.strip().splitlines()
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message[0].upper()}{message[1:]}. See: python train.py bench --help")
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="train.py bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--topics", help=f"all that this machine has (the default), or some of {', '.join(TOPICS)}")
+    parser.add_argument("--config", action="append", help=f"an experiment as YAML, for the topic {DEVICES} alone")
+    parser.add_argument("--steps", type=int, help=f"optimizer steps of each run of the topic {DEVICES}")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of each topic")
+    parser.add_argument("--run-dir", help="the folder to write into; by default runs/<time>-bench")
+    options = parser.parse_args(argv)
+    check_repeats(options.repeats)
+    if options.config is not None and len(options.config) > 1:
+        raise InputError(f"--config is given {len(options.config)} times: bench times one experiment, of one file.")
+    chosen = options.topics if options.topics is not None else "all" if options.config is None else DEVICES
+    every = [name for name in TOPICS if name != GPU or torch.cuda.device_count()]
+    names = every if chosen == "all" else chosen.split(",")
+    for name in names:
+        if name not in TOPICS:
+            raise InputError(f"Unknown topic {name!r}{nearest(name, TOPICS) or ': use ' + ', '.join(TOPICS) + '.'}")
+    options.topics = list(dict.fromkeys(names))
+    if options.config is not None and options.topics != [DEVICES]:
+        raise InputError(f"--config is for the topic {DEVICES} alone: leave --topics out, or name no other.")
+    if options.steps is not None and DEVICES not in options.topics:
+        raise InputError(f"--steps is for the topic {DEVICES}: leave it out, or name that topic.")
+    return options
+
+
+def _say(text: str) -> None:
+    print_error(text)
+
+
+def _stop(signum: signal.Signals) -> None:
+    raise StoppedError(f"Stopped by {signum.name}.", signum)

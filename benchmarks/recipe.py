@@ -1,0 +1,145 @@
+"""The experiment whose training the bench times: its configuration, and its data or what stands in for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_mnist.data.dataset import class_names, dataset_of
+from lit_mnist.data.digits.family import user_cache
+from lit_mnist.data.sampler import validation_split
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import SCENE_NAMES, DataSettings, Experiment, RunSettings
+from lit_mnist.experiment.plan import Plan, make_plan
+
+# Scenes in VOC's own list `train` of its segmentation task: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
+VOC_TRAIN = 1464
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is to be timed.
+
+    Attributes:
+        experiment: The experiment as it was asked for.
+        config: The file that asks for it; None for the default experiment.
+        train_count: Training samples of one of its epochs.
+        timed_count: Training samples that the timed runs read.
+        stand_in: The folder of scenes that stand in for Pascal VOC where that is not on this machine; else None.
+    """
+
+    experiment: Experiment
+    config: Path | None
+    train_count: int
+    timed_count: int
+    stand_in: Path | None
+
+    @classmethod
+    def read(cls, config: Path | None) -> Recipe:
+        """Returns the recipe of a configuration file; every file of its data was found sound.
+
+        Raises:
+            InputError: The configuration is refused, or the data are missing or damaged.
+        """
+        experiment = _configured(config) if config else Experiment()
+        data, stand_in = experiment.data, None
+        if _lacks_voc(data):
+            stand_in = _shapes_folder()
+            whole = VOC_TRAIN
+            timed = len(dataset_of(_standing_in(data, stand_in)).train)
+        else:
+            whole = timed = len(dataset_of(data).train)
+        train, _ = validation_split(experiment.seed_everything, whole, data.val_size)
+        return cls(experiment, config, len(train[: data.train_size]), timed, stand_in)
+
+    @property
+    def is_scenes(self) -> bool:
+        """Whether each pixel has a class."""
+        return self.experiment.data.name in SCENE_NAMES
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        data = self.experiment.data
+        return len(class_names(data.name, data.emnist_split, data.border))
+
+    def plan(self, devices: int) -> Plan:
+        """Returns the plan of the whole training on so many devices.
+
+        Raises:
+            InputError: Its batches cannot be split over them.
+        """
+        return make_plan(self.experiment, devices, self.train_count)
+
+    def timed(self, steps: int, kind: str) -> Experiment:
+        """Returns what the timed runs train: the same for a few steps, with nothing beside the steps.
+
+        Args:
+            steps: Optimizer steps.
+            kind: `cpu` or `cuda`.
+        """
+        data = self.experiment.data
+        root = self.stand_in or (Path(data.root).expanduser().absolute() if data.root else None)
+        return (
+            Experiment(self.experiment.seed_everything, self.experiment.model, data, self.experiment.trainer)
+            .replace("model", weights="none")
+            .replace("data", root=str(root) if root else None, val_size=0, train_size=None, test_size=None)
+            .replace("trainer", accelerator="gpu" if kind == "cuda" else "cpu", devices="auto", num_nodes=1)
+            .replace("trainer", max_steps=steps, max_epochs=steps)
+            .replace("run", timeout=max(RunSettings.timeout, self.experiment.run.timeout))
+        )
+
+    def notes(self) -> Iterator[str]:
+        """Yields what a reader must know of how the timed runs differ from the experiment."""
+        if self.stand_in:
+            yield (
+                "Stand-in: Pascal VOC is not on this machine. What a step takes does not depend on what the pictures "
+                f"show, so the runs read scenes of shapes in its place, brought to the same {self._size}, as many a "
+                f"batch, with VOC's classes. An epoch is taken to be that of VOC: {VOC_TRAIN:,} training scenes. The "
+                "shapes are smaller files, which take less time to decode; workers hide that time as long as they "
+                "keep up."
+            )
+        if self.experiment.model.weights != "none":
+            yield "The timed runs start from random weights: a step takes as long as with trained ones."
+
+    @property
+    def _size(self) -> str:
+        size = self.experiment.data.image_size
+        return f"{size} x {size} pixels"
+
+
+def _configured(config: Path) -> Experiment:
+    # It imports Lightning: who measures the default experiment need not wait for it.
+    from lit_mnist.cli.configure import configure
+
+    found = configure([f"--config={config}"])
+    if found.extras.names:
+        raise InputError(
+            f"trainer.{found.extras.names[0]} in {config} is for Lightning's Trainer, and the engines that are timed "
+            "here do not have it: leave it out."
+        )
+    return found.experiment
+
+
+def _lacks_voc(data: DataSettings) -> bool:
+    """Returns whether VOC is asked for and was never put here; who names a place for it wants what is there."""
+    if data.name != "voc2012" or data.root or data.download:
+        return False
+    from lit_mnist.data.segmentation.voc import find_voc2012
+
+    return find_voc2012(user_cache()) is None
+
+
+def _shapes_folder() -> Path:
+    """Returns the folder of the shapes, which has VOC's form; they are made where they are missing."""
+    from lit_mnist.data.segmentation.shapes_folder import NAME
+
+    folder = user_cache() / NAME
+    if not folder.is_dir():
+        dataset_of(DataSettings(name="shapes"))
+    return folder
+
+
+def _standing_in(data: DataSettings, folder: Path) -> DataSettings:
+    return DataSettings(name=data.name, root=str(folder), border=data.border)

@@ -1,0 +1,169 @@
+"""Measurements that are taken in rounds, A B A B ..., so that what changes on the machine changes all of them."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lit_mnist.errors import InputError
+from lit_mnist.run.timing import spread
+
+# What can be measured, and in which unit.
+UNITS = {
+    "images_per_s": "images/s",
+    "seconds": "s",
+    "step_ms": "ms",
+    "memory_bytes": "bytes",
+    "bytes_per_s": "bytes/s",
+}
+Figures = Mapping[str, float]
+Rows = Mapping[str, Sequence[Figures]]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One thing to measure, in a process of its own.
+
+    Attributes:
+        name: Its name, unique within a topic.
+        take: Measures once, given an empty folder, and returns figures by name.
+        key: The figure that counts, one of `UNITS`.
+        unless: Given what was measured before it in the first round, tells why this cannot be measured here; the
+            others still are.
+    """
+
+    name: str
+    take: Callable[[Path], Figures]
+    key: str = "images_per_s"
+    unless: Callable[[Rows], str | None] | None = None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Two measurements of one topic, compared within each round.
+
+    Attributes:
+        of: Name of the one.
+        to: Name of the other, by which it is divided.
+        at_least: What is asked for, if anything.
+        at_most: Likewise.
+    """
+
+    of: str
+    to: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Measurements that are interleaved with each other, and what follows from them.
+
+    Attributes:
+        name: Its name on the command line and in `bench.json`.
+        title: Its heading.
+        measurements: What is measured in each round, in this order.
+        ratios: What is compared.
+        analyse: Works out more from all rounds' figures, for `bench.json` and the page.
+        notes: Sentences for the reader.
+    """
+
+    name: str
+    title: str
+    measurements: Sequence[Measurement]
+    ratios: Sequence[Ratio] = ()
+    analyse: Callable[[Rows], Mapping[str, Any]] | None = None
+    notes: Sequence[str] = field(default=())
+
+
+def take_rounds(
+    topic: Topic,
+    repeats: int,
+    scratch: Path,
+    say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Measures a topic, round by round, and returns its figures as plain values.
+
+    Args:
+        topic: What to measure.
+        repeats: Rounds, at least one.
+        scratch: Folder for what a measurement writes, which is removed after it.
+        say: Tells the user how far it is.
+        keep: Given the figures of all rounds so far, after each round.
+
+    Raises:
+        InputError: A measurement cannot be taken.
+    """
+    rows: dict[str, list[Figures]] = {measurement.name: [] for measurement in topic.measurements}
+    left_out: dict[str, str] = {}
+    found: dict[str, Any] = {}
+    for repeat in range(repeats):
+        for number, measurement in enumerate(topic.measurements):
+            if repeat == 0 and measurement.unless and (reason := measurement.unless(rows)):
+                left_out[measurement.name] = reason
+                say(f"{topic.name}: {measurement.name} is left out. {reason}")
+            if measurement.name in left_out:
+                continue
+            say(f"{topic.name}: round {repeat + 1} of {repeats}, {measurement.name}")
+            folder = scratch / f"{topic.name}-{repeat}-{number}"
+            folder.mkdir(parents=True)
+            rows[measurement.name].append(measurement.take(folder))
+            shutil.rmtree(folder)
+        found = _figures(topic, repeat + 1, rows, left_out)
+        keep(found)
+    return found
+
+
+def _figures(topic: Topic, rounds: int, rows: Rows, left_out: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "title": topic.title,
+        "repeats": rounds,
+        "rows": [_row(each, rows[each.name]) for each in topic.measurements if each.name not in left_out],
+        "ratios": [_compared(ratio, topic, rows) for ratio in topic.ratios if not {ratio.of, ratio.to} & set(left_out)],
+        "left_out": [{"name": name, "reason": reason} for name, reason in left_out.items()],
+        "notes": list(topic.notes),
+        **(topic.analyse(rows) if topic.analyse else {}),
+    }
+
+
+def _row(measurement: Measurement, taken: Sequence[Figures]) -> dict[str, Any]:
+    values = [figures[measurement.key] for figures in taken]
+    others = {name for figures in taken for name in figures} - {measurement.key}
+    return {
+        "name": measurement.name,
+        "unit": UNITS[measurement.key],
+        "runs": values,
+        **(spread(values) or {}),
+        "others": {name: statistics.median(figures[name] for figures in taken) for name in sorted(others)},
+    }
+
+
+def _compared(ratio: Ratio, topic: Topic, rows: Rows) -> dict[str, Any]:
+    """Returns the ratio of each round's pair, and its median: what the machine did in that round counts for both."""
+    keys = {measurement.name: measurement.key for measurement in topic.measurements}
+    pairs = zip(rows[ratio.of], rows[ratio.to], strict=True)
+    runs = [one[keys[ratio.of]] / other[keys[ratio.to]] for one, other in pairs]
+    found = spread(runs)
+    assert found is not None
+    met = None
+    if ratio.at_least is not None:
+        met = found["median"] >= ratio.at_least
+    elif ratio.at_most is not None:
+        met = found["median"] <= ratio.at_most
+    asked = {"at_least": ratio.at_least, "at_most": ratio.at_most}
+    return {"of": ratio.of, "to": ratio.to, "runs": runs, **found, **asked, "met": met}
+
+
+def check_repeats(repeats: int) -> None:
+    """Refuses numbers of rounds that tell nothing.
+
+    Raises:
+        InputError: There is not a single one.
+    """
+    if repeats < 1:
+        raise InputError(f"--repeats must be at least 1, but is {repeats}.")

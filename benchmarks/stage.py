@@ -1,0 +1,153 @@
+"""What can be measured of a training on this machine: its devices, how long the runs are, and what is in the way."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.forecast import network_of
+from benchmarks.recipe import Recipe
+from benchmarks.scaling import RAW_DDP, SERVER
+from lit_mnist.distributed.rank import Devices, choose_devices
+from lit_mnist.engines.capabilities import load_engine
+from lit_mnist.errors import InputError
+from lit_mnist.run.timing import WARM_UP_STEPS
+
+SINGLE, DATA_PARALLEL = "single", "data_parallel"
+SEVERAL = (RAW_DDP, DATA_PARALLEL, SERVER)
+# The numbers of GPUs that the tutorial had.
+COUNTS = (4, 8)
+_FEWEST_STEPS, _STEPS, _LONG_STEPS = 4, 60, 4
+# A step of them at 256 x 256 takes tens of seconds on a few cores.
+_LARGE = ("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large")
+# What one process was seen to need is that of some moments, and a server holds every rank's gradients besides.
+_ROOM = 1.25
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is measured, on what.
+
+    Attributes:
+        recipe: The experiment.
+        devices: The devices that are here; of CPUs it is one, which several ranks share.
+        steps: Optimizer steps of a run.
+    """
+
+    recipe: Recipe
+    devices: Devices
+    steps: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, steps: int | None) -> Stage:
+        """Returns the stage of this machine.
+
+        Args:
+            recipe: The experiment.
+            steps: Optimizer steps of a run; None for as many as the network makes bearable.
+
+        Raises:
+            InputError: The experiment asks for GPUs that are not here, or there are too few steps.
+        """
+        if steps is not None and steps < _FEWEST_STEPS:
+            raise InputError(f"--steps must be at least {_FEWEST_STEPS}, of which half are left out, but is {steps}.")
+        found = choose_devices(replace(recipe.experiment.trainer, devices="auto"))
+        long = found.kind == "cpu" and recipe.experiment.model.net in _LARGE
+        return cls(recipe, found, steps or (_LONG_STEPS if long else _STEPS))
+
+    @property
+    def gpu(self) -> bool:
+        """Whether the devices are GPUs."""
+        return self.devices.kind == "cuda"
+
+    @property
+    def left_out(self) -> int:
+        """Steps of a run that are left out as warm-up."""
+        return min(WARM_UP_STEPS + 1, self.steps // 2)
+
+    def counts(self) -> tuple[int, ...]:
+        """Returns the numbers of devices, above one, to measure."""
+        if not self.gpu:
+            return (2,)
+        return tuple(count for count in COUNTS if count <= self.devices.count) or (2,) * (self.devices.count > 1)
+
+    def pairs(self) -> list[tuple[str, int]]:
+        """Returns what is measured: engines on numbers of devices."""
+        return [(SINGLE, 1), *((engine, count) for count in self.counts() for engine in SEVERAL)]
+
+    def absent(self) -> list[int]:
+        """Returns the numbers of devices to predict."""
+        return [count for count in COUNTS if not self.gpu or count > self.devices.count]
+
+    def refusal(self, engine: str, count: int) -> str | None:
+        """Returns why an engine cannot train the experiment on so many devices, or None."""
+        timed, kind = self.recipe.timed(self.steps, self.devices.kind), self.devices.kind
+        try:
+            offer = load_engine(engine).OFFER
+            offer.check(engine, "fit", timed, ())
+            offer.check_devices(engine, timed, Devices(kind, tuple(range(count))), count)
+            plan = self.recipe.plan(count)
+            if plan.batch_size > self.recipe.timed_count:
+                return f"A batch of {plan.batch_size} is more than the {self.recipe.timed_count} samples at hand."
+            if self.recipe.is_scenes:
+                # It imports Lightning.
+                from lit_mnist.cli.checks import check_batch_norm
+
+                check_batch_norm(timed, replace(plan, world_size=count if offer.processes == "ranks" else 1), count)
+        except InputError as error:
+            return str(error)
+        return None
+
+
+def memory_of_ranks(recipe: Recipe, count: int, alone: float) -> float:
+    """Returns the bytes that so many ranks are expected to need together, with some room.
+
+    Args:
+        recipe: The experiment.
+        count: Number of ranks.
+        alone: Bytes that one process was seen to need.
+    """
+    weights = 4.0 * sum(parameter.numel() for parameter in network_of(recipe).parameters())
+    # Weights, gradients and what the optimizer keeps stay as they are, and a copy of the gradients to send is added.
+    fixed = min(4 * weights, alone)
+    share = recipe.plan(count).batch_size / count / recipe.plan(1).batch_size
+    return _ROOM * count * (fixed + weights + (alone - fixed) * share)
+
+
+def free_memory() -> int | None:
+    """Returns the bytes that new processes can have without swapping; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+
+
+class Elsewhere:
+    """Tells which share of the cores' time other programs took since it was made."""
+
+    def __init__(self) -> None:
+        self._before = _cpu_times()
+
+    def share(self) -> dict[str, float]:
+        """Returns the share, 0 to 1, as the figure `elsewhere`; nothing where the system does not tell.
+
+        What counts as this program's own are its children that have ended, and theirs.
+        """
+        before, now = self._before, _cpu_times()
+        if before is None or now is None or now[1] <= before[1]:
+            return {}
+        busy, total, own = (after - earlier for after, earlier in zip(now, before, strict=True))
+        return {"elsewhere": min(1.0, max(0.0, busy - own) / total)}
+
+
+def _cpu_times() -> tuple[float, float, float] | None:
+    """Returns the seconds since the machine's start that all cores were busy, that there were, and that are ours."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    except (OSError, IndexError, ValueError):
+        return None
+    idle, waiting = ticks[3:5]
+    per_second = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - idle - waiting) / per_second, sum(ticks) / per_second, sum(os.times()[:4])

@@ -1,0 +1,267 @@
+"""What the bench measures, topic by topic, with what is asked for: each a question that a user would put."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.devices import devices
+from benchmarks.gpu import gpu
+from benchmarks.programs import printed_figures, train, wall_seconds
+from benchmarks.rounds import Figures, Measurement, Ratio, Topic
+from benchmarks.scaling import ScalingOptions, scaling
+from benchmarks.waterfall import WaterfallOptions, waterfall
+from lit_mnist.distributed.rank import threads_per_rank
+
+# Enough for a median after the warm-up; no validation, and a short test.
+_SHORT = ("--data.val_size", 0, "--data.test_size", 100, "--trainer.accelerator", "cpu")
+_STEPS = 120
+_SEED_RECIPE = (
+    *("--lr", 1e-4, "--model.momentum", 0, "--model.nesterov", "false", "--model.schedule", "constant"),
+    *("--batch-size", 32, "--data.batch_per", "rank", "--precision", "32-true", "--trainer.sync_batchnorm", "false"),
+)
+_PER_SAMPLE = (*_SEED_RECIPE, "--data.pipeline", "per_sample", "--data.workers", 4)
+_SAVING = ("--batch-size", 64, "--save-every", 1)
+_UNSYNCED = ("--trainer.sync_batchnorm", "false")
+_IMPORT = ("-c", "import lightning.pytorch")
+_MAIN = ("-m", "lit_mnist.engines.lightning")
+_ALL_PACKAGES = """
+import json, os
+import torch, torchvision, lightning.pytorch, torchmetrics, jsonargparse
+from lit_mnist.data.dataset import load_dataset
+from lit_mnist.run.timing import unshared_memory
+data = load_dataset("mnist", None)
+print(json.dumps({"memory_bytes": unshared_memory(os.getpid())}))
+"""
+
+
+def start() -> Topic:
+    """How soon does it answer, and how soon does it train?"""
+    return Topic(
+        name="start",
+        title="Start-up",
+        measurements=(
+            Measurement("import lightning.pytorch", partial(_wall, _IMPORT), "seconds"),
+            Measurement("train.py --help", partial(_wall, (*_MAIN, "--help")), "seconds"),
+            Measurement("first step of --devices 2", _first_step, "seconds"),
+        ),
+        ratios=(
+            Ratio("train.py --help", "import lightning.pytorch", at_most=1.2),
+            Ratio("first step of --devices 2", "import lightning.pytorch", at_most=1.25),
+        ),
+        notes=("Each from the start of its process; the first step to its end.",),
+    )
+
+
+def demo() -> Topic:
+    """How long does the whole command take, against the classic demo's three epochs?"""
+    return Topic(
+        name="demo",
+        title="From start to exit, against the classic demo",
+        measurements=(
+            Measurement("train.py", _whole_run, "seconds"),
+            Measurement("classic demo, 3 epochs", _whole_demo, "seconds"),
+        ),
+        ratios=(Ratio("train.py", "classic demo, 3 epochs", at_most=0.2),),
+        notes=(
+            "The default experiment on one rank, one epoch, with validation, test and report. The demo is "
+            "benchmarks/classic_demo.py: torchvision's MNIST, transforms per sample, four loader workers.",
+        ),
+    )
+
+
+def seed() -> Topic:
+    """How many images per second does the demo's own recipe train here?"""
+    return Topic(
+        name="seed",
+        title="The classic demo's recipe",
+        measurements=(
+            Measurement("classic demo, 1 process", partial(_demo, 1, ())),
+            Measurement("lightning, 1 rank", partial(_engine, "lightning", 1, _SEED_RECIPE)),
+            Measurement("lightning, 1 rank, per_sample", partial(_engine, "lightning", 1, _PER_SAMPLE)),
+            Measurement("classic demo, 2 processes", partial(_demo, 2, ())),
+            Measurement("classic demo, 2 processes of a thread", partial(_demo, 2, ("--threads", 1))),
+            Measurement("lightning, 2 ranks", partial(_engine, "lightning", 2, _SEED_RECIPE)),
+        ),
+        ratios=(
+            Ratio("lightning, 1 rank", "classic demo, 1 process", at_least=1.6),
+            Ratio("lightning, 2 ranks", "classic demo, 2 processes", at_least=2.8),
+            Ratio("lightning, 1 rank, per_sample", "classic demo, 1 process"),
+            Ratio("lightning, 2 ranks", "classic demo, 2 processes of a thread"),
+            Ratio("lightning, 2 ranks", "lightning, 1 rank"),
+        ),
+        notes=(
+            "SGD at 1e-4, 32 images per rank, float32, batch norm not synchronised. per_sample is the demo's own data "
+            "path (--data.pipeline per_sample --data.workers 4).",
+            "The demo leaves its threads to torch: each of its processes takes all cores. So it is measured with one "
+            "thread each, too, which is what a rank here has on two cores.",
+            "On as many cores, two ranks of one thread are no faster than one rank of two threads: they do the same "
+            "work, and wait for each other at each step.",
+        ),
+    )
+
+
+def engines() -> Topic:
+    """What does each way of training cost on two ranks, and how near is it to what the machine gives?"""
+    names = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer", "parameter_server")
+    measurements = [Measurement("bare loop, 1 rank", _bare_train)]
+    measurements += [Measurement(f"{name}, 1 rank", partial(_engine, name, 1, ())) for name in ("single", "lightning")]
+    measurements += [Measurement(f"{name}, 2 ranks", partial(_engine, name, 2, ())) for name in names]
+    return Topic(
+        name="engines",
+        title="Images per second of every engine",
+        measurements=measurements,
+        ratios=(
+            Ratio("lightning, 1 rank", "bare loop, 1 rank", at_least=0.9),
+            Ratio("single, 1 rank", "bare loop, 1 rank"),
+            *(Ratio(f"{name}, 2 ranks", "raw_ddp, 2 ranks") for name in names[1:]),
+        ),
+        notes=("The default experiment: batch 64 over all ranks, the precision that auto chooses here.",),
+    )
+
+
+def overhead() -> Topic:
+    """What does Lightning add to raw DDP, and what does raw DDP add to ranks that only keep in step?"""
+    measurements: list[Measurement] = []
+    for batch in (64, 256):
+        size = ("--batch-size", batch)
+        measurements += [
+            Measurement(f"lock-step, batch {batch}", partial(_lockstep, batch)),
+            Measurement(f"raw_ddp without sync, batch {batch}", partial(_engine, "raw_ddp", 2, (*size, *_UNSYNCED))),
+            Measurement(f"raw_ddp, batch {batch}", partial(_engine, "raw_ddp", 2, size)),
+            Measurement(f"lightning, batch {batch}", partial(_engine, "lightning", 2, size)),
+        ]
+    ratios: list[Ratio] = []
+    for batch, least in ((64, 0.93), (256, 0.97)):
+        ratios += [
+            Ratio(f"lightning, batch {batch}", f"raw_ddp, batch {batch}", at_least=least),
+            Ratio(f"raw_ddp without sync, batch {batch}", f"lock-step, batch {batch}", at_least=0.92),
+            Ratio(f"raw_ddp, batch {batch}", f"raw_ddp without sync, batch {batch}"),
+        ]
+    saving = Measurement("raw_ddp, batch 64, saving each step", partial(_engine, "raw_ddp", 2, _SAVING))
+    return Topic(
+        name="overhead",
+        title="What communication, batch norm, Lightning and saving add",
+        measurements=(*measurements, saving),
+        ratios=(*ratios, Ratio(saving.name, "raw_ddp, batch 64")),
+        notes=("Two ranks, the precision that auto chooses here. Lock-step: one all-reduce of 4 bytes per step.",),
+    )
+
+
+def evaluation() -> Topic:
+    """How fast are 10,000 images evaluated exactly?"""
+    return Topic(
+        name="evaluation",
+        title="Evaluation of the 10,000 test images, one rank",
+        measurements=(
+            Measurement("bare inference loop", partial(_printed, ("-m", "benchmarks.bare", "infer"))),
+            Measurement("lightning, exact metrics", partial(_printed, ("-m", "benchmarks.bare", "lightning"))),
+        ),
+        ratios=(Ratio("lightning, exact metrics", "bare inference loop", at_least=0.9),),
+    )
+
+
+def precision() -> Topic:
+    """What do 16 bits gain in speed and memory?"""
+    return Topic(
+        name="precision",
+        title="float32 against mixed precision, one rank, batch 256",
+        measurements=[
+            Measurement(name, partial(_engine, "lightning", 1, ("--precision", name, "--batch-size", 256), steps=steps))
+            # Real float16 is emulated on most processors: few steps of it take long enough.
+            for name, steps in (("32-true", 120), ("bf16-mixed", 120), ("16-mixed", 40))
+        ],
+        ratios=[Ratio("bf16-mixed", "32-true"), Ratio("16-mixed", "32-true")],
+    )
+
+
+def memory() -> Topic:
+    """How much memory does a rank have to itself?"""
+    return Topic(
+        name="memory",
+        title="Unshared memory of a rank",
+        measurements=(
+            Measurement(
+                "a bare script that imports the same", partial(_printed, ("-c", _ALL_PACKAGES)), "memory_bytes"
+            ),
+            Measurement("one of 2 ranks, lightning", partial(_memory_of_a_rank, "lightning"), "memory_bytes"),
+            Measurement("one of 2 ranks, raw_ddp", partial(_memory_of_a_rank, "raw_ddp"), "memory_bytes"),
+        ),
+        ratios=(
+            Ratio("one of 2 ranks, lightning", "a bare script that imports the same", at_most=1.0),
+            Ratio("one of 2 ranks, raw_ddp", "a bare script that imports the same", at_most=1.0),
+        ),
+        notes=(
+            "The highest of a run (USS), the launcher's own share included. What ranks and launcher share, such as the "
+            "imports and the data, is counted in none of them.",
+        ),
+    )
+
+
+TOPICS: dict[str, Callable[[], Topic]] = {
+    "start": start,
+    "demo": demo,
+    "seed": seed,
+    "engines": engines,
+    "overhead": overhead,
+    "evaluation": evaluation,
+    "precision": precision,
+    "memory": memory,
+    "waterfall": lambda: waterfall(WaterfallOptions()),
+    "scaling": lambda: scaling(ScalingOptions()),
+    "devices": devices,
+    "gpu": gpu,
+}
+
+
+def _wall(words: tuple[object, ...], folder: Path) -> Figures:
+    return {"seconds": wall_seconds(*words, folder=folder)}
+
+
+def _printed(words: tuple[object, ...], folder: Path) -> Figures:
+    return printed_figures(*words, folder=folder)
+
+
+def _first_step(folder: Path) -> Figures:
+    result = train(folder, "--devices", 2, "--max-steps", 1, *_SHORT)
+    return {"seconds": float(result["seconds_to_first_step"])}
+
+
+def _whole_run(folder: Path) -> Figures:
+    began = time.perf_counter()
+    result = train(folder, "--devices", 1, "--trainer.accelerator", "cpu")
+    return {"seconds": time.perf_counter() - began, "accuracy": float(result["test"]["accuracy"])}
+
+
+def _whole_demo(folder: Path) -> Figures:
+    began = time.perf_counter()
+    figures = printed_figures("-m", "benchmarks.classic_demo", "--folder", folder / "data", folder=folder)
+    return {"seconds": time.perf_counter() - began, "accuracy": figures["accuracy"]}
+
+
+def _demo(ranks: int, flags: tuple[object, ...], folder: Path) -> Figures:
+    words = ("--folder", folder / "data", "--ranks", ranks, "--max-steps", _STEPS, *flags)
+    return printed_figures("-m", "benchmarks.classic_demo", *words, folder=folder)
+
+
+def _bare_train(folder: Path) -> Figures:
+    return printed_figures("-m", "benchmarks.bare", "train", "--steps", _STEPS, folder=folder)
+
+
+def _lockstep(batch: int, folder: Path) -> Figures:
+    words = ("--ranks", 2, "--batch-size", batch, "--steps", _STEPS, "--threads", threads_per_rank(None, 2))
+    return printed_figures("-m", "benchmarks.lockstep", *words, "--precision", "auto", folder=folder)
+
+
+def _engine(engine: str, ranks: int, flags: tuple[object, ...], folder: Path, steps: int = _STEPS) -> Figures:
+    result = train(folder, "--devices", ranks, "--max-steps", steps, *_SHORT, *flags, engine=engine)
+    return {
+        "images_per_s": float(result["train"]["images_per_s"]),
+        "memory_bytes": float(result["peak_memory_bytes"]),
+    }
+
+
+def _memory_of_a_rank(engine: str, folder: Path) -> Figures:
+    return {"memory_bytes": _engine(engine, 2, (), folder, steps=60)["memory_bytes"] / 2}

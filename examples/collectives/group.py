@@ -1,0 +1,38 @@
+"""A process group for one part of the tour, and the way in which rank 0 gathers what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from lit_mnist.distributed.gather import all_gather_json
+from lit_mnist.distributed.rank import Rank
+
+SECONDS_TO_WAIT = 60.0
+
+Value = TypeVar("Value")
+
+
+@contextmanager
+def joined(rank: Rank) -> Iterator[None]:
+    """Connects the ranks through gloo, and parts them again at the end.
+
+    After an exception the group stays as it is: the rank's process ends at once, which frees the others.
+    """
+    timeout = timedelta(seconds=SECONDS_TO_WAIT)
+    dist.init_process_group("gloo", rank=rank.rank, world_size=rank.world_size, timeout=timeout)
+    yield
+    dist.destroy_process_group()
+
+
+def on_first(rank: Rank, value: Value) -> list[Value]:
+    """Returns the values of all ranks, in the order of the ranks, on rank 0, and an empty list on the others.
+
+    They come as JSON gives them back: tuples as lists.
+    """
+    values: list[Value] = all_gather_json(value)
+    return values if rank.is_first else []

@@ -1,0 +1,126 @@
+"""The ways in which ranks find each other, side by side; each is used for a real group with a time-out of its own.
+
+Every rank needs to know its number, how many there are, and one place where the addresses of all are written down: a
+store. The ways differ in the store only. `init_method="tcp://HOST:PORT"` is left out: it opens a store that listens
+on every interface of the machine, and a store unpickles what it is sent.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from examples.collectives.group import on_first
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.seams import timeout_in_force
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to initialise a process group.
+
+    Attributes:
+        name: Its name.
+        call: How it is written.
+        told: How the ranks find each other, in one sentence.
+        seconds: The time-out that it sets.
+        start: Initialises the group in this rank; a folder that all ranks see is given to it.
+    """
+
+    name: str
+    call: str
+    told: str
+    seconds: int
+    start: Callable[[Rank, timedelta, Path], None]
+
+
+def _by_environment(rank: Rank, timeout: timedelta, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method="env://", timeout=timeout)
+
+
+def _by_file(rank: Rank, timeout: timedelta, folder: Path) -> None:
+    store = dist.FileStore(str(folder / "meeting"), rank.world_size)
+    dist.init_process_group("gloo", store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
+
+
+def _by_tcp_store(rank: Rank, timeout: timedelta, folder: Path) -> None:
+    note = dist.FileStore(str(folder / "port"), rank.world_size)
+    note.set_timeout(timeout)
+    listener = None
+    if rank.is_first:
+        # Bound before the store takes it: no other program can have the port, and only loopback reaches it.
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        note.set("port", str(listener.getsockname()[1]))
+    store = dist.TCPStore(
+        "127.0.0.1",
+        int(note.get("port")),
+        is_master=rank.is_first,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener else None,
+    )
+    dist.init_process_group("gloo", store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
+
+
+WAYS = (
+    Way(
+        "environment",
+        'dist.init_process_group("gloo", init_method="env://", timeout=...)',
+        "The launcher has written RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: what torchrun and Lightning use.",
+        10,
+        _by_environment,
+    ),
+    Way(
+        "file",
+        'dist.init_process_group("gloo", store=FileStore(path, N), rank=r, world_size=N, timeout=...)',
+        "All ranks see one file, which must be new each time (short form: init_method=file://path); no port is needed.",
+        15,
+        _by_file,
+    ),
+    Way(
+        "TCP store",
+        'dist.init_process_group("gloo", store=TCPStore(host, port, ...), rank=r, world_size=N, timeout=...)',
+        "Rank 0 serves the store on a loopback socket that it has bound itself, and the others are told its port.",
+        20,
+        _by_tcp_store,
+    ),
+)
+
+
+def show_ways(folder: Path, rank: Rank) -> None:
+    """Makes one group by each way, checks an all-reduce in it, and lets rank 0 print what was found.
+
+    Args:
+        folder: An empty folder that all ranks see.
+        rank: This rank.
+
+    Raises:
+        RuntimeError: An all-reduce gave a wrong sum.
+    """
+    if rank.is_first:
+        print("\n\n2. The ways to initialise a process group")
+        print("   Unless told otherwise gloo waits 30 minutes for a rank that does not come: set a time-out.")
+    for way in WAYS:
+        way.start(rank, timedelta(seconds=way.seconds), folder)
+        tensor = torch.tensor([rank.rank + 1])
+        dist.all_reduce(tensor)
+        found = on_first(rank, (int(tensor.item()), timeout_in_force()))
+        dist.destroy_process_group()
+        if rank.is_first:
+            _show(way, found)
+
+
+def _show(way: Way, found: list[tuple[int, float]]) -> None:
+    expected = sum(range(1, len(found) + 1))
+    if any(total != expected for total, _ in found):
+        raise RuntimeError(f"{way.name}: the ranks' sums are {[total for total, _ in found]} instead of {expected}")
+    terms = " + ".join(str(number) for number in range(1, len(found) + 1))
+    timeouts = ", ".join(f"{seconds:g} s" for seconds in sorted({seconds for _, seconds in found}))
+    print(f"\n{way.name:<16}{way.call}\n  {way.told}")
+    print(f"  all-reduce {terms} = {expected} on all {len(found)} ranks, time-out in force {timeouts}", flush=True)

@@ -1,0 +1,68 @@
+"""What the ranks send in an all-reduce: the ring beside the parameter server, counted at the calls."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from examples.collectives.group import joined, on_first
+from examples.collectives.ring import Line, ring_all_reduce, server_all_reduce
+from lit_mnist.distributed.rank import Rank
+
+ELEMENTS = 1_000_000
+
+
+def show_traffic(rank: Rank) -> None:
+    """Adds the same numbers up by both algorithms, and lets rank 0 print what each rank sent.
+
+    Raises:
+        RuntimeError: One of them gave another sum than `dist.all_reduce`.
+    """
+    with joined(rank):
+        sent = on_first(rank, counted(rank, ELEMENTS))
+    if rank.is_first:
+        print("\n".join(_table(sent, ELEMENTS * 4)), flush=True)
+
+
+def counted(rank: Rank, elements: int) -> tuple[int, int]:
+    """Returns the bytes that this rank sends for a sum of float32 numbers: by the ring, and with a server.
+
+    Args:
+        rank: This rank.
+        elements: How many numbers each rank has.
+
+    Raises:
+        RuntimeError: One of them gave another sum than `dist.all_reduce`.
+    """
+    # Whole numbers, whose sums are exact in whatever order they are added.
+    generator = torch.Generator().manual_seed(rank.rank)
+    own = torch.randint(-1000, 1000, (elements,), generator=generator).float()
+    expected = own.clone()
+    dist.all_reduce(expected)
+    sent = []
+    for all_reduce in (ring_all_reduce, server_all_reduce):
+        tensor, line = own.clone(), Line()
+        all_reduce(tensor, line)
+        if not torch.equal(tensor, expected):
+            raise RuntimeError(f"{all_reduce.__name__} gave another sum than dist.all_reduce")
+        sent.append(line.bytes_sent)
+    return sent[0], sent[1]
+
+
+def _table(sent: list[tuple[int, int]], size: int) -> list[str]:
+    count = len(sent)
+    ring, server = zip(*sent, strict=True)
+    rows = [(f"rank {number}", *pair) for number, pair in enumerate(sent)]
+    rows += [("busiest", max(ring), max(server)), ("all", sum(ring), sum(server))]
+    formula = 2 * (count - 1) / count * size
+    return [
+        f"\n\n4. Bytes sent in an all-reduce of {size:,} bytes on {count} ranks, counted at the calls of isend",
+        "   Both gave the sum of dist.all_reduce, on every rank and to the last bit.",
+        "",
+        f"  {'':<10}{'ring':>14}{'server':>14}",
+        *(f"  {name:<10}{by_ring:>14,}{by_server:>14,}" for name, by_ring, by_server in rows),
+        "",
+        f"  By the formulas: ring 2 (N - 1) / N of the data = {formula:,.0f} on each rank,",
+        f"  server (N - 1) times the data = {(count - 1) * size:,} on rank 0. Together both send the same;",
+        "  the ring spreads it evenly.",
+    ]

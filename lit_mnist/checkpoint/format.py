@@ -1,0 +1,152 @@
+"""Checkpoints: one format for all engines, written whole, verified by a hash on load, never executing anything.
+
+The file is a Lightning checkpoint (`state_dict` with the prefix `net.`, optimizer, schedule, scaler, loops) and has
+one more entry, `lit_mnist`: the format's number, the experiment as plain values, the data set's digest, and the
+SHA-256 of everything else in the file. What `Trainer.save_checkpoint` writes of a LitClassifier by itself has no such
+entry: it can be evaluated, but not verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_mnist.checkpoint.atomic_io import whole_file
+from lit_mnist.checkpoint.digest import content_sha256
+from lit_mnist.checkpoint.safety import UnsafeError, check_archive
+from lit_mnist.errors import InputError
+
+FORMAT = 2
+SECTION = "lit_mnist"
+LAST, BEST = "last.ckpt", "best.ckpt"
+_WRITTEN_BY_A_TRAINER = {"pytorch-lightning_version", "global_step", "state_dict", "hyper_parameters"}
+
+
+def write_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
+    """Writes a checkpoint so that at every moment the file is the old or the new one, and sound.
+
+    Args:
+        path: Where to write; the folder must exist.
+        checkpoint: Nested plain values and tensors, with a `lit_mnist` section.
+
+    Raises:
+        InputError: It cannot be written; what was at `path` is still there.
+    """
+    content = plain_values(checkpoint)
+    content = {**content, SECTION: {key: value for key, value in content[SECTION].items() if key != "sha256"}}
+    section = {**content[SECTION], "sha256": content_sha256(content)}
+    try:
+        with whole_file(path) as file:
+            torch.save({**content, SECTION: section}, file)
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
+        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise InputError(f"The checkpoint {path} cannot be written: {reason}.") from error
+
+
+def plain_values(value: Any, *, copy: bool = False) -> Any:
+    """Returns nested values as plain dicts, lists and tuples, their tensors copied onto the CPU where wanted."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True) if copy else value
+    if isinstance(value, Mapping):
+        return {key: plain_values(part, copy=copy) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(plain_values(part, copy=copy) for part in value)
+    return value
+
+
+def read_checkpoint(path: Path, *, hashed: bool = True) -> dict[str, Any]:
+    """Reads a checkpoint onto the CPU and verifies it.
+
+    Args:
+        path: The file.
+        hashed: Whether it must have a SHA-256; else what `Trainer.save_checkpoint` wrote by itself is accepted, too.
+
+    Raises:
+        InputError: The file is missing, unreadable, damaged, or not a checkpoint of this project.
+    """
+    if not path.is_file():
+        raise InputError(f"There is no checkpoint at {path}: name a run folder or a .ckpt file.")
+    try:
+        with path.open("rb") as file:
+            check_archive(file)
+            file.seek(0)
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except UnsafeError as error:
+        raise InputError(f"{path} is not a checkpoint of this project: {error}.") from error
+    except PermissionError as error:
+        raise InputError(f"The checkpoint {path} cannot be read: {error.strerror}.") from error
+    except Exception as error:
+        raise InputError(
+            f"{path} is damaged or not a checkpoint ({type(error).__name__}): use another checkpoint of the run."
+        ) from error
+    return _verified(path, checkpoint, hashed=hashed)
+
+
+def _verified(path: Path, checkpoint: object, *, hashed: bool) -> dict[str, Any]:
+    section = checkpoint.get(SECTION) if isinstance(checkpoint, dict) else None
+    if isinstance(checkpoint, dict) and SECTION not in checkpoint and checkpoint.keys() >= _WRITTEN_BY_A_TRAINER:
+        if not hashed:
+            return checkpoint
+        raise InputError(
+            f"{path} was written by Trainer.save_checkpoint, without the SHA-256 and the experiment that a run resumes "
+            "from: evaluate it by test --ckpt, or resume it in Python by trainer.fit(..., ckpt_path=...)."
+        )
+    if not isinstance(checkpoint, dict) or not isinstance(section, dict) or "sha256" not in section:
+        raise InputError(f"{path} is not a checkpoint of this project: it has no {SECTION} section.")
+    content = {**checkpoint, SECTION: {key: value for key, value in section.items() if key != "sha256"}}
+    try:
+        found = content_sha256(content)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path} is not a checkpoint of this project: {error}.") from error
+    if found != section["sha256"]:
+        raise InputError(
+            f"{path} is damaged: its content has the SHA-256 {found[:16]}…, but {str(section['sha256'])[:16]}… was "
+            "written. Use another checkpoint of the run."
+        )
+    written = section.get("format")
+    if not isinstance(written, int) or written != FORMAT:
+        raise InputError(f"{path} has format {str(written)[:100]}, but this version reads format {FORMAT}.")
+    return checkpoint
+
+
+def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
+    """Returns the checkpoint that a run folder or a path means.
+
+    Args:
+        place: A run folder, its `checkpoints` folder, or a checkpoint file.
+        preference: File names to look for in a folder, the preferred first.
+
+    Raises:
+        InputError: Nothing is there.
+    """
+    try:
+        if not place.is_dir():
+            if not place.exists():
+                raise InputError(f"There is no run folder or checkpoint at {place}.")
+            return place
+    except OSError as error:
+        raise InputError(f"The checkpoint {place} cannot be read: {error.strerror}.") from error
+    for folder in (place / "checkpoints", place):
+        for name in preference:
+            if (folder / name).is_file():
+                return folder / name
+    raise InputError(f"The folder {place} holds no checkpoint ({' or '.join(preference)}).")
+
+
+def find_weights(place: Path, report: Callable[[str], None]) -> Path:
+    """Returns the checkpoint whose weights a run folder or a path means: of a run the best, or else the last.
+
+    Args:
+        place: As of `find_checkpoint`.
+        report: Is told where they are not the best.
+
+    Raises:
+        InputError: Nothing is there.
+    """
+    found = find_checkpoint(place, (BEST, LAST))
+    if found.name == LAST and place.is_dir():
+        report(f"note: {place} has no {BEST}: these are the last weights, {found}")
+    return found

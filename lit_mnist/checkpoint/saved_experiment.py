@@ -1,0 +1,143 @@
+"""What a checkpoint says of its experiment, checked before anything of it is believed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from lit_mnist.checkpoint.format import SECTION
+from lit_mnist.cli.configure import configure, flatten
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import Experiment, ModelSettings
+from lit_mnist.models.build import build_net
+from lit_mnist.training.precision import UsedPrecision
+
+# What a setting of a saved experiment may look like, where it is no path.
+_WORD = re.compile(r"[\w.:=,+-]*")
+_PATHS = ("data.root", "model.weights", "run.dir", "run.resume")
+_LONGEST = 3_000
+# What is read of a checkpoint before the ranks start, and restored in them.
+_KINDS = {
+    "global_step": int,
+    "state_dict": dict,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+}
+_SECTION_KINDS = {
+    "experiment": dict,
+    "precision": str,
+    "threads": int,
+    "data_sha256": str,
+    "num_classes": int,
+    "batch_size": int,
+    "total_steps": int,
+}
+_MOST_CLASSES, _MOST_THREADS = 1000, 1024
+
+
+def checked_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the experiment of a checkpoint as nested plain values.
+
+    Args:
+        path: Where the checkpoint was read, for the message.
+        checkpoint: Its content, whose hash is verified.
+
+    Raises:
+        InputError: Something that a run needs is missing, of another type, or out of range.
+    """
+    section = checkpoint[SECTION]
+    for values, kinds in ((checkpoint, _KINDS), (section, _SECTION_KINDS)):
+        for name, kind in kinds.items():
+            if type(values.get(name)) is not kind:
+                raise InputError(f"{path} is not a checkpoint of a run: its {name} is not there, or of another type.")
+    experiment = _read_experiment(section["experiment"], path)
+    _check_weights(path, checkpoint["state_dict"], section["num_classes"], experiment)
+    if checkpoint["global_step"] < 0 or section["precision"] not in get_args(UsedPrecision):
+        raise InputError(f"{path} is not a checkpoint of a run: its step or its precision is none.")
+    if not 1 <= section["threads"] <= _MOST_THREADS:
+        raise InputError(f"{path} is not a checkpoint of a run: it names {section['threads']} threads.")
+    return experiment
+
+
+def experiment_of_a_trainer(path: Path, checkpoint: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Returns what a checkpoint that a Trainer wrote by itself says: its classes, and of the experiment the model.
+
+    Args:
+        path: Where the checkpoint was read, for the message.
+        checkpoint: Its content.
+
+    Raises:
+        InputError: It is not one of a `LitClassifier`.
+    """
+    found, weights = checkpoint["hyper_parameters"], checkpoint["state_dict"]
+    if not isinstance(found, dict) or not isinstance(weights, dict) or type(checkpoint["global_step"]) is not int:
+        raise InputError(f"{path} is not a checkpoint of a LitClassifier.")
+    model = dict(found)
+    num_classes, seed = model.pop("num_classes", None), model.pop("seed", None)
+    if not isinstance(num_classes, int) or not isinstance(seed, int):
+        raise InputError(f"{path} is not a checkpoint of a LitClassifier: it holds no num_classes and seed.")
+    known = _read_experiment({"model": model, "seed_everything": seed}, path)
+    _check_weights(path, weights, num_classes, known)
+    exact = any(tensor.dtype == torch.float64 for tensor in weights.values())
+    trainer = {"precision": "64-true" if exact else "auto"}
+    return num_classes, {"seed_everything": seed, "model": known["model"], "trainer": trainer}
+
+
+def _check_weights(path: Path, weights: dict[str, Any], num_classes: int, experiment: dict[str, Any]) -> None:
+    """Refuses weights that are not those of the experiment's network.
+
+    Raises:
+        InputError: A name or a shape is another one.
+    """
+    if not 0 < num_classes <= _MOST_CLASSES:
+        raise InputError(f"{path} tells {num_classes} classes apart: no data set here has as many.")
+    # Shapes alone: on this device nothing is computed or kept.
+    with torch.device("meta"):
+        net = build_net(ModelSettings(**{**experiment["model"], "compile": False}), num_classes=num_classes, seed=0)
+    wanted = {f"net.{name}": tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    found = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in weights.items()}
+    if wanted != found or not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):
+        raise InputError(f"{path} does not hold the weights of a {experiment['model']['net']}.")
+
+
+def _read_experiment(values: object, source: Path) -> dict[str, Any]:
+    """Returns the experiment that a checkpoint holds, checked through the parser that checks every configuration.
+
+    Args:
+        values: Nested plain values.
+        source: Where they come from, for the message.
+
+    Raises:
+        InputError: They are no experiment of this version.
+    """
+    try:
+        flat = dict(flatten(values)) if isinstance(values, Mapping) else {}
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat.items()}
+    except TypeError as error:
+        raise InputError(f"{source} holds an experiment that is not of plain values: {error}.") from error
+    if not flat:
+        raise InputError(f"{source} holds no experiment.")
+    known = {key for key, _ in flatten(Experiment().to_dict())}
+    unknown = sorted(set(flat) - known)
+    # The parser takes a text for YAML, of which a short one can become gigabytes: no setting but a path needs marks.
+    odd = [key for key, text in texts.items() if len(text) > _LONGEST or ("&" in text and "*" in text)]
+    odd += [
+        key
+        for key, value in flat.items()
+        if key not in _PATHS and isinstance(value, str) and not _WORD.fullmatch(value)
+    ]
+    if unknown or odd:
+        raise InputError(
+            f"{source} holds an experiment that this version does not know ({', '.join(unknown + odd)[:200]})."
+        )
+    try:
+        return configure([f"--{key}={text}" for key, text in texts.items()]).experiment.to_dict()
+    except InputError as error:
+        raise InputError(f"{source} holds an experiment that this version does not take: {error}") from error

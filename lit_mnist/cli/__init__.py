@@ -1,0 +1,1 @@
+"""The command line: flags and configuration files, validation, preparation, and the main function."""

@@ -1,0 +1,99 @@
+"""For notebooks: train with any engine on N processes, or compare engines, from one cell.
+
+    from lit_mnist.cli.api import compare, train
+    result = train("raw_ddp", devices=2, epochs=1)
+    result["test"]["accuracy"]
+
+The ranks run in processes of their own, started from a fresh Python: what the notebook has imported, computed or put
+on a GPU does not matter, and interrupting the cell stops them all.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lit_mnist.cli.configure import flatten
+from lit_mnist.compare.command import JSON
+from lit_mnist.engines.capabilities import ENGINES
+from lit_mnist.errors import InputError, LitMnistError
+from lit_mnist.run.folder import RESULT, default_path
+
+
+def train(
+    engine: str = "lightning", *, devices: int = 1, settings: Mapping[str, Any] | None = None, **flags: Any
+) -> dict[str, Any]:
+    """Trains, tests the best weights, and returns the content of `result.json`; prints the run's lines as they come.
+
+    Args:
+        engine: Name of the engine.
+        devices: Number of ranks.
+        settings: An experiment's sections, such as `{"model": {"net": "basicnet"}}`.
+        **flags: The command line's short flags, with underscores: `epochs`, `batch_size`, `lr`, `run_dir`, ...
+
+    Raises:
+        InputError: The engine or a setting is refused.
+        LitMnistError: The run ended otherwise; its `exit_code` is the command line's.
+    """
+    if engine not in ENGINES:
+        raise InputError(f"Unknown engine {engine!r}: use {', '.join(ENGINES)}.")
+    words = [f"--devices={devices}", *_words(settings, flags)]
+    return _run([f"lit_mnist.engines.{engine}", *words], flags.get("run_dir"), "train", RESULT)
+
+
+def compare(
+    engines: str = "all", *, devices: int = 1, settings: Mapping[str, Any] | None = None, **flags: Any
+) -> dict[str, Any]:
+    """Compares engines, and returns the content of `comparison.json`; arguments as of `train`.
+
+    Args:
+        engines: `all`, or names divided by commas.
+        devices: Number of ranks.
+        settings: An experiment's sections.
+        **flags: Also `repeats`, `timed_steps` and `features`.
+
+    Raises:
+        LitMnistError: As `train`; engines that differ raise nothing, and `equal` tells.
+    """
+    words = [f"--engines={engines}", f"--devices={devices}", *_words(settings, flags)]
+    return _run(["lit_mnist.cli.main", "compare", *words], flags.get("run_dir"), "compare", JSON)
+
+
+def _words(settings: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> list[str]:
+    short = {name.replace("_", "-"): value for name, value in flags.items()}
+    return [f"--{name}={_text(value)}" for name, value in [*short.items(), *flatten(settings or {})]]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value) if isinstance(value, Path) else json.dumps(value)
+
+
+def _run(module_and_words: list[str], run_dir: str | Path | None, name: str, written: str) -> dict[str, Any]:
+    """Runs a module to its end, and returns what it has written into its run folder."""
+    folder = Path(run_dir) if run_dir else default_path(f"notebook-{name}")
+    command = [sys.executable, "-m", *module_and_words, *([] if run_dir else [f"--run-dir={folder}"])]
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    print(line, end="", flush=True)
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
+                process.wait()
+                raise
+        errors.seek(0)
+        message = errors.read().strip()
+    if process.returncode not in ({0, 1} if name == "compare" else {0}):
+        error = (InputError if process.returncode == InputError.exit_code else LitMnistError)(
+            message.rpartition("error: ")[2]
+        )
+        error.exit_code = process.returncode
+        raise error
+    return dict(json.loads((folder / written).read_text()))

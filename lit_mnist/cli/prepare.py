@@ -1,0 +1,220 @@
+"""Checks and loads everything before a rank starts, so that a wrong input costs one message and no process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from lit_mnist.checkpoint.format import BEST, LAST, find_checkpoint, find_weights
+from lit_mnist.checkpoint.resume import Saved
+from lit_mnist.checkpoint.store import newest_sound
+from lit_mnist.checkpoint.weights import read_weights
+from lit_mnist.cli.checks import (
+    check_accelerate,
+    check_batch_norm,
+    check_deterministic,
+    check_evaluation,
+    check_extras,
+    check_launch,
+    check_steps,
+)
+from lit_mnist.cli.claim import claim_folder, continues_in_place, locked_to_resume
+from lit_mnist.cli.configure import configure
+from lit_mnist.cli.flags import CommandLine
+from lit_mnist.cli.samples import load_samples
+from lit_mnist.distributed.rank import (
+    Devices,
+    Rank,
+    choose_devices,
+    launched_from_outside,
+    print_once,
+    threads_per_rank,
+    warn_once,
+)
+from lit_mnist.engines.capabilities import Offer, load_engine
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import TrainerSettings
+from lit_mnist.experiment.plan import Plan
+from lit_mnist.run.folder import RESULT, RunFolder, shown
+from lit_mnist.training.job import Job, plan_for
+from lit_mnist.training.precision import resolve_precision
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that is ready to start.
+
+    Attributes:
+        job: The job.
+        folder: The claimed run folder; None on the ranks that do not write.
+    """
+
+    job: Job
+    folder: RunFolder | None
+
+
+def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
+    """Checks and loads everything.
+
+    Raises:
+        InputError: Something is wrong; nothing was written.
+    """
+    check_accelerate()
+    with locked_to_resume(line) as lock:
+        return _prepare(line, lock, engine=engine, command=command)
+
+
+def _prepare(line: CommandLine, lock: IO[str] | None, *, engine: str, command: str) -> Prepared:
+    saved = _saved(line)
+    trains = line.trains
+    base = None if saved is None else saved.to_resume() if trains else saved.to_evaluate()
+    configuration = configure(line.arguments, base)
+    if saved and trains and configuration.experiment.trainer.precision == "auto":
+        # A file may state it again: it means what it meant when the training began, on whatever machine.
+        chosen = configuration.experiment.replace("trainer", precision=saved.section["precision"])
+        configuration = replace(configuration, experiment=chosen)
+    experiment = configuration.experiment
+
+    if experiment.run.resume and not line.resume:
+        raise InputError("run.resume is taken from the command line only: use --resume RUN_DIR_OR_CKPT.")
+    offer: Offer = load_engine(engine).OFFER
+    offer.check(engine, line.verb, experiment, configuration.extras.names)
+    check_extras(configuration)
+    if saved and trains:
+        if not offer.resume:
+            raise InputError(f"The engine {engine} cannot go on from {saved.path}: choose another --run-dir.")
+        saved.check_same(experiment)
+    (devices, world_size), lr = _ranks(experiment.trainer), experiment.model.lr
+    offer.check_devices(engine, experiment, devices, world_size)
+    cuda_graph = trains and offer.uses_cuda_graph(engine, experiment, devices, world_size, configuration.extras.names)
+    check_launch(experiment.run, world_size)
+    fetch = saved is None or saved.may_fetch(line.arguments, experiment.data, trains=trains)
+    dataset, splits, files = load_samples(experiment, [Path(image) for image in line.images], fetch=fetch)
+    if experiment.trainer.devices == "auto" and line.verb == "predict" and not launched_from_outside():
+        devices = Devices(devices.kind, devices.numbers[: len(splits.test)])
+        world_size = devices.count
+    check_evaluation(line, splits, world_size)
+    plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size, lr)
+    in_one = offer.processes == "devices"
+    if in_one:
+        # One process takes the whole batch; the devices count where `batch_per` multiplies by the ranks.
+        plan = replace(plan, world_size=1)
+    check_steps(experiment.run, plan)
+    if trains:
+        check_batch_norm(experiment, plan, world_size)
+        check_deterministic(experiment, devices.kind)
+    if saved and trains:
+        # It may have been lost while it tested its weights.
+        may_be_done = continues_in_place(line) and not (Path(str(line.run_dir)) / RESULT).exists()
+        saved.check_resume(experiment, dataset, plan, may_be_done=may_be_done)
+        print_once(f"note: going on from {shown(saved.path.absolute())} after step {saved.step}")
+    elif saved:
+        saved.check_evaluation(experiment, dataset, validates=line.verb == "validate")
+    weights = None if saved else read_weights(experiment.model, num_classes=dataset.num_classes, report=print_once)
+    folder, claimed = claim_folder(line, configuration, saved, lock)
+    _check_best_is_known(line, claimed, saved, plan)
+    job = Job(
+        verb=line.verb,
+        engine=engine,
+        experiment=experiment,
+        dataset=dataset,
+        splits=splits,
+        plan=plan,
+        devices=devices,
+        precision=resolve_precision(experiment.trainer.precision, devices.kind),
+        threads=_threads(experiment.run.threads, saved if trains else None, 1 if in_one else devices.count),
+        folder=folder,
+        command=command,
+        first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
+        checkpoint=_to_read(saved, claimed, trains=trains) if saved else None,
+        weights=weights,
+        files=files,
+        extras=configuration.extras if configuration.extras.names else None,
+        cuda_graph=cuda_graph,
+    )
+    if trains and plan.dropped:
+        rest, fill, are = (plan.dropped, "fill", "are") if plan.dropped > 1 else (1, "fills", "is")
+        samples = f"{rest} sample{'s' * (rest != 1)} of each epoch"
+        print_once(f"note: {samples} {fill} no whole batch of {plan.batch_size} and {are} left out")
+    return Prepared(job, claimed)
+
+
+def _saved(line: CommandLine) -> Saved | None:
+    """Reads the checkpoint that the command line names."""
+    if not line.trains:
+        if not line.checkpoint:
+            raise InputError(f"{line.verb} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
+        return Saved.read(find_weights(Path(line.checkpoint), print_once), hashed=False)
+    if line.resume == "auto" and not line.run_dir:
+        raise InputError("--resume auto goes on in the folder that --run-dir names: give --run-dir, too.")
+    found = None
+    if continues_in_place(line):
+        place = Path(str(line.run_dir))
+        found = newest_sound(place, warn_once)
+        if found is None and list(place.glob("checkpoints/*.ckpt")):
+            raise InputError(f"The folder {place} holds checkpoints, but no sound one to go on from: put them aside.")
+    if found is None and line.resume and line.resume != "auto":
+        place = Path(line.resume)
+        if not place.is_dir():
+            return Saved.read(find_checkpoint(place, (LAST,)))
+        found = newest_sound(place, warn_once)
+        if found is None:
+            raise InputError(f"The folder {place} holds no sound checkpoint to go on from.")
+    return Saved.read(found.path) if found else None
+
+
+def _threads(setting: int | None, resumed: Saved | None, local_world_size: int) -> int:
+    """Returns the number of threads of each rank."""
+    if resumed:
+        return resumed.threads(setting, local_world_size, warn_once)
+    return threads_per_rank(setting, local_world_size)
+
+
+def _to_read(saved: Saved, claimed: RunFolder | None, *, trains: bool) -> Path:
+    """Returns the checkpoint that the ranks read: that of another run is copied, since it may change."""
+    if not trains or claimed is None or launched_from_outside() or saved.is_in(claimed.checkpoints):
+        return saved.path
+    return claimed.checkpoints / LAST
+
+
+def _check_best_is_known(line: CommandLine, folder: RunFolder | None, saved: Saved | None, plan: Plan) -> None:
+    """Rejects a complete training whose best weights, which are to be tested, are not there.
+
+    Raises:
+        InputError: They are not.
+    """
+    if not folder or not saved or line.verb != "train":
+        return
+    if saved.step == plan.total_steps and not (folder.checkpoints / BEST).exists():
+        folder.release()
+        raise InputError(
+            f"The training in {folder.path} is complete, but its best weights are not known: test the last ones with "
+            f"test --ckpt {folder.checkpoints / LAST}."
+        )
+
+
+def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
+    """Returns this machine's devices and the number of all ranks."""
+    if not launched_from_outside():
+        if trainer.num_nodes > 1:
+            raise InputError(
+                f"trainer.num_nodes is {trainer.num_nodes}: start the ranks of several machines by torchrun."
+            )
+        devices = choose_devices(trainer)
+        return devices, devices.count
+    rank = Rank.from_environment()
+    wanted = len(trainer.devices) if isinstance(trainer.devices, list) else trainer.devices
+    if wanted not in {"auto", rank.local_world_size}:
+        raise InputError(
+            f"trainer.devices is {trainer.devices}, but the launcher has started {rank.local_world_size} ranks on this "
+            "machine: leave --devices out."
+        )
+    if trainer.num_nodes not in {1, rank.num_nodes}:
+        raise InputError(
+            f"trainer.num_nodes is {trainer.num_nodes}, but the launcher has started ranks on {rank.num_nodes} "
+            "machine(s): leave it out."
+        )
+    own = replace(trainer, devices=trainer.devices if isinstance(trainer.devices, list) else rank.local_world_size)
+    return choose_devices(own), rank.world_size

@@ -1,0 +1,124 @@
+"""MNIST, from the files in the package or from a folder of the user's, verified by SHA-256 at each load."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import stat
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from lit_mnist.data.digits.idx import DamagedFileError, Split, decoded_size, read_idx
+from lit_mnist.errors import InputError
+
+EMBEDDED = Path(__file__).parent / "files"
+
+
+class OfficialFile(NamedTuple):
+    """One of the four files: its name once decoded, the shape of what it holds, the digest of its decoded bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+FILES = (
+    OfficialFile(
+        "train-images-idx3-ubyte",
+        (60_000, 28, 28),
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    ),
+    OfficialFile(
+        "train-labels-idx1-ubyte",
+        (60_000,),
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    ),
+    OfficialFile(
+        "t10k-images-idx3-ubyte",
+        (10_000, 28, 28),
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    ),
+    OfficialFile(
+        "t10k-labels-idx1-ubyte",
+        (10_000,),
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
+)
+
+
+def load_mnist(root: Path | None) -> tuple[str, str, Split, Split]:
+    """Loads MNIST.
+
+    Args:
+        root: Folder with the four files in it, in its `raw` or in its `MNIST/raw`, each as `.gz` (preferred) or
+            decoded; nothing else there is read. Without one, the files of the package.
+
+    Returns:
+        The source, `embedded` or the folder with the form of its files; the SHA-256 over the four files' SHA-256
+        (32 bytes each, training images, training labels, test images, test labels); the training and the test split.
+
+    Raises:
+        InputError: A file is missing, cannot be read, or does not hold the official bytes.
+    """
+    if root is None:
+        paths = [EMBEDDED / f"{file.name}.gz" for file in FILES]
+        source, advice = "embedded", "Reinstall the package."
+    else:
+        paths = _find(root)
+        forms = sorted({".gz" if path.suffix == ".gz" else "decoded" for path in paths})
+        source = f"{paths[0].parent} ({' and '.join(forms)})"
+        advice = "Replace it by the official file, or leave data.root unset to use the files of the package."
+    train_images, train_labels, test_images, test_labels = (
+        _read(path, file, advice) for path, file in zip(paths, FILES, strict=True)
+    )
+    sha256 = hashlib.sha256(b"".join(bytes.fromhex(file.sha256) for file in FILES)).hexdigest()
+    return source, sha256, Split(train_images, train_labels), Split(test_images, test_labels)
+
+
+def _read(path: Path, file: OfficialFile, advice: str) -> torch.Tensor:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            return read_idx(stream, file.shape, file.sha256)
+    except DamagedFileError as error:
+        found = str(error)
+    except (OSError, EOFError, zlib.error) as error:
+        found = f"that it cannot be read ({type(error).__name__}: {error})"
+    raise InputError(
+        f"{path} is not MNIST's {file.name}: expected {decoded_size(file.shape)} decoded bytes with SHA-256 "
+        f"{file.sha256}, found {found}. {advice}"
+    )
+
+
+def _find(root: Path) -> list[Path]:
+    """Returns the paths of the four files in the first folder that has them all."""
+    best: list[Path] = []
+    lacking = ""
+    for folder in (root, root / "raw", root / "MNIST" / "raw"):
+        choices = [(folder / f"{file.name}.gz", folder / file.name) for file in FILES]
+        found = [next(filter(_is_file, choice), None) for choice in choices]
+        paths = [path for path in found if path is not None]
+        if len(paths) == len(FILES):
+            return paths
+        if not lacking or len(paths) > len(best):
+            names = [file.name for file, path in zip(FILES, found, strict=True) if path is None]
+            best, lacking = paths, f"{folder} lacks {', '.join(names)}"
+    raise InputError(
+        f"MNIST is not in {root}, its raw or its MNIST/raw: {lacking}. Expected are the four official files in one of "
+        "these folders, each as .gz or decoded. Put them there, or leave data.root unset to use the files of the "
+        "package."
+    )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be looked up ({error}). Make it readable, or leave data.root unset to use the files of "
+            "the package."
+        ) from error

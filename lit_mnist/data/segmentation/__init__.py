@@ -1,0 +1,1 @@
+"""Segmentation data sets: Pascal VOC and generated shapes."""

@@ -1,0 +1,153 @@
+"""Scenes of coloured, textured, overlapping shapes, made from numbers alone: `make_scene(seed=0, number=7, side=96)`.
+
+Each scene is a function of (seed, number). Only sums, products, quotients and square roots are used, which every
+machine rounds alike, so that a scene has the same bytes everywhere. Colour gives a shape's class away only in part:
+neighbouring classes share a third of their hues, so that a network must learn the outlines, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_mnist.data.rng import uniform
+from lit_mnist.data.segmentation.scenes import IGNORED
+
+# The class of the first of `_OUTLINES` is 1; 0 is the background.
+MOST_SHAPES = 4
+# A shape's largest radius, and the range of it, as shares of the picture's side.
+_LEAST_RADIUS, _MOST_RADIUS = 0.17, 0.34
+# The hues of a class spread so far to both sides of its own, as a share of the distance between two classes.
+_HUE_SPREAD = 0.6
+_NOISE = 0.12
+# Random numbers that a scene, and each of its shapes, has at its disposal.
+_DRAWN = 16
+# Unit vectors at 90, 162, 234, 306 and 18 degrees for the lines of a star, at 90, 210 and 330 for a triangle.
+_FIVE = (
+    (0.0, 1.0),
+    (-0.9510565162951535, 0.30901699437494745),
+    (-0.5877852522924731, -0.8090169943749475),
+    (0.5877852522924731, -0.8090169943749475),
+    (0.9510565162951535, 0.30901699437494745),
+)
+_THREE = ((0.0, 1.0), (-0.8660254037844386, -0.5), (0.8660254037844386, -0.5))
+
+Floats = npt.NDArray[np.float64]
+Pixels = npt.NDArray[np.uint8]
+
+
+def make_scene(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:
+    """Returns a scene's picture, uint8 [side, side, 3], and its mask, uint8 [side, side].
+
+    The mask's pixels are 0 for the background, 1 to 6 for the shapes, and 255 along each outline, one pixel to both
+    sides of it.
+
+    Args:
+        seed: Which set of scenes.
+        number: Which scene of the set, from 0.
+        side: Height and width in pixels.
+    """
+    draw = iter(uniform(seed, "scene", number, np.arange(_DRAWN)).tolist())
+    x, y = _grid(side)
+    shapes = 1 + int(next(draw) * MOST_SHAPES)
+    picture = _textured(3 * x, 3 * y, draw, hue=next(draw), saturation=0.15 + 0.35 * next(draw))
+    classes = np.zeros((side, side), np.uint8)
+    for shape in range(shapes):
+        # Each shape draws from numbers of its own.
+        draw = iter(uniform(seed, "shape", number, shape, np.arange(_DRAWN)).tolist())
+        kind = int(next(draw) * len(_OUTLINES))
+        radius = _LEAST_RADIUS + (_MOST_RADIUS - _LEAST_RADIUS) * next(draw)
+        right, down = (0.12 + 0.76 * next(draw) for _ in range(2))
+        u, v = _turned((x - right) / radius, (y - down) / radius, next(draw))
+        inside = _OUTLINES[kind](u, v) < 0
+        hue = (kind + 0.5 + _HUE_SPREAD * (2 * next(draw) - 1)) / len(_OUTLINES) % 1
+        picture[inside] = _textured(u[inside], v[inside], draw, hue=hue, saturation=0.55 + 0.45 * next(draw))
+        classes[inside] = kind + 1
+    noise = uniform(seed, "noise", number, np.arange(side * side)).reshape(side, side, 1) - 0.5
+    levels = np.clip(picture + _NOISE * noise, 0, 1) * 255 + 0.5
+    return levels.astype(np.uint8), _with_border(classes)
+
+
+def _grid(side: int) -> tuple[Floats, Floats]:
+    """Returns the pixels' places, from 0 to 1, rightwards and downwards."""
+    place = (np.arange(side) + 0.5) / side
+    return np.broadcast_to(place[None, :], (side, side)), np.broadcast_to(place[:, None], (side, side))
+
+
+def _turned(x: Floats, y: Floats, share: float) -> tuple[Floats, Floats]:
+    """Returns places after a rotation; the share, from 0 to 1, goes once round the circle, though not evenly."""
+    quarter, tangent = divmod(4 * share, 1)
+    # The tangent of half the angle gives sine and cosine without a function that machines round in their own ways.
+    length = 1 + tangent * tangent
+    cosine, sine = (1 - tangent * tangent) / length, 2 * tangent / length
+    for _ in range(int(quarter)):
+        cosine, sine = -sine, cosine
+    return cosine * x + sine * y, cosine * y - sine * x
+
+
+def _circle(u: Floats, v: Floats) -> Floats:
+    return np.sqrt(u * u + v * v) - 0.9
+
+
+def _square(u: Floats, v: Floats) -> Floats:
+    return np.maximum(abs(u), abs(v)) - 0.78
+
+
+def _triangle(u: Floats, v: Floats) -> Floats:
+    return np.max([-(u * right + v * down) for right, down in _THREE], axis=0) - 0.55
+
+
+def _star(u: Floats, v: Floats) -> Floats:
+    # A place lies in a pentagram if it lies within four of its five lines.
+    lines = np.sort([-(u * right + v * down) for right, down in _FIVE], axis=0)
+    return lines[-2] - 0.31
+
+
+def _ring(u: Floats, v: Floats) -> Floats:
+    distance = np.sqrt(u * u + v * v)
+    return np.maximum(distance - 0.98, 0.52 - distance)
+
+
+def _cross(u: Floats, v: Floats) -> Floats:
+    across, along = np.minimum(abs(u), abs(v)), np.maximum(abs(u), abs(v))
+    return np.maximum(across - 0.34, along - 0.98)
+
+
+# By place in units of the radius: below 0 inside. In the order of the classes' names, after the background.
+_OUTLINES = (_circle, _square, _triangle, _star, _ring, _cross)
+
+
+def _textured(u: Floats, v: Floats, draw: Iterator[float], *, hue: float, saturation: float) -> Floats:
+    """Returns colours, float64 [..., 3] from 0 to 1, at places of a plain, striped, chequered or dotted surface."""
+    kind, fineness, light, contrast = int(4 * next(draw)), 1.5 + 2 * next(draw), next(draw), next(draw)
+    across, along = u * fineness, v * fineness
+    if kind == 0:
+        pattern = np.clip(0.5 + 0.3 * u, 0, 1)
+    elif kind == 1:
+        pattern = (across - np.floor(across) < 0.5).astype(np.float64)
+    elif kind == 2:
+        pattern = ((np.floor(across) + np.floor(along)).astype(np.int64) & 1).astype(np.float64)
+    else:
+        right, down = across - np.floor(across) - 0.5, along - np.floor(along) - 0.5
+        pattern = (right * right + down * down < 0.08).astype(np.float64)
+    bright = _colour(hue, saturation, 0.6 + 0.4 * light)
+    dark = bright * (0.45 + 0.4 * contrast)
+    return bright + pattern[..., None] * (dark - bright)
+
+
+def _colour(hue: float, saturation: float, value: float) -> Floats:
+    """Returns red, green and blue, from 0 to 1, of a hue, a saturation and a value, each from 0 to 1."""
+    shares = [min(1.0, max(0.0, abs((6 * hue + turn) % 6 - 3) - 1)) for turn in (0, 4, 2)]
+    return np.array([value * (1 - saturation * (1 - share)) for share in shares])
+
+
+def _with_border(classes: Pixels) -> Pixels:
+    """Returns a mask in which the pixels that touch another class, side by side, are of no class."""
+    mask = classes.copy()
+    for one, other in ((np.s_[1:], np.s_[:-1]), (np.s_[:, 1:], np.s_[:, :-1])):
+        differ = classes[one] != classes[other]
+        mask[one][differ] = IGNORED
+        mask[other][differ] = IGNORED
+    return mask

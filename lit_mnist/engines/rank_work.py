@@ -1,0 +1,30 @@
+"""What a rank does with its job: here, so that a spawned process imports no more than its engine needs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+
+from lit_mnist.checkpoint.store import newest_sound
+from lit_mnist.distributed.failure import SITUATION
+from lit_mnist.distributed.rank import Rank, keep_memory
+from lit_mnist.engines.capabilities import load_engine
+from lit_mnist.training.job import Job
+
+
+def do_job(job: Job, rank: Rank) -> None:
+    """Does a job in one rank, with the job's number of threads."""
+    # Lightning, Fabric and Accelerate set a number of their own where the variable is absent.
+    os.environ["OMP_NUM_THREADS"] = str(job.threads)
+    torch.set_num_threads(job.threads)
+    keep_memory()
+    if job.experiment.trainer.deterministic:
+        # Without it cuBLAS refuses to be deterministic.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        # Started again after a loss: what was saved before is not lost.
+        found = newest_sound(job.folder, SITUATION.warn if rank.is_first else lambda _: None)
+        job = replace(job, checkpoint=found.path if found else job.checkpoint)
+    load_engine(job.engine).run(job, rank)

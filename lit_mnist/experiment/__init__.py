@@ -1,0 +1,19 @@
+"""The experiment: what is trained, on which data, and how. One frozen dataclass per section, and the plan of its steps."""
+
+from lit_mnist.experiment.data import DATA_NAMES, SCENE_NAMES, DataSettings
+from lit_mnist.experiment.experiment import Experiment
+from lit_mnist.experiment.model import ModelSettings, Net
+from lit_mnist.experiment.run import RunSettings
+from lit_mnist.experiment.trainer import Precision, TrainerSettings
+
+__all__ = [
+    "DATA_NAMES",
+    "SCENE_NAMES",
+    "DataSettings",
+    "Experiment",
+    "ModelSettings",
+    "Net",
+    "Precision",
+    "RunSettings",
+    "TrainerSettings",
+]

@@ -1,0 +1,55 @@
+"""The experiment: what is trained, on what, and how; shared by every engine.
+
+Three frozen sections (`model`, `data`, `trainer`) and the seed define what is computed. The fourth, `run`, says where
+and how safely, and never changes what is computed, except through `run.threads`. The dataclasses' defaults are the
+default experiment; a YAML file or a flag states what differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lit_mnist.errors import require
+from lit_mnist.experiment.data import DATA_NAMES, SCENE_NAMES, DataSettings
+from lit_mnist.experiment.model import ModelSettings, Net
+from lit_mnist.experiment.run import RunSettings
+from lit_mnist.experiment.trainer import Precision, TrainerSettings
+
+__all__ = [
+    "DATA_NAMES",
+    "SCENE_NAMES",
+    "DataSettings",
+    "Experiment",
+    "ModelSettings",
+    "Net",
+    "Precision",
+    "RunSettings",
+    "TrainerSettings",
+]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment: everything that determines the numbers of a run, and the `run` section."""
+
+    seed_everything: int = 42
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.seed_everything < 2**32,
+            f"seed_everything must be from 0 to 4294967295, but is {self.seed_everything}.",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the experiment as nested plain values, in the sections of a configuration file."""
+        return asdict(self)
+
+    def replace(self, section: str, **changes: Any) -> Experiment:
+        """Returns a copy with some settings of one section changed."""
+        return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})

@@ -1,0 +1,1 @@
+"""Traces, per-part timings, and injected faults."""

@@ -1,0 +1,117 @@
+"""What a rank trained on and what came out, step by step, so that two trainings can be compared.
+
+The trace watches from outside: the pictures at the network's own entrance, the weights in the network itself, the
+bytes in the kernel's counters. It changes nothing and takes part in no collective.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from lit_mnist.checkpoint.atomic_io import write_text
+from lit_mnist.checkpoint.digest import tensor_sha256, weights_sha256
+from lit_mnist.data.rng import random_bits
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.profiling.traffic import Traffic
+
+FOLDER = "trace"
+_FIRST_WATCHED = 3
+
+
+class Trace:
+    """Writes `trace/rank-N.json` in the run folder at the training's end.
+
+    Args:
+        net: The bare network.
+        folder: The run folder.
+        rank: This rank.
+        dtype: The type that the network computes in: some engines convert the pictures before it does.
+        last_watched: What the rank sends is counted over at most 8 steps, from step 4 to this one; 0 for not at all.
+        keep: A step after which whole weights are kept, in `trace/rank-N-step-S.npz`.
+    """
+
+    def __init__(
+        self, net: nn.Module, folder: Path, rank: Rank, *, dtype: torch.dtype, last_watched: int, keep: int | None
+    ) -> None:
+        self.net, self.folder, self.rank, self.keep = net, folder / FOLDER, rank, keep
+        self._dtype = dtype
+        self._watched = range(_FIRST_WATCHED, min(last_watched, _FIRST_WATCHED + 8))
+        self._traffic = Traffic()
+        self._initial: dict[str, str] = {}
+        self._steps: list[dict[str, Any]] = []
+        self._losses: list[torch.Tensor] = []
+        self._samples = 0
+        # nn.DataParallel's copies of the network call the hook, each in a thread of its own.
+        self._one_by_one = threading.Lock()
+        self._hook = net.register_forward_pre_hook(self._see)
+
+    def _see(self, net: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Adds up the digests of the pictures that enter the network: a sum, so that ranks can be added up, too."""
+        if not net.training:
+            return
+        with self._one_by_one:
+            # Only now: engines convert and restore a network after they have made it.
+            self._initial = self._initial or self._digests()
+            digests = picture_digests(arguments[0].to(self._dtype))
+            self._samples = (self._samples + int(digests.sum(dtype=np.uint64))) % 2**64
+
+    def batch_done(self, loss: torch.Tensor) -> None:
+        """Notes a micro-batch's mean loss."""
+        self._losses.append(loss)
+
+    def step_done(self, step: int, lr: float) -> None:
+        """Notes an optimizer step, counted from 1, and its learning rate."""
+        self._traffic.step_done()
+        losses = [float(loss) for loss in self._losses]
+        self._steps.append(
+            {
+                "step": step,
+                "samples": f"{self._samples:016x}",
+                "lr": lr,
+                "loss": sum(losses) / len(losses),
+                "weights": self._digests(),
+            }
+        )
+        self._losses, self._samples = [], 0
+        if step == self.keep:
+            self.folder.mkdir(exist_ok=True)
+            weights = {name: tensor.detach().cpu().numpy() for name, tensor in self.net.state_dict().items()}
+            np.savez(self.folder / f"rank-{self.rank.rank}-step-{step}.npz", allow_pickle=False, **weights)
+        if step in self._watched:
+            self._traffic.start()
+        if step == self._watched.stop:
+            self._traffic.stop()
+
+    def _digests(self) -> dict[str, str]:
+        return {name: tensor_sha256(tensor) for name, tensor in self.net.state_dict().items()}
+
+    def close(self) -> None:
+        """Writes the file."""
+        self._hook.remove()
+        self._traffic.stop()
+        self.folder.mkdir(exist_ok=True)
+        content = {
+            "initial": self._initial,
+            "steps": self._steps,
+            "weights_sha256": weights_sha256(self.net.state_dict()),
+            "traffic": self._traffic.per_step(),
+        }
+        write_text(self.folder / f"rank-{self.rank.rank}.json", json.dumps(content) + "\n")
+
+
+def picture_digests(images: torch.Tensor) -> npt.NDArray[np.uint64]:
+    """Returns a 64-bit digest of each picture of a batch, uint64 [batch]."""
+    flat = images.detach().cpu().contiguous().view(torch.uint8).reshape(len(images), -1).numpy()
+    words = flat.view(np.uint32).astype(np.uint64)
+    weights = random_bits(0, "picture digest", np.arange(words.shape[1])) | np.uint64(1)
+    with np.errstate(over="ignore"):
+        sums = (words * weights).sum(axis=1, dtype=np.uint64)
+    return random_bits(0, "picture", sums)

@@ -1,0 +1,109 @@
+"""Counts what a rank sends: bytes by the kernel's counters, collectives by torch's profiler, exchanges by their own."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from lit_mnist.distributed.peer_exchange import SENT
+from lit_mnist.seams import operations_of
+
+# Where `tcpi_bytes_sent` lies in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19).
+_TCP_INFO_SIZE, _BYTES_SENT = 248, 200
+# Bytes of an element, by the names that the profiler gives to types.
+_ITEM_SIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "unsigned char": 1}
+
+
+def bytes_sent() -> int | None:
+    """Returns the bytes that this process's open TCP connections have sent, or None where the kernel does not tell."""
+    try:
+        links = list(Path("/proc/self/fd").iterdir())
+    except OSError:
+        return None
+    total = 0
+    for link in links:
+        try:
+            if not str(link.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(link.name))) as connection:
+                if connection.type != socket.SOCK_STREAM or connection.family not in {socket.AF_INET, socket.AF_INET6}:
+                    continue
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
+        except OSError:
+            continue
+        if len(info) >= _BYTES_SENT + 8:
+            total += struct.unpack_from("=Q", info, _BYTES_SENT)[0]
+    return total
+
+
+class Traffic:
+    """Counts over some steps of a training, from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._profile: profile | None = None
+        self._steps = 0
+        self._sent_before: int | None = None
+        self._sent: int | None = None
+        self._collectives: Counter[str] = Counter()
+        self._payload = 0
+        self._exchanged: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Begins to count, unless that was done before."""
+        if self._profile or self._steps:
+            return
+        # Without it the profiler tells of itself on the error output.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+        self._profile.start()
+        self._exchanged = SENT.copy()
+        self._sent_before = bytes_sent()
+
+    def step_done(self) -> None:
+        """Counts a step."""
+        self._steps += self._profile is not None
+
+    def stop(self) -> None:
+        """Ends the counting, unless that was done before."""
+        if self._profile is None:
+            return
+        sent = bytes_sent()
+        exchanged = SENT - self._exchanged
+        by_unix = exchanged.pop("unix", 0)
+        if sent is not None and self._sent_before is not None:
+            self._sent = sent - self._sent_before + by_unix
+        self._profile.stop()
+        self._payload += exchanged.pop("payload", 0)
+        self._collectives.update(exchanged)
+        for operation, shapes, kinds in operations_of(self._profile):
+            backend, _, name = operation.partition(":")
+            if backend == "nccl":
+                # Its ways are not TCP's.
+                self._sent = None
+            if backend in {"gloo", "nccl"}:
+                self._collectives[name] += 1
+                self._payload += _payload(shapes, kinds) if name != "recv" else 0
+        self._profile = None
+
+    def per_step(self) -> dict[str, Any]:
+        """Returns bytes sent, bytes handed to collectives, and collectives by name, each per step."""
+        steps = self._steps or math.nan
+        return {
+            "steps": self._steps,
+            "bytes_sent": None if self._sent is None or not self._steps else self._sent / steps,
+            "payload_bytes": self._payload / steps if self._steps else None,
+            "collectives": {name: count / steps for name, count in sorted(self._collectives.items())},
+        }
+
+
+def _payload(shapes: Sequence[Sequence[int]], kinds: Sequence[str]) -> int:
+    """Returns the bytes of the tensors that an operation was given."""
+    return sum(math.prod(shape) * _ITEM_SIZES.get(kind, 0) for shape, kind in zip(shapes, kinds, strict=False))

@@ -1,0 +1,207 @@
+"""The run folder: claimed by one run at a time, and everything that the run leaves behind is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from lit_mnist.checkpoint.atomic_io import open_lock, remove_temporary, try_lock, write_text
+from lit_mnist.distributed.terminal import print_line
+from lit_mnist.errors import InputError
+
+CONFIG, RESULT, METRICS, REPORT = "config.yaml", "result.json", "metrics.csv", "report.html"
+# Bytes that a run's folder must have room for at its start.
+_LEAST_ROOM = 1 << 20
+# A launcher's own folder in that of the logs, for the time of the launch.
+SCRATCH = ".launcher-"
+_LOCK = "run.lock"
+# The name that torchrun gives to all starts and restarts of one job.
+_RUN_ID = "torchelastic-run-id"
+
+
+class RunFolder:
+    """A folder that this run holds until its processes have ended.
+
+    The lock is the kernel's: it goes when the last process that inherited it ends, however it ended.
+
+    Args:
+        path: The folder.
+        lock: The open lock file, where this process or its parent holds it.
+    """
+
+    def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @classmethod
+    def claim(
+        cls,
+        path: Path,
+        *,
+        writes: tuple[str, ...],
+        folders: tuple[str, ...] = (),
+        resumed: bool = False,
+        patience: float = 0,
+        lock: IO[str] | None = None,
+    ) -> RunFolder:
+        """Makes the folder where it does not exist, and holds it.
+
+        Args:
+            path: The folder.
+            writes: Files that the run is going to write: refused where one is there already.
+            folders: Folders to make in it, beside that of the logs.
+            resumed: Whether the run goes on in a folder of its own, so that its files may be there.
+            patience: Seconds to wait for a process that holds the folder.
+            lock: The lock file, where this process has locked the folder already.
+
+        Raises:
+            InputError: The folder cannot be made or written, another run holds it, or it holds another run's files.
+        """
+        lock = lock or lock_folder(path, patience)
+        present = [name for name in writes if (path / name).exists()]
+        if present and not resumed:
+            lock.close()
+            raise InputError(
+                f"The run folder {path} holds a run already ({', '.join(present)}): choose another --run-dir."
+            )
+        try:
+            for name in ("logs", *folders):
+                (path / name).mkdir(exist_ok=True)
+                with tempfile.TemporaryFile(dir=path / name) as probe:
+                    probe.write(bytes(_LEAST_ROOM))
+        except OSError as error:
+            lock.close()
+            raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
+        lock.seek(0)
+        if before := lock.read().strip():
+            print_line(f"note: the run before this one in {shown(path)} ({before}) was ended from outside")
+        remove_temporary(path)
+        remove_temporary(path / "checkpoints")
+        for left in (path / "logs").glob(f"{SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        lock.flush()
+        if run_id := _elastic_run_id():
+            write_text(path / "logs" / _RUN_ID, run_id)
+        return cls(path, lock)
+
+    def release(self) -> None:
+        """Notes that the run has ended by itself; the lock goes with the process."""
+        if self._lock:
+            self._lock.seek(0)
+            self._lock.truncate()
+            self._lock.flush()
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Writes the resolved configuration, usable as `--config`."""
+        write_text(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Writes `result.json`."""
+        write_text(self.path / RESULT, json.dumps(result, indent=2) + "\n")
+
+
+def lock_folder(path: Path, patience: float = 0) -> IO[str]:
+    """Makes a folder, and returns its lock file, locked until it is closed.
+
+    Raises:
+        InputError: The folder cannot be made, or another process holds it for longer than `patience` seconds.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = open_lock(path / _LOCK)
+    except OSError as error:
+        raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
+    try:
+        deadline, waits = time.monotonic() + patience, False
+        while not try_lock(lock):
+            if time.monotonic() >= deadline:
+                raise InputError(f"The run folder {path} is in use by {_holder(lock)}: choose another --run-dir.")
+            if not waits:
+                print_line(f"note: waiting for {_holder(lock)}, which holds {shown(path)}")
+            waits = True
+            time.sleep(0.2)
+    except OSError as error:
+        lock.close()
+        raise InputError(
+            f"The run folder {path} cannot be locked: {error.strerror}. Choose a --run-dir on another file system."
+        ) from error
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _holder(lock: IO[str]) -> str:
+    """Returns what the process that holds a run folder has written into the lock file."""
+    lock.seek(0)
+    return lock.read().strip() or "another process"
+
+
+def run_folder_of(checkpoint: Path) -> Path | None:
+    """Returns the run folder that a checkpoint lies in, or None where it lies elsewhere."""
+    folder = checkpoint.resolve().parent
+    return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).exists() else None
+
+
+def shown(path: Path) -> str:
+    """Returns a path as a user would type it here: relative where it lies below the working folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def default_path(name: str, *, make: bool = False) -> Path:
+    """Returns `runs/<time>-<name>`, numbered where two runs start within a second.
+
+    Args:
+        name: The last part of the folder's name.
+        make: Whether to make it, so that no other run can take it.
+    """
+    stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    candidate, number = stem, 1
+    while True:
+        try:
+            if make:
+                candidate.mkdir(parents=True)
+            if make or not candidate.exists():
+                return candidate
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise InputError(f"The run folder {candidate} cannot be written: {error.strerror}.") from error
+        number += 1
+        candidate = stem.with_name(f"{stem.name}-{number}")
+
+
+def was_restarted(path: Path) -> bool:
+    """Returns whether torchrun has started this process in place of one that worked in a run folder before."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        return True
+    # Where ranks of another machine were lost, torchrun starts all again and counts none of it.
+    run_id = _elastic_run_id()
+    if run_id is None or (path / RESULT).exists():
+        return False
+    with suppress(OSError):
+        return (path / "logs" / _RUN_ID).read_text(errors="replace") == run_id
+    return False
+
+
+def _elastic_run_id() -> str | None:
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if run_id == "none" else run_id

@@ -1,0 +1,126 @@
+"""What a run has come to: the content of `result.json`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lit_mnist.checkpoint.digest import weights_sha256
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.run.timing import StepClock, commit, unshared_memory, versions
+from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.job import Job
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Figures of a training.
+
+    Attributes:
+        steps: Optimizer steps, from the first of the run.
+        steps_now: Those of them that were made since the run was last resumed.
+        skipped_steps: Those of them that the GradScaler left out because a gradient overflowed.
+        epochs: Epochs, the last perhaps cut short.
+        loss: Mean training loss of the last steps that were put together.
+        seconds: Seconds of the training, evaluations on the validation split included.
+        stopped_early: Why it ended before its last step, where a callback ended it.
+    """
+
+    steps: int
+    steps_now: int
+    skipped_steps: int
+    epochs: int
+    loss: float | None
+    seconds: float
+    stopped_early: str | None = None
+
+
+def device_name(device: torch.device) -> str:
+    """Returns `cpu`, or `cuda` with the GPU's name."""
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
+
+
+def total_memory(clock: StepClock, rank: Rank, device: torch.device, first_process: int) -> int:
+    """Returns the peak of unshared memory of all processes in bytes; every rank must call it.
+
+    It is the sum of each rank's largest value and of the launcher's; the workers of `data.workers` are not in it.
+    """
+    clock.note_memory()
+    total = torch.tensor([clock.peak_memory], dtype=torch.int64, device=device)
+    if rank.world_size > 1:
+        dist.all_reduce(total)
+    launcher = 0 if first_process == os.getpid() else unshared_memory(first_process)
+    return int(total) + launcher
+
+
+def total_gpu_memory(rank: Rank, device: torch.device, gpus: Iterable[int | torch.device]) -> int | None:
+    """Returns the peak of all ranks' tensors on GPUs in bytes, None on a CPU; every rank must call it.
+
+    Args:
+        rank: This rank.
+        device: Its device.
+        gpus: The GPUs that its process computes on.
+    """
+    if device.type != "cuda":
+        return None
+    total = torch.tensor([sum(map(torch.cuda.max_memory_allocated, gpus))], dtype=torch.int64, device=device)
+    if rank.world_size > 1:
+        dist.all_reduce(total)
+    return int(total)
+
+
+def build_result(
+    job: Job,
+    *,
+    world_size: int,
+    device: torch.device,
+    weights: Mapping[str, torch.Tensor],
+    clock: StepClock,
+    memory: int,
+    gpu_memory: int | None,
+    trained: Trained | None,
+    validation: Evaluation | None,
+    test: Evaluation | None,
+) -> dict[str, Any]:
+    """Returns the content of `result.json`."""
+    config = job.experiment.to_dict()
+    if job.extras:
+        config["trainer"].update(job.extras.values)
+    return {
+        "engine": job.engine,
+        "world_size": world_size,
+        "device": device_name(device),
+        "precision": job.precision,
+        "config": config,
+        "checkpoint": str(job.checkpoint.absolute()) if job.checkpoint and not job.trains else None,
+        "data": {"name": job.dataset.name, "source": job.dataset.source, "sha256": job.dataset.sha256},
+        "steps": trained.steps if trained else 0,
+        "skipped_steps": trained.skipped_steps if trained else 0,
+        "epochs": trained.epochs if trained else 0,
+        "stopped_early": trained.stopped_early if trained else None,
+        "threads": torch.get_num_threads(),
+        "cuda_graph": job.cuda_graph,
+        "train": {
+            "images_per_s": clock.images_per_s(),
+            "seconds": trained.seconds if trained else None,
+            "loss": trained.loss if trained else None,
+            "lr": job.plan.lr if trained else None,
+            "steps": trained.steps_now if trained else 0,
+            "scheduled_steps": job.plan.total_steps if trained else 0,
+        },
+        "validation": validation.to_dict() if validation else None,
+        "test": test.to_dict() if test else None,
+        "weights_sha256": weights_sha256(weights),
+        "seconds_to_first_step": clock.seconds_to_first_step,
+        "peak_memory_bytes": memory,
+        "peak_gpu_memory_bytes": gpu_memory,
+        "versions": versions(),
+        "commit": commit(),
+        "command": job.command,
+        "run_dir": str(job.folder),
+    }

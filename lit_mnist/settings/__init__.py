@@ -1,1 +1,0 @@
-"""The sections of an experiment's configuration: frozen dataclasses, whose docstrings are the command line's help."""

@@ -1,0 +1,153 @@
+"""A job: what the command line hands to the ranks, checked and loaded once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from lit_mnist.checkpoint.format import FORMAT
+from lit_mnist.data.dataset import AnySplit, Dataset, Scenes
+from lit_mnist.data.loader import EvaluationBatches, TrainBatches
+from lit_mnist.data.sampler import validation_split
+from lit_mnist.distributed.rank import Devices, Rank
+from lit_mnist.experiment import Experiment
+from lit_mnist.experiment.plan import Plan, make_plan
+from lit_mnist.training.precision import UsedPrecision, weight_dtype
+
+if TYPE_CHECKING:
+    from lit_mnist.cli.configure import TrainerExtras
+
+Verb = Literal["train", "fit", "validate", "test", "predict"]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The samples that an experiment trains, validates and tests on."""
+
+    train: AnySplit
+    validation: AnySplit
+    test: AnySplit
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a rank needs to know.
+
+    Attributes:
+        verb: `train` (fit, then test the best weights), `fit`, `validate`, `test` or `predict`.
+        engine: Name of the engine.
+        experiment: The experiment, as it was asked for.
+        dataset: The data set, loaded and verified.
+        splits: Its samples, as the experiment splits them.
+        plan: Batches and steps.
+        devices: Devices of this machine.
+        precision: The precision to use.
+        threads: Threads of each rank.
+        folder: The run folder.
+        command: The command as it was typed.
+        first_process: The process from whose start times count.
+        checkpoint: The checkpoint to resume from or to evaluate.
+        weights: Weights to begin a training with, by name, in place of the random ones.
+        files: The user's pictures, where they are predicted instead of the test set; they stand in `splits.test`.
+        extras: The further options of Lightning's Trainer.
+        cuda_graph: Whether a GPU is given the passes of a micro-batch as one recorded graph.
+    """
+
+    verb: Verb
+    engine: str
+    experiment: Experiment
+    dataset: Dataset
+    splits: Splits
+    plan: Plan
+    devices: Devices
+    precision: UsedPrecision
+    threads: int
+    folder: Path
+    command: str
+    first_process: int
+    checkpoint: Path | None = None
+    weights: Mapping[str, torch.Tensor] | None = None
+    files: tuple[Path, ...] = ()
+    extras: TrainerExtras | None = None
+    cuda_graph: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job trains."""
+        return self.verb in {"train", "fit"}
+
+    @property
+    def sync_batchnorm(self) -> bool:
+        """Whether batch norm uses the statistics of all ranks: by default where there are several."""
+        wanted = self.experiment.trainer.sync_batchnorm
+        return self.plan.world_size > 1 and wanted is not False
+
+    def train_batches(self, rank: Rank, epoch: int, step: int) -> TrainBatches:
+        """Returns a rank's micro-batches of an epoch, from where a run stands after so many optimizer steps."""
+        begun, first = self.plan.position(step)
+        return TrainBatches(
+            self.splits.train,
+            plan=self.plan,
+            settings=self.experiment.data,
+            seed=self.experiment.seed_everything,
+            epoch=epoch,
+            rank=rank.rank,
+            first=first if epoch == begun else 0,
+            dtype=weight_dtype(self.precision),
+            device=self.devices.of(rank),
+        )
+
+    def evaluation_batches(self, split: AnySplit, rank: Rank) -> EvaluationBatches:
+        """Returns the batches of a split that a rank evaluates."""
+        # A picture's own figures round otherwise beside others: alone, it is the same on any number of ranks.
+        alone = self.verb == "predict" and isinstance(split, Scenes)
+        return EvaluationBatches(
+            split,
+            rank=rank.rank,
+            world_size=rank.world_size,
+            batch_size=1 if alone else self.experiment.data.evaluated_at_once,
+            settings=self.experiment.data,
+            dtype=weight_dtype(self.precision),
+            device=self.devices.of(rank),
+        )
+
+    def checkpoint_section(self) -> dict[str, Any]:
+        """Returns the checkpoint's own section: format, experiment and data as plain values."""
+        return {
+            "format": FORMAT,
+            "engine": self.engine,
+            "experiment": self.experiment.to_dict(),
+            "precision": self.precision,
+            "threads": self.threads,
+            # nn.DataParallel is one rank on several devices.
+            "local_world_size": min(self.devices.count, self.plan.world_size),
+            "data_sha256": self.dataset.sha256,
+            "num_classes": self.dataset.num_classes,
+            "batch_size": self.plan.batch_size,
+            "total_steps": self.plan.total_steps,
+        }
+
+
+def split_dataset(experiment: Experiment, dataset: Dataset) -> Splits:
+    """Returns the samples to train, validate and test on.
+
+    Raises:
+        InputError: The validation split leaves nothing to train on.
+    """
+    data = experiment.data
+    train, validation = validation_split(experiment.seed_everything, len(dataset.train), data.val_size)
+    return Splits(
+        train=dataset.train.take(train[: data.train_size]),
+        validation=dataset.train.take(validation),
+        test=dataset.test.take(np.arange(min(data.test_size or len(dataset.test), len(dataset.test)))),
+    )
+
+
+def plan_for(experiment: Experiment, splits: Splits, world_size: int) -> Plan:
+    """Returns the plan of a job; see `make_plan`."""
+    return make_plan(experiment, world_size, len(splits.train))

@@ -1,0 +1,444 @@
+"""The bench of a whole training: its time is steps times a step, and what is not measured is said or predicted."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Program
+from test_report import SPACE, Page
+from torch import nn
+from voc_folder import write_voc
+
+from benchmarks import stage
+from benchmarks.devices import analyse, devices, name_of, topic_of
+from benchmarks.forecast import LINKS, forecast, gradient_of, load_of, network_of
+from benchmarks.model import StepModel
+from benchmarks.pages.devices import devices_section
+from benchmarks.pages.page import table, write_bench
+from benchmarks.programs import run_python
+from benchmarks.recipe import VOC_TRAIN, Recipe
+from benchmarks.rounds import Figures, Measurement, Ratio, Topic, take_rounds
+from benchmarks.scaling import NETWORKS, RAW_DDP, SERVER, traffic_of
+from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, memory_of_ranks
+from benchmarks.workload import Collective, Workload, gradient_buckets
+from lit_mnist.compare.equality import Run
+from lit_mnist.data.segmentation.shapes_folder import NAME, write_shapes
+from lit_mnist.distributed.rank import Devices
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import Experiment
+from lit_mnist.report.page import frame
+from lit_mnist.report.style import COMPARISON_STYLE
+
+MIB = 1 << 20
+TINY = """
+model: {net: deeplabv3_small}
+data: {name: voc2012, image_size: 32, batch_size: 2, batch_per: rank, val_size: 64, border: class}
+trainer: {max_epochs: 3}
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's cache without VOC, but with a few shapes."""
+    folder = tmp_path / "cache" / "lit_mnist"
+    write_shapes(folder / NAME, train=24, test=2, side=32)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tutorial() -> Recipe:
+    """The tutorial's training, as the configuration has it."""
+    experiment = (
+        Experiment()
+        .replace("model", net="deeplabv3_resnet101", lr_scale="linear", optimizer="adam", schedule="constant")
+        .replace("data", name="voc2012", batch_size=8, batch_per="rank", val_size=0, border="class")
+        .replace("trainer", max_epochs=20)
+    )
+    return Recipe(experiment, None, VOC_TRAIN, 2000, Path("shapes"))
+
+
+@pytest.fixture(scope="module")
+def network(tutorial: Recipe) -> nn.Module:
+    return network_of(tutorial)
+
+
+def bare_layers(*sizes: float) -> nn.Module:
+    """Returns a network whose parameters have so many MiB, in this order."""
+    layers = [nn.Linear(int(size * MIB / 4), 1, bias=False, device="meta") for size in sizes]
+    return nn.Sequential(*layers)
+
+
+def test_buckets_are_filled_from_the_last_layer_on() -> None:
+    assert gradient_buckets(bare_layers(30, 10, 0.5, 0.75)) == [1.25 * MIB, 40 * MIB]
+    assert gradient_buckets(bare_layers(3, 24, 1, 1)) == [MIB, 25 * MIB, 3 * MIB]
+    assert gradient_buckets(bare_layers(0.5)) == [0.5 * MIB]
+    assert gradient_buckets(bare_layers(0.5), element=8) == [MIB]
+
+
+def test_the_tutorial_s_network_has_the_buckets_that_torch_makes(network: nn.Module) -> None:
+    found = gradient_of(network)
+    assert found["gradient_bytes"] == 4 * found["parameters"]
+    # torchvision tells 60,996,202 parameters with 21 classes and the auxiliary classifier, which is left out here.
+    auxiliary = 1024 * 256 * 9 + 2 * 256 + 256 * 21 + 21
+    assert found["parameters"] == 60_996_202 - auxiliary + 257
+    sizes = gradient_buckets(network)
+    assert sum(sizes) == found["gradient_bytes"]
+    assert [size >= 25 * MIB for size in sizes[1:-1]] == [True] * (len(sizes) - 2)
+    assert len(sizes) == 9
+
+
+def test_the_last_bucket_alone_shows_where_the_backward_pass_is_long() -> None:
+    model = StepModel({"loop": 0.03}, 0.0, 0.0, 0.0, cores=1, threads=1)
+    shared = [Collective("all_reduce", size, hideable=size > 10**6) for size in (8 * 10**6, 4 * 10**6, 10**6)]
+    norm = Collective("exchange", 1000)
+    load = Workload("ddp", "loop", 10, [norm, *shared])
+    # 3 of 4 ranks' parts travel twice: 12, 6 and 1.5 MB at 100 MB/s, each after six hops of 1 ms; 3 kB and one hop.
+    times = [0.126, 0.066, 0.021]
+    exchange = 0.00103
+    network: dict[str, Any] = {"ranks": 4, "bandwidth_bytes_per_s": 1e8, "latency_s": 1e-3}
+    shown = model.predict(load, **network)
+    assert shown.seconds == pytest.approx(0.3 + exchange + sum(times), rel=1e-12)
+    hidden = model.predict(load, **network, hides=True)
+    assert hidden.seconds == pytest.approx(0.3 + exchange + times[-1], rel=1e-12)
+    assert hidden.efficiency == pytest.approx(0.3 / hidden.seconds)
+    # A backward pass of 0.2 s has time for all of it, and one of 0.1 s for so much.
+    short = model.predict(replace(load, samples=5), **network, hides=True)
+    assert short.seconds == pytest.approx(0.15 + exchange + sum(times) - 0.1, rel=1e-12)
+    windows = model.predict(replace(load, micro_batches=2), **network, hides=True)
+    assert windows.seconds == pytest.approx(0.3 + exchange + sum(times) - 0.1, rel=1e-12)
+
+
+def test_the_tutorial_s_training_has_the_steps_of_its_batches(tutorial: Recipe) -> None:
+    # 183 batches of 8 an epoch, 45 of 32, and 22 of 64.
+    assert [tutorial.plan(count).total_steps for count in (1, 4, 8)] == [3660, 900, 440]
+    together = replace(tutorial, experiment=tutorial.experiment.replace("data", batch_per="global"))
+    assert [together.plan(count).total_steps for count in (1, 4, 8)] == [3660] * 3
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_prediction_is_the_steps_times_computing_and_sharing(tutorial: Recipe, network: nn.Module, gpu: bool) -> None:
+    rows = forecast(tutorial, network, [4, 8], 0.05, gpu=gpu)
+    links = LINKS if gpu else NETWORKS
+    assert [(row["devices"], row["engine"], row["network"]) for row in rows] == [
+        (count, engine, link) for count in (4, 8) for engine in (RAW_DDP, SERVER) for link in links
+    ]
+    channels = [layer.num_features for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
+    gradient = 4 * sum(parameter.numel() for parameter in network.parameters())
+    for row in rows:
+        bandwidth, latency = links[row["network"]]
+        n = row["devices"]
+        backward = 2 * (n - 1) / n * 8 * sum(channels) if gpu else (n - 1) * 8 * sum(channels)
+        moved = 16 * (n - 1) / n + (n - 1) * 4 * sum(2 * count + 1 for count in channels) + backward
+        hops = 2 * (n - 1) + len(channels) * (1 + (2 * (n - 1) if gpu else 1))
+        server = row["engine"] == SERVER
+        moved += 2 * (n - 1) * gradient if server else 2 * (n - 1) / n * gradient
+        hops += 2 if server else 9 * 2 * (n - 1)
+        whole = 0.4 + moved / bandwidth + hops * latency
+        assert row["step_seconds"]["to"] == pytest.approx(whole, rel=1e-9)
+        low, high = row["seconds"]["from"], row["seconds"]["to"]
+        assert row["steps"] == {4: 900, 8: 440}[n]
+        assert high == pytest.approx(row["steps"] * whole, rel=1e-9)
+        assert row["steps"] * 0.4 < low
+        assert low == high if server else low < high
+        assert row["speed_up"] == pytest.approx({"from": 3660 * 0.4 / high, "to": 3660 * 0.4 / low}, rel=1e-9)
+
+
+def test_a_batch_that_cannot_be_split_is_not_predicted(tutorial: Recipe, network: nn.Module) -> None:
+    odd = replace(tutorial, experiment=tutorial.experiment.replace("data", batch_per="global", batch_size=12))
+    rows = forecast(odd, network, [4, 8], 0.05, gpu=False)
+    assert {row["devices"] for row in rows if "refused" in row} == {8}
+    assert all("split evenly over 8" in row["refused"] for row in rows if row["devices"] == 8)
+
+
+def test_the_workload_counts_what_two_ranks_of_a_scene_network_send(program: Program) -> None:
+    write_shapes(program.folder / "scenes", train=40, test=1, side=32)
+    sizes = {"image_size": 32, "batch_size": 4, "val_size": 0}
+    flags = (
+        "--data.name",
+        "voc2012",
+        "--data.root",
+        "scenes",
+        *(f"--data.{key}={size}" for key, size in sizes.items()),
+    )
+    run = ("--max-steps", 9, "--devices", 2, "--run.threads", 1, "--precision", "32-true", "--run.trace", "traffic")
+    folder = program.train("fit", "--model.net", "deeplabv3_small", *flags, *run, engine=RAW_DDP, timeout=120)
+    experiment = Experiment().replace("model", net="deeplabv3_small").replace("data", name="voc2012", **sizes)
+    recipe = Recipe(experiment, None, 40, 40, None)
+    net = network_of(recipe)
+    load = load_of(recipe, net, RAW_DDP, recipe.plan(2), gpu=False)
+    traced = Run.read(folder)
+    found = traffic_of(traced, load)
+    assert found["payload_bytes"] == pytest.approx(found["payload_formula"], rel=0.002)
+    # Two buckets, and the count of pixels; now and then a few figures are agreed on.
+    calls = [trace["traffic"]["collectives"]["all_reduce"] for trace in traced.traces]
+    assert all(3 <= each < 4 for each in calls)
+    assert len(gradient_buckets(net)) == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "several", "absent"),
+    [(0, (2,), [4, 8]), (1, (), [4, 8]), (2, (2,), [4, 8]), (3, (2,), [4, 8]), (4, (4,), [8]), (8, (4, 8), [])],
+)
+def test_what_is_here_is_measured_and_the_rest_predicted(
+    tutorial: Recipe, gpus: int, several: tuple[int, ...], absent: list[int]
+) -> None:
+    found = Devices("cuda", tuple(range(gpus))) if gpus else Devices("cpu", (0,))
+    stage = Stage(tutorial, found, 4)
+    engines = (RAW_DDP, DATA_PARALLEL, SERVER)
+    assert stage.pairs() == [(SINGLE, 1), *((engine, count) for count in several for engine in engines)]
+    assert stage.absent() == absent
+
+
+def test_an_engine_that_cannot_train_it_is_left_out_with_its_own_reason(tutorial: Recipe) -> None:
+    stage = Stage(tutorial, Devices("cpu", (0,)), 4)
+    assert stage.refusal(SINGLE, 1) is None
+    assert stage.refusal(RAW_DDP, 2) is None
+    assert "no GPU" in str(stage.refusal(DATA_PARALLEL, 2))
+    gpus = replace(stage, devices=Devices("cuda", tuple(range(8))))
+    assert gpus.refusal(DATA_PARALLEL, 8) is None
+    # 16-mixed is what auto is there.
+    assert "float16" in str(gpus.refusal(SERVER, 8))
+    few = replace(stage, recipe=replace(tutorial, timed_count=10))
+    assert "16 is more than the 10" in str(few.refusal(RAW_DDP, 2))
+    alone = replace(tutorial, experiment=tutorial.experiment.replace("data", batch_size=1))
+    assert "one scene" in str(replace(stage, recipe=alone).refusal(SINGLE, 1))
+    assert replace(stage, recipe=alone).refusal(RAW_DDP, 2) is None
+
+
+def test_ranks_that_would_not_fit_into_the_memory_are_not_started(
+    tutorial: Recipe, network: nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights = 4 * sum(parameter.numel() for parameter in network.parameters())
+    need = memory_of_ranks(tutorial, 2, alone=10 * weights)
+    assert need == pytest.approx(1.25 * 2 * 11 * weights)
+    together = replace(tutorial, experiment=tutorial.experiment.replace("data", batch_per="global"))
+    assert memory_of_ranks(together, 2, alone=10 * weights) == pytest.approx(1.25 * 2 * 8 * weights)
+    topic = topic_of(Stage(tutorial, Devices("cpu", (0,)), 4))
+    alone = {name_of(SINGLE, 1): [{"step_ms": 1.0, "memory_bytes": 10.0 * weights}]}
+    ddp = next(each for each in topic.measurements if each.name == name_of(RAW_DDP, 2))
+    assert ddp.unless is not None
+    for free, fits in ((need - 1, False), (need + 1, True)):
+        monkeypatch.setattr("benchmarks.devices.free_memory", lambda free=free: free)
+        assert (ddp.unless(alone) is None) is fits
+
+
+def test_what_stands_in_the_way_of_one_leaves_the_others_measured(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def take(folder: Path) -> Figures:
+        return {"seconds": 2.0}
+
+    def unless(rows: Any) -> str | None:
+        seen.append(len(rows["a"]))
+        return "There is no room."
+
+    topic = Topic(
+        "speed",
+        "Speed",
+        [
+            Measurement("a", take, "seconds"),
+            Measurement("b", take, "seconds", unless),
+            Measurement("c", take, "seconds"),
+        ],
+        [Ratio("a", "b"), Ratio("a", "c")],
+    )
+    said: list[str] = []
+    found = take_rounds(topic, 2, tmp_path, said.append)
+    assert [row["name"] for row in found["rows"]] == ["a", "c"]
+    assert [(ratio["of"], ratio["to"]) for ratio in found["ratios"]] == [("a", "c")]
+    assert found["left_out"] == [{"name": "b", "reason": "There is no room."}]
+    assert seen == [1]
+    assert "speed: b is left out. There is no room." in said
+    bench = {"machine": {"processor": "one", "cores": 2}, "repeats": 2, "topics": {"speed": found}, "versions": {}}
+    write_bench(tmp_path / "bench.html", bench)
+    for told in (table(bench), Page((tmp_path / "bench.html").read_text()).text):
+        assert "Not measured: b. There is no room." in told
+
+
+def test_where_voc_is_not_here_shapes_stand_in_with_voc_s_classes_and_epochs(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    recipe = Recipe.read(tmp_path / "tiny.yaml")
+    assert (recipe.stand_in, recipe.num_classes) == (cache / NAME, 22)
+    assert (recipe.train_count, recipe.timed_count) == (1464 - 64, 24)
+    timed = recipe.timed(6, "cpu")
+    assert (timed.data.name, timed.data.root, timed.data.image_size) == ("voc2012", str(cache / NAME), 32)
+    assert (timed.trainer.max_steps, timed.data.val_size, timed.data.batch_per) == (6, 0, "rank")
+    assert any("Stand-in" in note and "1,464" in note for note in recipe.notes())
+
+
+def test_where_voc_is_here_it_is_read(cache: Path, tmp_path: Path) -> None:
+    write_voc(cache, train=16, test=2)
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("val_size: 64", "val_size: 6"))
+    recipe = Recipe.read(tmp_path / "tiny.yaml")
+    assert (recipe.stand_in, recipe.train_count, recipe.timed_count) == (None, 10, 16)
+    assert recipe.timed(6, "cpu").data.root is None
+    assert not list(recipe.notes())
+
+
+def test_who_names_a_place_for_voc_gets_no_stand_in(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("name: voc2012", f"name: voc2012, root: {tmp_path}"))
+    with pytest.raises(InputError, match="voc2012 is not in"):
+        Recipe.read(tmp_path / "tiny.yaml")
+
+
+def test_the_default_experiment_needs_no_file() -> None:
+    topic = devices(steps=40)
+    assert [each.name for each in topic.measurements][:2] == ["single, 1 device", "raw_ddp, 2 ranks"]
+    assert any("Of the 40 steps of a run the first 20 are left out" in note for note in topic.notes)
+
+
+def made_topic(recipe: Recipe, step_ms: dict[str, list[float]]) -> dict[str, Any]:
+    """Returns what `bench.json` would have of steps that take so long."""
+    stage = Stage(recipe, Devices("cpu", (0,)), 4)
+    rows = {name_of(*pair): [{"step_ms": each} for each in step_ms.get(pair[0], [])] for pair in stage.pairs()}
+    return dict(json.loads(json.dumps(analyse(stage, rows))))
+
+
+def test_what_other_programs_take_of_the_cores_is_noticed(
+    topic: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Seconds busy, seconds of all cores, seconds of our own that are waited for.
+    times = iter([(10.0, 40.0, 2.0), (16.0, 48.0, 5.0)])
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "_cpu_times", lambda: next(times))
+        assert Elsewhere().share() == {"elsewhere": pytest.approx(3 / 8)}
+    spin = "import time\nend = time.process_time() + 1\nwhile time.process_time() < end: pass"
+    before = stage._cpu_times()
+    run_python("-c", spin, folder=tmp_path)
+    after = stage._cpu_times()
+    assert before
+    assert after
+    assert after[2] - before[2] >= 1
+    assert after[0] - before[0] >= 0.9
+    assert "Other programs" not in page_of(topic).text
+    busy = {"devices": topic["devices"] | {"elsewhere": 0.756}}
+    assert "Other programs took up to 76" in page_of(busy).text
+
+
+@pytest.fixture(scope="module")
+def topic(tutorial: Recipe) -> dict[str, Any]:
+    return made_topic(tutorial, {SINGLE: [400.0, 600.0, 500.0], RAW_DDP: [1000.0, 500.0, 1000.0]})
+
+
+def test_a_time_is_the_steps_times_the_median_step_and_a_speed_up_a_round_s(topic: dict[str, Any]) -> None:
+    single, ddp = topic["devices"]["measured"]
+    assert (single["engine"], single["devices"], single["steps"], single["batch_size"]) == (SINGLE, 1, 3660, 8)
+    assert single["seconds"] == pytest.approx({"median": 1830, "lowest": 1464, "highest": 2196})
+    assert (ddp["engine"], ddp["devices"], ddp["steps"], ddp["batch_size"]) == (RAW_DDP, 2, 1820, 16)
+    assert ddp["seconds"] == pytest.approx({"median": 1820, "lowest": 910, "highest": 1820})
+    ratios = [1464 / 1820, 2196 / 910, 1830 / 1820]
+    assert ddp["speed_up"] == pytest.approx({"median": ratios[2], "lowest": ratios[0], "highest": ratios[1]})
+    assert (single["shares_cores"], ddp["shares_cores"]) == (False, True)
+    assert topic["devices"]["seconds_per_sample"] == pytest.approx(0.5 / 8)
+    ring = next(row for row in topic["devices"]["predicted"] if row["devices"] == 8 and row["engine"] == RAW_DDP)
+    assert ring["seconds"]["from"] > 440 * 0.5
+    assert ring["speed_up"]["to"] == pytest.approx(1830 / ring["seconds"]["from"])
+
+
+def page_of(topic: dict[str, Any]) -> Page:
+    page = Page(frame("Devices", devices_section(topic), COMPARISON_STYLE))
+    assert page.balanced
+    assert "None" not in page.text
+    assert "nan" not in page.text
+    return page
+
+
+def test_the_page_says_of_each_figure_how_it_is_known(topic: dict[str, Any]) -> None:
+    text = page_of(topic).text.replace(SPACE, " ")
+    assert "30 min 30 s" in text
+    assert text.count("measured") >= 2
+    for network in NETWORKS:
+        assert text.count(f"predicted: {network}") == 2 * 2
+    assert text.count("published") >= 4
+    for words in ("shapes stand in for the data", "measured, shared cores", "3 times faster than 1"):
+        assert words in text
+    assert "9 buckets" in text
+    assert "20 epochs of 1,464 samples of voc2012" in text
+
+
+def test_the_section_renders_with_whatever_is_missing_and_escapes_the_rest(topic: dict[str, Any]) -> None:
+    found = topic["devices"]
+    for name in found:
+        for hole in ({key: value for key, value in found.items() if key != name}, found | {name: None}):
+            page_of({"devices": hole})
+    for name in ("measured", "predicted"):
+        page_of({"devices": found | {name: [dict.fromkeys(row) for row in found[name]]}})
+    for nothing in ({}, {"devices": None}, {"devices": {}}):
+        assert page_of(nothing).text == "No training was measured."
+    hostile = json.loads(re.sub(r'"(raw_ddp|voc2012|shapes)"', '"<script>\\\\"\\1\'&"', json.dumps(topic)))
+    page = page_of(hostile)
+    assert "<script>" in page.text
+    assert "<script>" not in page.content
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--config", "no.yaml"), "no.yaml cannot be read"),
+        (("--config", "wrong.yaml"), "model.nett"),
+        (("--config", "callbacks.yaml"), "trainer.callbacks"),
+        (("--config", "alone.yaml"), "one scene"),
+        (("--config", "right.yaml", "--config", "wrong.yaml"), "--config is given 2 times"),
+        (("--config", "right.yaml", "--topics", "start"), "--config is for the topic devices alone"),
+        (("--config", "right.yaml", "--topics", "devices,start"), "--config is for the topic devices alone"),
+        (("--config", "right.yaml", "--steps", "3"), "--steps must be at least 4"),
+        (("--steps", "9", "--topics", "start"), "--steps is for the topic devices"),
+        (("--config", "right.yaml", "--set", "x"), "--set"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused_before_anything_is_measured(
+    program: Program, cache: Path, words: tuple[str, ...], message: str
+) -> None:
+    callback = "{class_path: lightning.pytorch.callbacks.RichModelSummary}"
+    files = {
+        "right": TINY,
+        "wrong": TINY.replace("net:", "nett:"),
+        "callbacks": TINY.replace("max_epochs: 3", f"max_epochs: 3, callbacks: [{callback}]"),
+        "alone": TINY.replace("batch_size: 2", "batch_size: 1"),
+    }
+    for name, content in files.items():
+        (program.folder / f"{name}.yaml").write_text(content)
+    done = program("bench", *words)
+    assert done.code == 2, done.out + done.err
+    assert done.err.startswith("error: ")
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert not (program.folder / "runs").exists()
+
+
+def test_a_training_is_timed_from_the_command_line_to_the_page(program: Program, cache: Path) -> None:
+    (program.folder / "tiny.yaml").write_text(TINY)
+    words = ("--config", "tiny.yaml", "--steps", 4, "--repeats", 1, "--run-dir", "bench")
+    done = program("bench", *words, timeout=200)
+    assert done.code == 0, done.out + done.err
+    found = json.loads((program.folder / "bench" / "bench.json").read_text())
+    (topic,) = found["topics"].values()
+    times = topic["devices"]
+    rows = {row["name"]: row["median"] / 1000 for row in topic["rows"]}
+    assert list(rows) == ["single, 1 device", "raw_ddp, 2 ranks", "parameter_server, 2 ranks"]
+    # 700 batches of 2, or 350 of 4, in each of 3 epochs.
+    steps = [2100, 1050, 1050]
+    assert [row["steps"] for row in times["measured"]] == steps
+    seconds = [count * step for count, step in zip(steps, rows.values(), strict=True)]
+    assert [row["seconds"]["median"] for row in times["measured"]] == pytest.approx(seconds)
+    assert [row["speed_up"]["median"] for row in times["measured"]] == pytest.approx([seconds[0] / s for s in seconds])
+    assert times["seconds_per_sample"] == pytest.approx(rows["single, 1 device"] / 2)
+    assert {row["devices"] for row in times["predicted"]} == {4, 8}
+    for row in times["predicted"]:
+        assert 0 < row["seconds"]["from"] <= row["seconds"]["to"] < math.inf
+        assert row["seconds"]["from"] > row["steps"] * rows["single, 1 device"]
+    assert (times["stand_in"], times["published"]) == ("shapes", None)
+    assert [each["name"] for each in topic["left_out"]] == ["data_parallel, 2 devices"]
+    page = Page((program.folder / "bench" / "bench.html").read_text()).text
+    for told in (done.out, page):
+        plain = " ".join(told.split())
+        assert "Stand-in: Pascal VOC is not on this machine." in plain
+        assert "predicted: 10 Gb/s Ethernet" in plain
+        assert "Not measured: data_parallel, 2 devices." in plain

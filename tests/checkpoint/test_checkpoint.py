@@ -1,0 +1,148 @@
+"""Checkpoints: whole or not there, verified, plain values only, and Lightning's own."""
+
+from __future__ import annotations
+
+import os
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Program, flipped
+from safetensors.torch import load_file, save_file
+
+from lit_mnist.checkpoint.digest import content_sha256, weights_sha256
+from lit_mnist.checkpoint.format import FORMAT, read_checkpoint, write_checkpoint
+from lit_mnist.errors import InputError
+from lit_mnist.module import LitClassifier
+
+CONTENT: dict[str, Any] = {
+    "state_dict": {"net.weight": torch.arange(2000.0).reshape(40, 50), "net.count": torch.tensor(3)},
+    "epoch": 1,
+    "loops": {"deep": [1, 2.5, None, True, "text", (1, 2)]},
+    "lit_mnist": {"format": FORMAT},
+}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "some.ckpt"
+    write_checkpoint(path, CONTENT)
+    return path
+
+
+def test_what_is_written_is_read(written: Path) -> None:
+    found = read_checkpoint(written)
+    assert content_sha256(found["state_dict"]) == content_sha256(CONTENT["state_dict"])
+    assert found["loops"] == CONTENT["loops"]
+    assert [path.name for path in written.parent.iterdir()] == ["some.ckpt"]
+
+
+def test_every_truncation_is_found(written: Path) -> None:
+    whole = written.read_bytes()
+    for part in range(100):
+        written.write_bytes(whole[: len(whole) * part // 100])
+        with pytest.raises(InputError, match=r"some\.ckpt"):
+            read_checkpoint(written)
+
+
+def test_every_flipped_bit_is_found_or_harmless(written: Path) -> None:
+    whole = written.read_bytes()
+    truth = content_sha256(read_checkpoint(written))
+    drawn, found = random.Random(0), 0
+    for _ in range(400):
+        place, bit = drawn.randrange(len(whole)), drawn.randrange(8)
+        written.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
+        try:
+            assert content_sha256(read_checkpoint(written)) == truth
+        except InputError:
+            found += 1
+    assert found > 200
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("touch executed",)
+
+
+def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    torch.save({**CONTENT, "callbacks": Hostile()}, tmp_path / "hostile.ckpt")
+    with pytest.raises(InputError, match=r"hostile\.ckpt"):
+        read_checkpoint(tmp_path / "hostile.ckpt")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.ckpt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(50_000_000))
+    with pytest.raises(InputError, match="would unpack to 50000000 bytes"):
+        read_checkpoint(path)
+
+
+def test_a_failed_write_leaves_the_old_file(written: Path) -> None:
+    with pytest.raises(TypeError):
+        write_checkpoint(written, {**CONTENT, "loops": object()})
+    assert read_checkpoint(written)["epoch"] == 1
+    assert [path.name for path in written.parent.iterdir()] == ["some.ckpt"]
+
+
+def test_another_program_s_checkpoint_is_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(InputError, match="not a checkpoint of this project"):
+        read_checkpoint(tmp_path / "other.ckpt")
+
+
+TINY = ("--max-steps", 2, "--data.train_size", 300, "--data.test_size", 50, "--data.val_size", 50)
+
+
+def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
+    folder = program.train(*TINY)
+    path = folder / "checkpoints" / "best.ckpt"
+    module = LitClassifier.load_from_checkpoint(path, weights_only=True)
+    saved = read_checkpoint(path)
+    assert {f"net.{name}" for name in module.net.state_dict()} == set(saved["state_dict"])
+    bare = {name.removeprefix("net."): value for name, value in saved["state_dict"].items()}
+    assert weights_sha256(module.net.state_dict()) == weights_sha256(bare)
+    assert "_instantiator" not in saved["hyper_parameters"]
+    assert saved["hyper_parameters"]["lr"] == 0.1
+    # The folder means its best checkpoint, and a damaged one is found here, too.
+    found = LitClassifier.load_from_checkpoint(folder)
+    assert weights_sha256(found.net.state_dict()) == weights_sha256(bare)
+    content, value = path.read_bytes(), bare["fc.weight"].numpy().tobytes()
+    path.write_bytes(flipped(content, content.index(value) + 100))
+    for place in (folder, path):
+        with pytest.raises(InputError, match=r"best\.ckpt is damaged"):
+            LitClassifier.load_from_checkpoint(place)
+    with pytest.raises(InputError, match="no run folder or checkpoint"):
+        LitClassifier.load_from_checkpoint(folder / "nothing")
+
+
+@pytest.mark.parametrize("engine", ["lightning", "raw_ddp"])
+def test_safetensors_stores_the_weights_of_a_checkpoint(program: Program, engine: str) -> None:
+    folder = program.train(*TINY, engine=engine)
+    for name in ("last.ckpt", "best.ckpt"):
+        path, copy = folder / "checkpoints" / name, program.folder / "copy.safetensors"
+        net = LitClassifier.load_from_checkpoint(path, weights_only=True).net
+        for weights in (read_checkpoint(path)["state_dict"], net.state_dict()):
+            save_file(weights, copy)
+            assert weights_sha256(load_file(copy)) == weights_sha256(weights)
+
+
+def test_a_checkpoint_from_another_gpu_loads_on_a_machine_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tensor is stored with the name of its device: here those of a second GPU."""
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:1")
+    path = tmp_path / "gpu.ckpt"
+    write_checkpoint(path, CONTENT)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="CUDA"):
+        torch.load(path, weights_only=True)
+    loaded = read_checkpoint(path)
+    assert all(tensor.device.type == "cpu" for tensor in loaded["state_dict"].values())
+    assert not torch.cuda.is_initialized()

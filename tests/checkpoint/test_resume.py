@@ -1,0 +1,382 @@
+"""An interrupted training goes on where it was, in or between epochs, and ends with the same bits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Program, forked, result_of, wait_for, weights_of
+from test_bad_input import refused
+
+from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
+from lit_mnist.checkpoint.resume import Saved
+from lit_mnist.errors import InputError
+from lit_mnist.run import folder as run_folder
+from lit_mnist.run.folder import RunFolder
+from lit_mnist.run.metrics_log import read_history
+
+SMALL = (
+    *("--data.train_size", 960, "--data.val_size", 100, "--data.test_size", 100, "--run.threads", 1),
+    *("--batch-size", 96, "--lr", 0.05),
+)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("--devices", 2, "--model.net", "convnet", "--data.augment", "affine"),
+        pytest.param(
+            ("--devices", 2, "--model.net", "basicnet", "--model.optimizer", "adamw", "--lr", 0.001),
+            marks=pytest.mark.slow,
+        ),
+        ("--devices", 1, "--trainer.accumulate_grad_batches", 4),
+    ],
+    ids=["convnet", "basicnet", "accumulation"],
+)
+def test_a_constant_schedule_resumed_after_an_epoch_ends_with_the_same_bits(
+    program: Program, settings: tuple[object, ...]
+) -> None:
+    settings = tuple(dict(zip(*[iter((*SMALL, *settings))] * 2, strict=True)).items())
+    flags = [word for pair in settings for word in pair]
+    flags += ["--model.schedule", "constant"]
+    whole = program.train(*flags, "--epochs", 3)
+    parts = program.train(*flags, "--epochs", 1)
+    done = program("--resume", parts, "--epochs", 3)
+    assert done.code == 0, done.err
+    assert result_of(parts)["weights_sha256"] == result_of(whole)["weights_sha256"]
+    assert result_of(parts)["steps"] == result_of(whole)["steps"]
+    assert result_of(parts)["test"] == result_of(whole)["test"]
+    # Time and speed are those of the part since the resume, as the summary, the report and result.json tell.
+    steps = result_of(whole)["steps"]
+    assert result_of(whole)["train"]["steps"] == result_of(whole)["train"]["scheduled_steps"] == steps
+    assert result_of(parts)["train"]["steps"] == steps * 2 // 3
+    assert re.search(
+        rf"trained   {steps * 2 // 3} steps on .* in [\d.]+ s since the resume after step {steps // 3}", done.out
+    )
+    told = f"the last {steps * 2 // 3} of {steps} steps, since the resume"
+    assert told in (parts / "report.html").read_text()
+    assert "since the resume" not in (whole / "report.html").read_text()
+    # All but the speed.
+    rows = [[{**row, "images_per_s": None} for row in read_history(folder)] for folder in (parts, whole)]
+    assert rows[0] == rows[1]
+
+
+def test_auto_means_the_precision_that_the_training_began_with(program: Program) -> None:
+    """A configuration file states it again where a scheduler submits the same command once more."""
+    trained = program.train(*SMALL, "--precision", "32-true", "--model.schedule", "constant", "--epochs", 1)
+    refused(program("--resume", trained, "--epochs", 2, "--precision", "bf16-mixed"), "trainer.precision", "32-true")
+    done = program("--resume", trained, "--epochs", 2, "--precision", "auto")
+    assert done.code == 0, done.err
+    assert result_of(trained)["precision"] == "32-true"
+    assert result_of(trained)["epochs"] == 2
+
+
+def test_what_would_be_another_training_is_refused(program: Program) -> None:
+    trained = program.train(*SMALL, "--epochs", 1)
+    refused(program("--resume", trained, "--lr", 0.5), "model.lr", "0.5", "0.05")
+    refused(program("--resume", trained, "--model.net", "basicnet"), "model.net", "basicnet", "convnet")
+    refused(program("--resume", trained, "--data.val_size", 0), "data.val_size")
+    refused(program("--resume", trained, "--seed", 1), "seed_everything")
+    refused(program("test", "--ckpt", trained, "--model.net", "basicnet"), "model.net", "basicnet", "convnet")
+
+
+def test_the_saved_configuration_repeats_the_run(program: Program) -> None:
+    first = program.train(*SMALL, "--devices", 2, "--epochs", 1)
+    again = program.train("--config", first / "config.yaml")
+    assert result_of(again)["weights_sha256"] == result_of(first)["weights_sha256"]
+    assert result_of(again)["world_size"] == 2
+
+
+def test_a_checkpoint_elsewhere_goes_on_in_a_folder_of_its_own(program: Program) -> None:
+    """Only a run folder is taken up in place: a file that lies anywhere must not make its surroundings one."""
+    trained = program.train(*SMALL, "--epochs", 1, "--model.schedule", "constant")
+    place = program.folder / "downloads"
+    place.mkdir()
+    (trained / "checkpoints" / "last.ckpt").rename(place / "some.ckpt")
+    before = sorted(path.name for path in program.folder.iterdir())
+    done = program("--resume", place / "some.ckpt", "--epochs", 2)
+    assert done.code == 0, done.err
+    assert "after step 10" in done.out
+    assert [path.name for path in place.iterdir()] == ["some.ckpt"]
+    assert sorted(path.name for path in program.folder.iterdir() if path.name != "runs") == before
+    (folder,) = (program.folder / "runs").iterdir()
+    assert result_of(folder)["steps"] == 20
+
+
+def test_the_best_weights_of_a_future_that_was_given_up_are_not_tested(program: Program) -> None:
+    flags = (*SMALL, "--model.schedule", "constant", "--keep", 4)
+    trained, wanted = program.train(*flags, "--epochs", 3), program.train(*flags, "--epochs", 2)
+    first = trained / "checkpoints" / "step-00000010.ckpt"
+    (trained / "checkpoints" / "best.ckpt").write_bytes((trained / "checkpoints" / "last.ckpt").read_bytes())
+    done = program("--resume", first, "--epochs", 2)
+    assert done.code == 0, done.err
+    assert "best.ckpt was made after step 30, and the run goes on after step 10" in done.out + done.err
+    assert result_of(trained)["weights_sha256"] == result_of(wanted)["weights_sha256"]
+    assert result_of(trained)["test"] == result_of(wanted)["test"]
+
+
+def test_what_is_said_at_the_end_of_a_schedule_trains_further(program: Program) -> None:
+    """The command of the message is run as it stands there."""
+    trained = program.train(*SMALL, "--epochs", 1)
+    cases = {(): ("10 steps", "nothing to go on with"), ("--epochs", 2): ("onecycle", "cannot be changed to 20")}
+    for flags, told in cases.items():
+        done = program("--resume", trained, *flags)
+        refused(done, *told)
+        words = shlex.split(done.err.partition("begin a new run with these weights: ")[2])
+        assert words == ["--config", "run-1/config.yaml", "--model.weights", "run-1"]
+    # At such a learning rate the weights stay where they began.
+    further = program.train(*words, "--epochs", 2, "--max-steps", 1, "--lr", 1e-12)
+    before, after = weights_of(trained, "best.ckpt"), weights_of(further)
+    moved = [name for name in before if "running" not in name and "tracked" not in name]
+    assert max(float((before[name] - after[name]).abs().max()) for name in moved) < 1e-6
+
+
+def test_a_resume_on_another_machine_takes_the_threads_that_were_used(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of threads decides over the last bits, and by default follows from the machine's cores."""
+
+    def machine(cores: int) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+
+    machine(3)
+    flags = (*SMALL, "--model.schedule", "constant")
+    whole, parts = program.train(*flags, "--epochs", 2), program.train(*flags, "--epochs", 1)
+    machine(1)
+    done = program("--resume", parts, "--epochs", 2)
+    assert done.code == 0, done.err
+    assert result_of(parts)["threads"] == result_of(whole)["threads"] == 3
+    assert result_of(parts)["weights_sha256"] == result_of(whole)["weights_sha256"]
+    assert "warning: each rank computes with 3 threads, as before, where 1 cores would give it 1" in done.out
+    # The setting is not stored as if it had been asked for.
+    assert "threads: null" in (parts / "config.yaml").read_text()
+    # On other ranks, or with a number of one's own, the bits cannot stay, which is said.
+    machine(4)
+    saved, said = Saved.read(parts / "checkpoints" / "last.ckpt"), list[str]()
+    assert saved.threads(None, 2, said.append) == 2
+    assert "with 2 threads, but with 3 before (there were 1 ranks per machine before, and here are 2)" in said.pop()
+    assert saved.threads(2, 1, said.append) == 2
+    assert "with 2 threads, but with 3 before (run.threads is 2)" in said.pop()
+    assert saved.threads(3, 2, said.append) == 3
+    assert not said
+
+
+class Predecessor:
+    """A run that is being ended while the next start waits for its folder: it still saves its newest checkpoints."""
+
+    def __init__(self, folder: Path, newer: dict[str, bytes]) -> None:
+        self.folder, self.newer = folder, newer
+
+    def hold(self, successor: Path) -> int:
+        """Holds the folder until the successor has found it held, then saves, and ends."""
+        RunFolder.claim(self.folder, writes=(), resumed=True)
+        successor.with_name("held").touch()
+        lock = str(self.folder / "run.lock")
+        wait_for(lambda: successor.exists() and lock in opened_by(int(successor.read_text())), 60)
+        for name, content in self.newer.items():
+            (self.folder / "checkpoints" / name).unlink(missing_ok=True)
+            (self.folder / "checkpoints" / name).write_bytes(content)
+        return 0
+
+
+def opened_by(pid: int) -> set[str]:
+    """Returns the files that a process has open."""
+    found = set()
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.add(str(entry.readlink()))
+    return found
+
+
+def test_a_start_waits_for_the_run_before_it_and_reads_what_that_saved_last(program: Program) -> None:
+    flags = (*SMALL, "--model.schedule", "constant", "--epochs", 3, "--save-every", 4, "--keep", 20)
+    folder = program.train(*flags)
+    wanted, checkpoints = result_of(folder), folder / "checkpoints"
+    # As it was after step 14 of 30, and as the run before leaves it: after step 24, the best of step 20.
+    newer = {"last.ckpt": "step-00000024.ckpt", "best.ckpt": "step-00000020.ckpt"}
+    saved = {name: (checkpoints / source).read_bytes() for name, source in newer.items()}
+    (checkpoints / "last.ckpt").unlink()
+    (checkpoints / "best.ckpt").unlink()
+    shutil.copy(checkpoints / "step-00000012.ckpt", checkpoints / "last.ckpt")
+    shutil.copy(checkpoints / "step-00000010.ckpt", checkpoints / "best.ckpt")
+    for path in checkpoints.glob("step-*"):
+        if path.name > "step-00000012":
+            path.unlink()
+    (folder / "result.json").unlink()
+    place = program.folder / "predecessor"
+    place.mkdir()
+    before = Predecessor(folder, saved)
+    successor = place / "successor"
+    with forked(lambda: before.hold(successor), place):
+        wait_for((place / "held").exists, 30, place)
+        with program.started(*flags, "--resume", "auto", "--run-dir", folder) as group:
+            (place / "pid").write_text(str(group))
+            (place / "pid").rename(successor)
+            _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, 120, program.folder)
+    out = (program.folder / "stdout.txt").read_text()
+    assert os.waitstatus_to_exitcode(status) == 0, out + (program.folder / "stderr.txt").read_text()
+    assert "going on from run-1/checkpoints/last.ckpt after step 24" in out
+    assert "warning" not in out
+    assert result_of(folder)["weights_sha256"] == wanted["weights_sha256"]
+    assert result_of(folder)["test"] == wanted["test"]
+
+
+@pytest.fixture(scope="module")
+def trained(shared_program: Program) -> Path:
+    flags = (*SMALL, "--model.schedule", "constant", "--epochs", 2, "--save-every", 4, "--keep", 20)
+    return shared_program.train(*flags)
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def setting(section: str, name: str, value: object) -> Change:
+    return lambda content: content[SECTION]["experiment"][section].__setitem__(name, value)
+
+
+OTHERS: dict[str, tuple[Change, str]] = {
+    "later": (lambda content: content.update(global_step=17), "after step 17, and the run goes on after step 16"),
+    "other data": (lambda content: content[SECTION].update(data_sha256="0"), "its data_sha256 is 0"),
+    "another model": (setting("model", "label_smoothing", 0.1), "its model.label_smoothing is 0.1, not 0.0"),
+    "another network": (setting("model", "net", "basicnet"), "does not hold the weights"),
+    "another beginning": (setting("model", "weights", "other.ckpt"), "its model.weights is other.ckpt, not none"),
+    "another seed": (lambda content: content[SECTION]["experiment"].update(seed_everything=1), "seed_everything is 1"),
+    "another epoch": (lambda content: content["callbacks"].update(KeepCheckpoints={"best": 0.5}), "not the best epoch"),
+    "of no run": (lambda content: content.pop("loops"), "its loops is not there"),
+}
+
+
+@pytest.mark.parametrize("case", [*OTHERS, "damaged", "missing", "its own"])
+def test_a_best_checkpoint_is_kept_only_where_it_is_that_training_s_best(
+    tmp_path: Path, trained: Path, case: str
+) -> None:
+    """Data, model and score are compared, not only the step."""
+    last, best = trained / "checkpoints" / "step-00000016.ckpt", tmp_path / "best.ckpt"
+    # Of two epochs of 10 steps, the first is the best after step 16.
+    shutil.copy(trained / "checkpoints" / "step-00000010.ckpt", best)
+    told = "There is no checkpoint at"
+    if case in OTHERS:
+        change, told = OTHERS[case]
+        content = read_checkpoint(best)
+        change(content)
+        write_checkpoint(best, content)
+    elif case == "damaged":
+        best.write_bytes(best.read_bytes()[:-500])
+        told = "not a checkpoint"
+    elif case == "missing":
+        best.unlink()
+    else:
+        Saved.read(last).check_best(best)
+        return
+    with pytest.raises(InputError, match=told):
+        Saved.read(last).check_best(best)
+
+
+def test_the_best_of_a_training_that_continues_from_one_file_is_an_epoch_of_its_own(
+    program: Program, trained: Path
+) -> None:
+    """No weights that were never the best are called so, and none of another run that lie beside the file."""
+    downloads, folder = program.folder / "downloads", program.folder / "run"
+    downloads.mkdir()
+    shutil.copy(trained / "checkpoints" / "step-00000016.ckpt", downloads / "some.ckpt")
+    for beside in (None, "other.ckpt"):
+        if beside:
+            shutil.rmtree(folder)
+            other = program.train(*SMALL, "--seed", 1, "--max-steps", 10)
+            shutil.copy(other / "checkpoints" / "best.ckpt", downloads / "best.ckpt")
+        words = ("--resume", downloads / "some.ckpt", "--epochs", 2, "--run-dir", folder, "--save-every", 1)
+        lost = program(*words, "--inject", "kill:rank=0,step=18")
+        assert lost.code == -signal.SIGKILL, lost.err
+        names = {path.name for path in (folder / "checkpoints").iterdir()}
+        assert "best.ckpt" not in names, names
+        assert "The best weights until step 16 are not known." in lost.out
+        assert ("seed_everything is 1, not 42" in lost.out) == (beside is not None)
+    done = program("--resume", folder)
+    assert done.code == 0, done.err
+    assert read_checkpoint(folder / "checkpoints" / "best.ckpt")["global_step"] == 20
+    assert result_of(folder)["weights_sha256"] == result_of(trained)["weights_sha256"]
+    # The best that belongs to it comes along.
+    shutil.copy(trained / "checkpoints" / "step-00000010.ckpt", downloads / "best.ckpt")
+    shutil.rmtree(folder)
+    lost = program(*words, "--inject", "kill:rank=0,step=18")
+    assert "not known" not in lost.out
+    assert read_checkpoint(folder / "checkpoints" / "best.ckpt")["global_step"] == 10
+
+
+def test_a_best_checkpoint_of_another_run_is_put_aside_and_never_tested(program: Program, trained: Path) -> None:
+    folder = program.folder / "run"
+    shutil.copytree(trained, folder)
+    (folder / "result.json").unlink()
+    shutil.copytree(folder, program.folder / "own")
+    other = program.train(*SMALL, "--seed", 1, "--max-steps", 10)
+    best = folder / "checkpoints" / "best.ckpt"
+    best.unlink()
+    shutil.copy(other / "checkpoints" / "best.ckpt", best)
+    done = program("--resume", "auto", "--run-dir", folder)
+    refused(done, "its best weights are not known", f"test --ckpt {folder}/checkpoints/last.ckpt")
+    assert "seed_everything is 1, not 42" in done.out
+    assert read_checkpoint(best.with_name("best-put-aside.ckpt"))["global_step"] == 10
+    assert not best.exists()
+    assert (folder / "run.lock").read_text() == ""
+    done = program("--resume", "auto", "--run-dir", program.folder / "own")
+    assert done.code == 0, done.err
+    assert result_of(program.folder / "own")["test"] == result_of(trained)["test"]
+
+
+def test_a_folder_that_fills_up_while_it_is_prepared_is_refused(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = program.train(*SMALL, "--epochs", 1, "--model.schedule", "constant")
+
+    def full(path: object, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_text", full)
+    again = program.folder / "again"
+    refused(program("--resume", trained, "--epochs", 2, "--run-dir", again), "cannot be written: No space left")
+    assert (again / "run.lock").read_text() == ""
+
+
+def test_an_evaluation_tells_the_weights_that_it_evaluated(program: Program) -> None:
+    trained = program.train(*SMALL, "--epochs", 1)
+    for verb in ("test", "validate"):
+        found = result_of(program.train(verb, "--ckpt", trained))
+        assert found["weights_sha256"] == result_of(trained)["weights_sha256"]
+    validation = result_of(program.train("validate", "--ckpt", trained))["validation"]
+    assert validation == result_of(trained)["validation"]
+    refused(program("validate", "--ckpt", trained, "--seed", 7), "seed_everything")
+    refused(program("validate", "--ckpt", trained, "--data.val_size", 50), "data.val_size")
+
+
+def test_an_evaluation_names_the_checkpoint_that_it_evaluated(program: Program) -> None:
+    trained = program.train(*SMALL, "--epochs", 1)
+    best, last = (trained / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
+    assert result_of(trained)["checkpoint"] is None
+    assert result_of(program.train("test", "--ckpt", trained))["checkpoint"] == str(best)
+    best.unlink()
+    folder = program.folder / "tested"
+    done = program("test", "--ckpt", trained, "--run-dir", folder)
+    assert done.code == 0, done.err
+    assert f"{trained} has no best.ckpt: these are the last weights, {last}" in done.out
+    assert result_of(folder)["checkpoint"] == str(last)
+    # Who names the file means it.
+    assert "note" not in program("test", "--ckpt", last).out
+
+
+def test_a_diverged_training_ends_with_exit_code_4(program: Program) -> None:
+    folder = program.folder / "diverged"
+    done = program(*SMALL[:-2], "--lr", 1e30, "--devices", 2, "--run-dir", folder)
+    assert done.code == 4, done.out + done.err
+    assert "error: The loss was" in done.err
+    assert "Traceback" not in done.err
+    assert not (folder / "checkpoints" / "last.ckpt").exists()

@@ -1,0 +1,51 @@
+"""Engines from a notebook's cell: ranks in processes of their own, whatever the notebook has done before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CHILD_ENV
+
+from lit_mnist.cli.api import train
+from lit_mnist.errors import InputError
+
+CELL = """
+import torch
+torch.set_num_threads(2)
+torch.randn(256, 256) @ torch.randn(256, 256)  # OpenMP's threads run: a fork would hang
+from lit_mnist.cli.api import compare, train
+data = {"train_size": 96, "val_size": 0, "test_size": 50}
+"""
+TRAINS = """
+result = train("raw_ddp", devices=2, batch_size=32, max_steps=3, settings={"data": data, "model": {"net": "basicnet"}})
+assert result["engine"] == "raw_ddp" and result["world_size"] == 2 and result["test"]["count"] == 50
+assert result["config"]["model"]["net"] == "basicnet"
+try:
+    train("raw_ddp", devices=2, batch_size=5)
+except ValueError as error:
+    assert str(error).startswith("data.batch_size 5 cannot be split evenly"), error
+else:
+    raise AssertionError("not refused")
+"""
+COMPARES = """
+found = compare("single,raw_ddp", batch_size=32, max_steps=3, settings={"data": data}, repeats=0, features=False)
+assert found["equal"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [TRAINS, COMPARES], ids=["trains", "compares"])
+def test_a_cell_trains_and_compares(tmp_path: Path, work: str) -> None:
+    command = [sys.executable, "-c", CELL + work]
+    options = {"cwd": tmp_path, "env": CHILD_ENV, "capture_output": True, "text": True, "timeout": 200}
+    done = subprocess.run(command, check=False, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(InputError, match="Unknown engine 'raw_dpp'"):
+        train("raw_dpp")

@@ -1,0 +1,228 @@
+"""Bad input: exit code 2, one message that names the culprit, no process, no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Done, Program
+
+import lit_mnist
+from lit_mnist.cli.configure import configure
+from lit_mnist.errors import InputError
+
+FILES = Path(lit_mnist.__file__).parent / "data" / "files"
+
+
+def refused(done: Done, *parts: str) -> None:
+    assert done.code == 2, done.out + done.err
+    assert "Traceback" not in done.err
+    assert done.err.startswith("error: ")
+    assert len(done.err.strip().splitlines()) == 1, done.err
+    for part in parts:
+        assert part in done.err, done.err
+
+
+def callback(name: str, settings: str = "") -> list[str]:
+    return ["--trainer.callbacks", f"[{{class_path: lightning.pytorch.callbacks.{name}, init_args: {{{settings}}}}}]"]
+
+
+COMMANDS = {
+    "unknown flag": (["--epoch", "3"], ["--epoch", "did you mean --epochs?"]),
+    "unknown long flag": (["--model.lrr", "3"], ["--model.lrr", "did you mean --model.lr?"]),
+    "unknown trainer flag": (["--trainer.max_epoch", "3"], ["did you mean --trainer.max_epochs?"]),
+    "unknown command": (["fitt"], ["fitt", "did you mean fit?\n"]),
+    "stray word": (["fit", "now"], ["'now'"]),
+    "flag without a value": (["--lr"], ["--lr needs a value"]),
+    "wrong type": (["--epochs", "many"], ["trainer.max_epochs", "int", "many"]),
+    "wrong float": (["--lr", "fast"], ["model.lr", "float", "fast"]),
+    "wrong choice": (["--model.net", "resnet"], ["model.net", "convnet", "basicnet", "resnet"]),
+    "wrong precision": (["--precision", "17"], ["trainer.precision", "16-mixed", "17"]),
+    "null": (["--epochs", "null"], ["trainer.max_epochs"]),
+    "batch size 0": (["--batch-size", "0"], ["data.batch_size", "0"]),
+    "batch size of 3 ranks": (["--batch-size", "128", "--devices", "3"], ["128", "3 ranks", "126 or 129"]),
+    "no devices": (["--devices", "0"], ["trainer.devices", "0"]),
+    "empty devices": (["--devices", "[]"], ["trainer.devices", "empty"]),
+    "more ranks than samples": (
+        ["--devices", "7", "--batch-size", "7", "--data.test_size", "5"],
+        ["test", "5", "7 ranks"],
+    ),
+    "contradiction": (["--epochs", "1", "--trainer.max_epochs", "2"], ["--epochs", "--trainer.max_epochs", "1", "2"]),
+    "contradiction the other way": (["--trainer.devices=2", "--devices", "1"], ["contradicts"]),
+    "foreign class": (["--trainer.callbacks", "os.system"], ["trainer.callbacks", "os.system", "lightning"]),
+    "option that breaks a promise": (["--trainer.limit_train_batches", "3"], ["limit_train_batches", "--max-steps"]),
+    "own folder for Lightning": (["--trainer.default_root_dir", "x"], ["default_root_dir", "--run-dir"]),
+    "several machines": (["--trainer.num_nodes", "2"], ["num_nodes", "torchrun"]),
+    "compiled on two ranks": (["--model.compile", "true", "--devices", "2"], ["model.compile", "--devices 1"]),
+    "a graph on a processor": (
+        ["--run.cuda_graph", "true", "--trainer.accelerator", "cpu"],
+        ["run.cuda_graph", "one GPU", "cpu"],
+    ),
+    "a traced step without weights": (
+        ["--run.trace", "times", "--run.trace_step", "5"],
+        ["run.trace_step", "steps or traffic"],
+    ),
+    "three views": (["--model.views", "3"], ["model.views", "1", "5", "9"]),
+    "missing config": (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
+    "random seed": (["--seed", "true"], ["seed_everything"]),
+    "negative seed": (["--seed", "-1"], ["seed_everything", "-1"]),
+    "negative rate": (["--lr", "-1"], ["model.lr", "-1"]),
+    "endless rate": (["--lr", ".inf"], ["model.lr", "inf"]),
+    "nothing to train on": (["--data.val_size", "60000"], ["data.val_size", "60000"]),
+    "too few for a batch": (["--data.train_size", "50"], ["50", "64"]),
+    "missing folder of data": (["--data.root", "nowhere"], ["nowhere"]),
+    "missing checkpoint": (["--resume", "nowhere"], ["nowhere"]),
+    "test without a checkpoint": (["test"], ["--ckpt"]),
+    "training with --ckpt": (["--ckpt", "x"], ["--ckpt", "--resume"]),
+    "resume without a value": (["--resume", ""], ["--resume needs a value"]),
+    "run folder without a value": (["--run-dir="], ["--run-dir needs a value"]),
+    "resume for a test": (["test", "--ckpt", "x", "--resume", "y"], ["--resume", "--ckpt"]),
+    "a list grown": (["--trainer.devices+", "3"], ["--trainer.devices+"]),
+    "own checkpoints": (["--trainer.callbacks", "ModelCheckpoint"], ["ModelCheckpoint", "checkpoints"]),
+    "accumulation that changes": (
+        callback("GradientAccumulationScheduler", "scheduling: {1: 4}"),
+        ["GradientAccumulationScheduler", "--trainer.accumulate_grad_batches"],
+    ),
+    "averaged weights": (callback("WeightAveraging"), ["WeightAveraging", "best.ckpt"]),
+    "a moving average of weights": (callback("EMAWeightAveraging"), ["EMAWeightAveraging", "best.ckpt"]),
+    "swapped weights": (callback("StochasticWeightAveraging", "swa_lrs: 0.01"), ["Stochastic", "best.ckpt"]),
+    "a search for a rate": (callback("LearningRateFinder"), ["LearningRateFinder", "--lr"]),
+    "a search for a batch size": (callback("BatchSizeFinder"), ["BatchSizeFinder", "--batch-size"]),
+    "pruning": (callback("ModelPruning", "pruning_fn: l1_unstructured"), ["ModelPruning", "resume"]),
+    "finetuning": (callback("BackboneFinetuning"), ["BackboneFinetuning", "--model.weights"]),
+    "a monitor of the rate": (callback("LearningRateMonitor"), ["LearningRateMonitor", "logger", "metrics.csv"]),
+    "a monitor of the device": (callback("DeviceStatsMonitor"), ["DeviceStatsMonitor", "logger", "result.json"]),
+    "callback without its argument": (["--trainer.callbacks", "EarlyStopping"], ["EarlyStopping", "monitor"]),
+    "callback that watches nothing": (
+        ["--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: val_acc}}]"],
+        ["val_acc", "val_loss, val_accuracy"],
+    ),
+    "callback without a validation": (
+        ["--data.val_size=0", "--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: val_loss}}]"],
+        ["val_loss", "no validation"],
+    ),
+    "profiler": (["--trainer.profiler", "simple"], ["trainer.profiler"]),
+    "saving never": (["--save-every", "0"], ["run.save_every", "30s"]),
+    "saving by minutes": (["--save-every", "5m"], ["run.save_every", "5m"]),
+    "keeping nothing": (["--keep", "0"], ["run.keep", "at least 1"]),
+    "an unknown fault": (["--inject", "explode"], ["run.inject", "kill:rank=1,step=50"]),
+    "a fault of no rank": (["--inject", "kill:rank=1,step=1"], ["run.inject", "ranks are 0 to 0"]),
+    "a fault after the end": (["--inject", "nan:rank=0,step=999", "--max-steps", "9"], ["run.inject", "1 to 9"]),
+    "going on by itself nowhere": (["--resume", "auto"], ["--run-dir"]),
+    "going on from a folder of something else": (["--resume", "."], ["no sound checkpoint"]),
+    "a name that is too long": (["--run-dir", "x" * 300], ["cannot be written", "too long"]),
+    "images without predict": (["--images", "x"], ["--images", "predict"]),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_command_line_is_refused(program: Program, case: str) -> None:
+    words, parts = COMMANDS[case]
+    before = set(program.folder.iterdir())
+    refused(program(*words), *parts)
+    left = {path.name for path in set(program.folder.iterdir()) - before}
+    assert left <= {"stdout.txt", "stderr.txt"}
+
+
+CONFIGS = {
+    "unknown section": ("modle:\n  lr: 0.1\n", ["modle"]),
+    "unknown key": ("model:\n  lrr: 0.1\n", ["model.lrr", "did you mean model.lr?"]),
+    "wrong type": ("data:\n  batch_size: 1.5\n", ["data.batch_size", "int", "1.5"]),
+    "text for a number": ("model:\n  lr: 1e-3x\n", ["model.lr", "1e-3x"]),
+    "foreign class": ("trainer:\n  callbacks:\n  - class_path: subprocess.Popen\n", ["subprocess.Popen"]),
+    "foreign module": ("trainer:\n  logger:\n    class_path: evil_module.Logger\n", ["evil_module"]),
+    "python object": ("model: !!python/object/apply:os.system ['touch pwned']\n", []),
+    "no YAML": ("{: {]", []),
+    "a list": ("- 1\n- 2\n", []),
+    "nothing": ("", ["config.yaml", "no settings"]),
+    "a scalar for a section": ("model: 3\n", ["model must be a section"]),
+    "resume in a file": ("run:\n  resume: some\n", ["run.resume", "--resume"]),
+    "a linked key": ("model:\n  seed: 3\n", ["model.seed", "seed_everything"]),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_configuration_file_is_refused(program: Program, case: str) -> None:
+    text, parts = CONFIGS[case]
+    path = program.folder / "config.yaml"
+    path.write_text(text)
+    refused(program("--config", path), *parts)
+    assert not (program.folder / "runs").exists()
+    assert not (program.folder / "pwned").exists()
+
+
+def test_a_configuration_that_is_no_text_is_refused(program: Program) -> None:
+    (program.folder / "config.yaml").write_bytes(b"\xff\xfe\x00model")
+    refused(program("--config", program.folder / "config.yaml"), "config.yaml")
+
+
+def test_a_foreign_class_is_refused_before_its_module_is_imported(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (program.folder / "evil_module.py").write_text("open('imported', 'w').close()\nclass Logger: pass\n")
+    (program.folder / "config.yaml").write_text("trainer:\n  logger:\n    class_path: evil_module.Logger\n")
+    monkeypatch.syspath_prepend(program.folder)
+    refused(program("--config", program.folder / "config.yaml"), "evil_module.Logger", "lightning, torch, lit_mnist")
+    assert not (program.folder / "imported").exists()
+
+
+def test_a_class_of_lightning_may_be_named() -> None:
+    path = "lightning.pytorch.callbacks.LambdaCallback"
+    assert configure([f"--trainer.callbacks=[{{class_path: {path}}}]"]).extras.names == ("callbacks",)
+
+
+def test_damaged_data_are_refused(program: Program) -> None:
+    root = program.folder / "data"
+    root.mkdir()
+    for path in FILES.glob("*.gz"):
+        (root / path.name).write_bytes(path.read_bytes())
+    labels = root / "t10k-labels-idx1-ubyte.gz"
+    labels.write_bytes(labels.read_bytes()[:-100])
+    refused(program("--data.root", root), "t10k-labels-idx1-ubyte")
+    assert not (program.folder / "runs").exists()
+
+
+def test_a_run_folder_that_holds_a_run_is_refused_and_left_as_it_was(program: Program) -> None:
+    folder = program.folder / "taken"
+    folder.mkdir()
+    (folder / "result.json").write_text("precious")
+    refused(program("--run-dir", folder), "taken", "result.json")
+    assert (folder / "result.json").read_text() == "precious"
+    assert not (folder / "config.yaml").exists()
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused(program: Program) -> None:
+    (program.folder / "file").write_text("")
+    refused(program("--run-dir", program.folder / "file" / "run"), "file/run")
+
+
+def test_a_checkpoint_that_is_no_checkpoint_is_refused(program: Program) -> None:
+    (program.folder / "some.ckpt").write_text("not a checkpoint")
+    refused(program("test", "--ckpt", program.folder / "some.ckpt"), "some.ckpt")
+    (program.folder / "empty").mkdir()
+    refused(program("test", "--ckpt", program.folder / "empty"), "empty", "best.ckpt")
+
+
+def test_an_image_that_cannot_be_read_is_refused(program: Program) -> None:
+    trained = program.train("--max-steps", 1, "--data.train_size", 200, "--data.val_size", 0, "--data.test_size", 10)
+    (program.folder / "digit.png").write_bytes(b"no image")
+    refused(program("predict", "--ckpt", trained, "--images", program.folder / "digit.png"), "digit.png")
+    refused(program("predict", "--ckpt", trained, "--images", "nowhere"), "nowhere")
+    both = program("predict", "--ckpt", trained, "--images", "nowhere", "digit.png", "--run-dir", "none")
+    refused(both, "2 of 2 images cannot be read", "nowhere", "digit.png")
+    assert not (program.folder / "none").exists()
+
+
+@pytest.mark.parametrize("words", [["--model.lr", "0.1", "--lr", "0.1"], ["--lr=0.1", "--model.lr=0.1"]])
+def test_a_short_flag_that_agrees_with_its_long_form_is_taken(words: list[str]) -> None:
+    from lit_mnist.cli.flags import read_command_line
+
+    assert configure(read_command_line(words).arguments).experiment.model.lr == 0.1
+
+
+def test_a_program_s_wrong_settings_are_a_value_error() -> None:
+    from lit_mnist.experiment import DataSettings
+
+    with pytest.raises(ValueError, match="batch_size") as caught:
+        DataSettings(batch_size=0)
+    assert isinstance(caught.value, InputError)

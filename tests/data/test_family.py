@@ -1,0 +1,359 @@
+"""The rest of the MNIST family: fetched once per machine, verified, read from small files in the published formats."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import json
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import CHILD_ENV, TIMEOUT, as_nobody, assert_same, flipped
+from torchvision import datasets
+
+from lit_mnist.data.dataset import class_names, load_dataset
+from lit_mnist.data.digits import family, fetch
+from lit_mnist.errors import InputError
+
+SIZES = (5, 3)
+CLASSES = {
+    "fashion_mnist": datasets.FashionMNIST,
+    "kmnist": datasets.KMNIST,
+    "qmnist": datasets.QMNIST,
+    "emnist": datasets.EMNIST,
+}
+FASHION = [name for name, _ in datasets.FashionMNIST.resources]
+
+
+def idx(array: np.ndarray) -> bytes:
+    code = {"u1": 8, "i4": 12, "f4": 13}[array.dtype.str[1:]]
+    header = struct.pack(f">{array.ndim + 1}I", code << 8 | array.ndim, *array.shape)
+    return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+def small_split(name: str, count: int, first: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(count)
+    images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+    labels = (np.arange(count) % 3 + first).astype(np.uint8)
+    if name == "qmnist":
+        table = rng.integers(100, 1 << 20, (count, 8), dtype=np.int32)
+        table[:, 0] = labels
+        return images, table
+    return images, labels
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bytes]]:
+    """Makes small archives of a data set, tells torchvision their MD5 sums, and returns them by name."""
+
+    def make(name: str, split: str = "balanced", first: int = 0) -> dict[str, bytes]:
+        cls = CLASSES[name]
+        monkeypatch.setitem(family.COUNTS, f"emnist/{split}" if name == "emnist" else name, SIZES)
+        contents = [idx(array) for count in SIZES for array in small_split(name, count, first)]
+        if name == "emnist":
+            with tempfile.TemporaryFile() as file:
+                with zipfile.ZipFile(file, "w") as archive:
+                    for stem, content in zip(family._archives(name, split), contents, strict=True):
+                        archive.writestr(f"gzip/{stem}.gz", gzip.compress(content))
+                file.seek(0)
+                packed = file.read()
+            monkeypatch.setattr(cls, "md5", hashlib.md5(packed).hexdigest())  # noqa: S324
+            return {"gzip.zip": packed}
+        grouped = cls.resources if name == "qmnist" else {"": cls.resources}
+        addresses = [address for part in ("train", "test", "") for address, _ in grouped.get(part, [])]
+        archives = dict(zip(addresses, map(gzip.compress, contents), strict=True))
+        sums = [(address, hashlib.md5(archives[address]).hexdigest()) for address in addresses]  # noqa: S324
+        monkeypatch.setattr(cls, "resources", {"train": sums[:2], "test": sums[2:]} if name == "qmnist" else sums)
+        return {address.rpartition("/")[2]: archive for address, archive in archives.items()}
+
+    return make
+
+
+def place(root: Path, name: str, files: dict[str, bytes]) -> Path:
+    folder = root / CLASSES[name].__name__ / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        (folder / file).write_bytes(content)
+    return folder
+
+
+MEMBERS = [("fashion_mnist", ""), ("kmnist", ""), ("qmnist", ""), ("emnist", "balanced"), ("emnist", "letters")]
+
+
+@pytest.mark.parametrize(("name", "split"), MEMBERS)
+def test_family_is_read_from_its_archives(
+    name: str, split: str, tmp_path: Path, publish: Callable[..., dict[str, bytes]]
+) -> None:
+    first = int(split == "letters")
+    folder = place(tmp_path, name, publish(name, split, first))
+    before = sorted(tmp_path.rglob("*"))
+    data = load_dataset(name, tmp_path, split)
+    assert data.source == f"{folder} (MD5 verified)"
+    assert sorted(tmp_path.rglob("*")) == before  # neither a lock nor an extracted file
+    digest = hashlib.sha256()
+    for part, count in ((data.train, SIZES[0]), (data.test, SIZES[1])):
+        stored, _ = small_split(name, count, first)
+        upright = stored.transpose(0, 2, 1) if name == "emnist" else stored
+        assert np.array_equal(part.images.numpy(), upright)
+        assert part.images.is_contiguous()
+        assert part.labels.dtype == torch.int64
+        assert part.labels.tolist() == [0, 1, 2, 0, 1][:count]
+        digest.update(upright.tobytes() + part.labels.numpy().tobytes())
+    assert data.sha256 == digest.hexdigest()
+    assert data.class_names == class_names(name, split)
+
+    # The same folder serves torchvision's own class, which extracts; and what it extracted serves without archives.
+    options = {"split": split} if name == "emnist" else {}
+    theirs = CLASSES[name](tmp_path, train=True, download=True, **options)
+    assert [int(theirs[i][1]) - first for i in range(len(theirs))] == data.train.labels.tolist()
+    CLASSES[name](tmp_path, train=False, download=True, **options)
+    for archive in [*folder.glob("*.gz"), *folder.glob("*.zip")]:
+        archive.unlink()
+    again = load_dataset(name, tmp_path, split)
+    assert again.source == f"{folder} (only the sizes of extracted files verified)"
+    assert_same(again, data)
+
+
+def test_damaged_archive_is_refused_even_beside_a_sound_extracted_file(
+    tmp_path: Path, publish: Callable[..., dict[str, bytes]]
+) -> None:
+    files = publish("kmnist")
+    folder = place(tmp_path, "kmnist", files)
+    name, content = next(iter(files.items()))
+    (folder / Path(name).stem).write_bytes(gzip.decompress(content))
+    (folder / name).write_bytes(flipped(content, 4))  # the time stamp: gzip itself sees no harm in it
+    with pytest.raises(
+        InputError, match=f"{folder / name} is damaged: expected the MD5 [0-9a-f]{{32}}, found .*Delete"
+    ):
+        load_dataset("kmnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("position", "content", "found"),
+    [
+        (0, idx(np.zeros((4, 28, 28), np.uint8)), "found 3152 bytes"),
+        (0, idx(np.zeros((6, 28, 28), np.uint8)), "found more than 3936 bytes"),
+        (0, idx(np.zeros((5, 14, 56), np.uint8)), r"found items of the shape \(5, 14, 56\)"),
+        (1, idx(np.zeros(5, np.uint8))[:7] + b"\x09" + bytes(5), r"found no idx file of the shape \(5,\)"),
+        (1, b"\0\0\x09\x01" + idx(np.zeros(5, np.uint8))[4:], r"found no idx file of the shape \(5,\)"),
+        (1, idx(np.full(5, 10, np.uint8)), "expected 10 classes from 0, found labels from 10 to 10"),
+    ],
+)
+def test_damaged_extracted_files_are_refused(
+    tmp_path: Path, publish: Callable[..., dict[str, bytes]], position: int, content: bytes, found: str
+) -> None:
+    files = {Path(name).stem: gzip.decompress(packed) for name, packed in publish("fashion_mnist").items()}
+    files[Path(FASHION[position]).stem] = content
+    place(tmp_path, "fashion_mnist", files)
+    with pytest.raises(InputError, match=found):
+        load_dataset("fashion_mnist", tmp_path)
+
+
+def test_table_of_another_type_is_refused(tmp_path: Path, publish: Callable[..., dict[str, bytes]]) -> None:
+    files = {Path(name).stem: gzip.decompress(packed) for name, packed in publish("qmnist").items()}
+    files["qmnist-test-labels-idx2-int"] = idx(np.zeros((3, 8), np.float32))
+    place(tmp_path, "qmnist", files)
+    with pytest.raises(InputError, match=r"found items of the shape \(3, 8\) and type torch.float32"):
+        load_dataset("qmnist", tmp_path)
+
+
+def test_emnist_letters_that_start_at_0_are_refused(tmp_path: Path, publish: Callable[..., dict[str, bytes]]) -> None:
+    place(tmp_path, "emnist", publish("emnist", "letters", first=0))
+    with pytest.raises(InputError, match="expected 26 classes from 0, found labels from -1 to 1"):
+        load_dataset("emnist", tmp_path, "letters")
+
+
+class Mirror(http.server.HTTPServer):
+    """Serves files on this machine: of the first one only a half until it is told to go on."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), MirrorHandler)
+        self.files = files
+        self.requested: list[str] = []
+        self.started, self.go_on = threading.Event(), threading.Event()
+        self.address = f"http://127.0.0.1:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is no news."""
+
+
+class MirrorHandler(http.server.BaseHTTPRequestHandler):
+    server: Mirror
+    timeout = TIMEOUT
+
+    def do_GET(self) -> None:
+        content = self.server.files[self.path[1:]]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.headers.get("Method") == "HEAD":  # torchvision's way to ask for redirections
+            return
+        self.server.requested.append(self.path[1:])
+        self.wfile.write(content[: len(content) // 2])
+        self.server.started.set()
+        self.server.go_on.wait(TIMEOUT)
+        self.wfile.write(content[len(content) // 2 :])
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def mirror(publish: Callable[..., dict[str, bytes]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    """A mirror of a small Fashion-MNIST, the only one that torchvision knows of."""
+    server = Mirror(publish("fashion_mnist"))
+    monkeypatch.setattr(datasets.FashionMNIST, "mirrors", [server.address])
+    monkeypatch.setenv("no_proxy", "*")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.go_on.set()
+    server.shutdown()
+    thread.join(TIMEOUT)
+    server.server_close()
+    assert not thread.is_alive()
+
+
+LOADER = """
+import json, sys, threading
+from pathlib import Path
+from torchvision import datasets
+from lit_mnist.data import family
+from lit_mnist.data.dataset import load_dataset
+root, address, resources, counts = sys.argv[1:]
+datasets.FashionMNIST.mirrors = [address]
+datasets.FashionMNIST.resources = json.loads(resources)
+family.COUNTS["fashion_mnist"] = tuple(json.loads(counts))
+print(load_dataset("fashion_mnist", Path(root)).sha256, threading.active_count())
+"""
+
+
+@contextmanager
+def loader(root: Path, mirror: Mirror) -> Iterator[subprocess.Popen[str]]:
+    arguments = [str(root), mirror.address, json.dumps(datasets.FashionMNIST.resources), json.dumps(SIZES)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADER, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=CHILD_ENV,
+    )
+    # A read of a silent process has no timeout of its own.
+    watchdog = threading.Timer(TIMEOUT, process.kill)
+    watchdog.start()
+    try:
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+    finally:
+        watchdog.cancel()
+        watchdog.join()
+
+
+def test_two_processes_download_once_and_keep_no_thread(tmp_path: Path, mirror: Mirror) -> None:
+    with loader(tmp_path, mirror) as first, loader_waiting(tmp_path, mirror) as second:
+        mirror.go_on.set()
+        outputs = [process.communicate(timeout=TIMEOUT) for process in (first, second)]
+        assert [first.returncode, second.returncode] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0] == f"{load_dataset('fashion_mnist', tmp_path).sha256} 1\n"
+    assert mirror.requested == FASHION
+    assert "Waiting" not in outputs[0][1] + outputs[1][1]  # the second one said so once, before
+
+
+@contextmanager
+def loader_waiting(root: Path, mirror: Mirror) -> Iterator[subprocess.Popen[str]]:
+    """Starts a process while another one is downloading, and yields it once it has said that it waits."""
+    assert mirror.started.wait(TIMEOUT)
+    with loader(root, mirror) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"Waiting for another process to download data into {root}.\n"
+        yield process
+
+
+def test_killed_download_leaves_nothing_that_is_taken_for_whole(tmp_path: Path, mirror: Mirror) -> None:
+    folder = tmp_path / "FashionMNIST" / "raw"
+    with loader(tmp_path, mirror) as process:
+        assert mirror.started.wait(TIMEOUT)
+        process.send_signal(signal.SIGKILL)
+        process.wait(TIMEOUT)
+    assert [path.name for path in folder.iterdir()] == [".partial"]
+    mirror.go_on.set()
+    data = load_dataset("fashion_mnist", tmp_path)
+    assert np.array_equal(data.train.images.numpy(), small_split("fashion_mnist", SIZES[0], 0)[0])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FASHION)
+
+
+def test_next_load_needs_no_network(tmp_path: Path, mirror: Mirror) -> None:
+    mirror.go_on.set()
+    data = load_dataset("fashion_mnist", tmp_path)
+    mirror.files.clear()
+    assert_same(load_dataset("fashion_mnist", tmp_path), data)
+    assert mirror.requested == FASHION
+
+
+def test_wrong_download_is_refused_and_not_kept(tmp_path: Path, mirror: Mirror) -> None:
+    mirror.go_on.set()
+    sound = mirror.files[FASHION[1]]
+    mirror.files[FASHION[1]] = b"<html>Please log in</html>"
+    with pytest.raises(InputError, match=f"{FASHION[1]} could not be fetched .*{mirror.address}.*corrupted"):
+        load_dataset("fashion_mnist", tmp_path)
+    assert [path.name for path in (tmp_path / "FashionMNIST" / "raw").iterdir()] == [FASHION[0]]
+    mirror.files[FASHION[1]] = sound
+    assert load_dataset("fashion_mnist", tmp_path).source.endswith("(MD5 verified)")
+    assert mirror.requested.count(FASHION[0]) == 1
+
+
+def test_silent_network_is_given_up(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "NETWORK_TIMEOUT", 0.2)
+    with pytest.raises(InputError, match=f"{FASHION[0]} could not be fetched .*timed out"):
+        load_dataset("fashion_mnist", tmp_path)
+    assert socket.getdefaulttimeout() is None
+
+
+def test_without_network_the_way_by_hand_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # RFC 6761: no name below .invalid is ever resolved.
+    monkeypatch.setattr(datasets.KMNIST, "mirrors", ["http://kmnist.invalid/"])
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "lit_mnist" / "KMNIST" / "raw"
+    with pytest.raises(InputError) as refused:
+        load_dataset("kmnist", None)
+    message = str(refused.value)
+    assert message.startswith("train-images-idx3-ubyte.gz could not be fetched (http://kmnist.invalid/train-images")
+    assert f"put them, as they are, into {folder}:" in message
+    for name in FASHION:
+        assert f"\n  http://kmnist.invalid/{name}" in message
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.usefixtures("embedded")
+def test_place_that_cannot_be_written_is_named(open_folder: Path, publish: Callable[..., dict[str, bytes]]) -> None:
+    files = publish("fashion_mnist")
+    open_folder.chmod(0o555)
+    with as_nobody(), pytest.raises(InputError, match=f"cannot be kept in {open_folder}.*data.root"):
+        load_dataset("fashion_mnist", open_folder)
+    open_folder.chmod(0o755)
+    in_the_way = open_folder / "file"
+    in_the_way.write_text("")
+    with pytest.raises(InputError, match=f"cannot be kept in {in_the_way}.*data.root"):
+        load_dataset("fashion_mnist", in_the_way)
+    # What is there already needs no permission to write.
+    folder = place(open_folder, "fashion_mnist", files)
+    with as_nobody():
+        assert load_dataset("fashion_mnist", open_folder).source.startswith(str(folder))

@@ -1,0 +1,152 @@
+"""The shapes: the same bytes everywhere, made once per machine, whole or not at all, and read as VOC is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import forked, wait_for
+from PIL import Image
+
+from lit_mnist.data.dataset import Dataset, Scenes, class_names, dataset_of
+from lit_mnist.data.segmentation import shapes_folder
+from lit_mnist.data.segmentation.scenes import IGNORED
+from lit_mnist.data.segmentation.shapes import make_scene
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import DataSettings
+
+# Of the first eight scenes' pixels, before any encoder has seen them.
+FIRST_EIGHT = "ddca203b522b50a1afbe803ab3eaaecca68fd26157ecc71fc72da708cb4fe306"
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the set a small one, also in the processes that are forked."""
+    for name, value in (("TRAIN", 40), ("TEST", 12), ("SIDE", 48)):
+        monkeypatch.setattr(shapes_folder, name, value)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "lit_mnist"
+
+
+def load() -> Dataset:
+    return dataset_of(DataSettings(name="shapes"))
+
+
+def ended(child: int) -> int:
+    """Returns the exit code of a process, which must end soon."""
+    _, status = wait_for(lambda: (found := os.waitpid(child, os.WNOHANG))[0] and found, 60)
+    return os.waitstatus_to_exitcode(status)
+
+
+def test_a_scene_has_the_same_pixels_on_every_machine() -> None:
+    digest = hashlib.sha256()
+    for number in range(8):
+        picture, mask = make_scene(seed=2012, number=number, side=96)
+        digest.update(picture.tobytes() + mask.tobytes())
+    assert digest.hexdigest() == FIRST_EIGHT
+
+
+def test_scenes_show_every_class_within_a_border_of_one_pixel() -> None:
+    counts = np.zeros(256, np.int64)
+    for number in range(100):
+        picture, mask = make_scene(seed=3, number=number, side=96)
+        assert picture.shape == (96, 96, 3)
+        assert picture.dtype == mask.dtype == np.uint8
+        counts += np.bincount(mask.ravel(), minlength=256)
+        # Where two pixels side by side differ, at least one of them is of no class.
+        for one, other in ((mask[1:], mask[:-1]), (mask[:, 1:], mask[:, :-1])):
+            assert ((one == other) | (one == IGNORED) | (other == IGNORED)).all()
+    shares = counts / counts.sum()
+    assert counts[len(class_names("shapes")) : IGNORED].sum() == 0
+    assert (shares[:7] > 0.015).all()
+    assert 0.5 < shares[0] < 0.8
+    assert 0.02 < shares[IGNORED] < 0.1
+
+
+@pytest.mark.usefixtures("few")
+def test_the_set_is_made_once_and_read_as_voc(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = load()
+    folder = cache / shapes_folder.NAME
+    assert isinstance(first.train, Scenes)
+    assert (len(first.train), len(first.test)) == (40, 12)
+    assert first.class_names == ("background", "circle", "square", "triangle", "star", "ring", "cross")
+    assert str(folder) in first.source
+    with Image.open(first.train.images[0]) as picture, Image.open(first.train.masks[0]) as mask:
+        assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", (48, 48))
+        assert (mask.format, mask.mode, mask.size) == ("PNG", "P", (48, 48))
+    made = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert load().sha256 == first.sha256
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == made
+    assert sorted(path.name for path in cache.iterdir()) == [".download.lock", "checked", shapes_folder.NAME]
+    # The same set, elsewhere, has the same digest.
+    assert dataset_of(DataSettings(name="shapes", root=str(cache / "other"))).sha256 == first.sha256
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def gate(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file without which nobody makes more than five scenes."""
+
+    def wait_and_make(*, seed: int, number: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+        if number >= 5:
+            wait_for(gate.exists, 60)
+        return make_scene(seed=seed, number=number, side=side)
+
+    gate = tmp_path / "gate"
+    monkeypatch.setattr(shapes_folder, "make_scene", wait_and_make)
+    return gate
+
+
+def test_what_a_kill_has_left_is_not_taken_for_whole(gate: Path, cache: Path, tmp_path: Path) -> None:
+    partial = cache / f".{shapes_folder.NAME}.partial"
+    with forked(lambda: len(load().train), tmp_path) as child:
+        wait_for(lambda: len(list(partial.glob("JPEGImages/*.jpg"))) == 5, 60)
+        os.kill(child, signal.SIGKILL)
+    assert not (cache / shapes_folder.NAME).exists()
+    gate.touch()
+    assert len(load().train) == 40
+    assert not partial.exists()
+
+
+def test_a_process_that_comes_second_waits_and_makes_nothing(gate: Path, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    with forked(lambda: 0 if len(load().train) == 40 else 1, tmp_path) as first:
+        wait_for((cache / f".{shapes_folder.NAME}.partial").exists, 60)
+        with forked(lambda: 0 if len(load().train) == 40 else 1, tmp_path / "second") as second:
+            said = tmp_path / "second" / "stderr.txt"
+            wait_for(lambda: said.exists() and "Waiting for another process to make the shapes" in said.read_text(), 60)
+            gate.touch()
+            assert [ended(child) for child in (first, second)] == [0, 0]
+    assert len(list((cache / shapes_folder.NAME / "JPEGImages").iterdir())) == 52
+
+
+@pytest.mark.usefixtures("few")
+def test_a_damaged_file_is_refused_with_the_way_out(cache: Path) -> None:
+    load()
+    path = cache / shapes_folder.NAME / "SegmentationClass" / "000003.png"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(InputError, match=r"000003\.png.*Delete .*shapes-1 to have the shapes made again"):
+        load()
+
+
+@pytest.mark.usefixtures("few")
+def test_a_file_exchanged_for_another_sound_one_is_seen(cache: Path) -> None:
+    load()
+    pictures = cache / shapes_folder.NAME / "JPEGImages"
+    (pictures / "000003.jpg").write_bytes((pictures / "000004.jpg").read_bytes())
+    with pytest.raises(InputError, match="are not the shapes that were made here"):
+        load()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"The shapes cannot be kept in .*file.*data\.root"):
+        dataset_of(DataSettings(name="shapes", root=str(tmp_path / "file")))

@@ -1,0 +1,316 @@
+"""Scenes in VOC's folders: read as torchvision reads them, every damage refused by name, resumed exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Program, as_nobody, result_of
+from PIL import Image
+from test_bad_input import refused
+from torchvision.datasets import VOCSegmentation
+from voc_folder import ONLY_BORDER, write_voc
+
+from lit_mnist.data.dataset import IGNORED, Dataset, class_names, dataset_of
+from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
+from lit_mnist.data.segmentation import voc
+from lit_mnist.data.segmentation.augmentation import random_crop
+from lit_mnist.data.segmentation.scenes import MEAN, STD, Scenes, read_mask, read_picture
+from lit_mnist.data.segmentation.voc import LISTS, MASKS, PICTURES
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import DataSettings, Experiment
+from lit_mnist.experiment.plan import make_plan
+
+SIDE = 32
+SMALL: tuple[object, ...] = (
+    *("--data.name", "voc2012", "--model.net", "deeplabv3_small", "--data.image_size", SIDE, "--data.augment", "crop"),
+    *("--data.val_size", 4, "--batch-size", 4, "--precision", "32-true", "--devices", 2, "--run.threads", 1),
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "lit_mnist"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_voc(tmp_path)
+
+
+def settings_of(root: Path, **changes: object) -> DataSettings:
+    return dataclasses.replace(DataSettings(name="voc2012", root=str(root), image_size=SIDE), **changes)  # type: ignore[arg-type]
+
+
+def scenes_of(dataset: Dataset) -> tuple[Scenes, Scenes]:
+    assert isinstance(dataset.train, Scenes)
+    assert isinstance(dataset.test, Scenes)
+    return dataset.train, dataset.test
+
+
+def train_batches(root: Path, *, first: int = 0, epoch: int = 0, rank: int = 0, **changes: object) -> list[Batch]:
+    data = settings_of(root, batch_size=4, augment="crop", val_size=0, **changes)
+    experiment = Experiment(data=data).replace("trainer", max_epochs=3)
+    split = dataset_of(data).train
+    plan = make_plan(experiment, 2, len(split))
+    return list(TrainBatches(split, plan=plan, settings=data, seed=42, epoch=epoch, rank=rank, first=first))
+
+
+def test_scenes_are_those_that_torchvision_reads(folder: Path, tmp_path: Path) -> None:
+    dataset = dataset_of(settings_of(tmp_path))
+    assert dataset.class_names == class_names("voc2012")
+    assert dataset.num_classes == 21
+    for scenes, split in zip(scenes_of(dataset), ("train", "val"), strict=True):
+        known = VOCSegmentation(str(tmp_path), year="2012", image_set=split)
+        assert len(known) == len(scenes) > 0
+        for number, (picture, mask) in enumerate(known):
+            assert np.array_equal(np.asarray(picture), np.asarray(read_picture(scenes.images[number])))
+            assert np.array_equal(np.asarray(mask), np.asarray(read_mask(scenes.masks[number], 21)))
+
+
+@pytest.mark.parametrize("place", [".", "VOCdevkit", "VOCdevkit/VOC2012"])
+def test_the_folder_is_found_from_above(folder: Path, tmp_path: Path, place: str) -> None:
+    train, test = scenes_of(dataset_of(settings_of(tmp_path / place)))
+    assert (len(train), len(test)) == (16, 6)
+    assert train.images[0].resolve() == (folder / PICTURES / "2007_000000.jpg").resolve()
+
+
+def test_batches_hold_whole_pictures_brought_to_one_size(folder: Path, tmp_path: Path) -> None:
+    data = settings_of(tmp_path)
+    split = dataset_of(data).test
+    batches = EvaluationBatches(split, rank=1, world_size=2, batch_size=2, settings=data, dtype=torch.float64)
+    first = next(iter(batches))
+    assert first.images.shape == (2, 3, SIDE, SIDE)
+    assert first.images.dtype == torch.float64
+    assert first.targets.shape == (2, SIDE, SIDE)
+    assert first.targets.dtype == torch.int64
+    assert first.indices.tolist() == [3, 4]
+    picture = read_picture(split.images[3]).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    share = torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1).double() / 255
+    expected = (share - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    torch.testing.assert_close(first.images[0], expected, rtol=0, atol=1e-6)
+    mask = np.asarray(read_mask(split.masks[3], 21).resize((SIDE, SIDE), Image.Resampling.NEAREST))
+    assert np.array_equal(first.targets[0].numpy(), mask)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_crop_is_a_function_of_seed_epoch_and_sample(folder: Path, tmp_path: Path, workers: int) -> None:
+    whole = train_batches(tmp_path)
+    resumed = train_batches(tmp_path, first=2, workers=workers)
+    assert len(whole) == 4
+    assert len(resumed) == 2
+    for one, other in zip(whole[2:], resumed, strict=True):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.targets, other.targets)
+        assert torch.equal(one.indices, other.indices)
+        assert one.draw is not None
+        assert other.draw is not None
+        assert one.draw[:3] == other.draw[:3]
+    by_sample = {int(i): image for batch in whole for i, image in zip(batch.indices, batch.images, strict=True)}
+    for batch in train_batches(tmp_path, epoch=1):
+        for index, image in zip(batch.indices.tolist(), batch.images, strict=True):
+            assert index not in by_sample or not torch.equal(by_sample[index], image)
+
+
+def test_a_crop_scales_mirrors_and_ignores_its_margin() -> None:
+    picture = Image.new("RGB", (80, 60), (255, 0, 0))
+    mask = Image.new("L", (80, 60), 7)
+    shares, first_columns = [], set()
+    half = Image.fromarray(np.repeat([[1] * 40 + [2] * 40], 60, axis=0).astype(np.uint8))
+    for index in range(200):
+        page, targets = random_crop(picture, mask, index, size=SIDE, seed=1, epoch=0)
+        pixels, classes = np.asarray(page), np.asarray(targets)
+        assert pixels.shape == (SIDE, SIDE, 3)
+        assert set(np.unique(classes)) <= {7, IGNORED}
+        assert np.array_equal(classes == 7, (pixels == (255, 0, 0)).all(axis=-1))
+        assert (pixels[classes == IGNORED] == (124, 116, 104)).all()
+        shares.append((classes == 7).mean())
+        seen = np.asarray(random_crop(picture, half, index, size=SIDE, seed=1, epoch=0)[1])
+        first_columns.add(int(seen[seen != IGNORED][0]))
+    assert min(shares) < 0.3
+    # Two of three scales are above 1, and leave no margin.
+    assert 0.55 < np.mean(np.array(shares) == 1) < 0.8
+    assert first_columns == {1, 2}
+
+
+@pytest.mark.parametrize(("border", "found"), [("ignore", IGNORED), ("class", 21)])
+def test_the_border_is_ignored_or_a_class_of_its_own(folder: Path, tmp_path: Path, border: str, found: int) -> None:
+    data = settings_of(tmp_path, border=border)
+    dataset = dataset_of(data)
+    assert dataset.num_classes == (22 if border == "class" else 21)
+    train, _ = scenes_of(dataset)
+    only_border = train.take(np.array([ONLY_BORDER]))
+    batch = next(iter(EvaluationBatches(only_border, rank=0, world_size=1, batch_size=1, settings=data)))
+    assert batch.targets.unique().tolist() == [found]
+
+
+def png(depth: int, colour: int, width: int = 61, height: int = 47) -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 5000))
+        + chunk(b"IEND", b"")
+    )
+
+
+def saved(image: Image.Image, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+PICTURE, MASK = PICTURES / "2007_000000.jpg", MASKS / "2007_000000.png"
+# What is written over a file, given its content; None removes it. Then what the message says beside the file's name.
+DAMAGES: dict[str, tuple[Path, Callable[[bytes], bytes] | None, str]] = {
+    "no picture": (PICTURE, None, "the picture that train.txt names cannot be found"),
+    "no mask": (MASK, None, "the mask that train.txt names cannot be found"),
+    "a cut JPEG": (PICTURE, lambda content: content[: len(content) // 2], "damaged"),
+    "an empty JPEG": (PICTURE, lambda _: b"", "empty"),
+    "no JPEG": (PICTURE, lambda _: saved(Image.new("RGB", (61, 47)), "PNG"), "not a picture in a known format"),
+    "a cut PNG": (MASK, lambda content: content[: len(content) // 2], "damaged"),
+    "a flipped bit": (MASK, lambda content: content[:-20] + bytes([content[-20] ^ 1]) + content[-19:], "damaged"),
+    "class 30": (MASK, lambda _: saved(Image.new("L", (61, 47), 30), "PNG"), "2867 pixels are of class 30"),
+    "class 21": (MASK, lambda _: saved(Image.new("L", (61, 47), 21), "PNG"), "the classes are 0 to 20, and 255"),
+    "a mask in colours": (MASK, lambda _: saved(Image.new("RGB", (61, 47)), "PNG"), "no mask, but a PNG of RGB"),
+    "a mask of 4 bits of grey": (MASK, lambda _: png(4, 0), "no mask, but a PNG of L values with 4 bits"),
+    "a mask of 16 bits": (MASK, lambda _: png(16, 0), "16 bits"),
+    "a JPEG as mask": (MASK, lambda _: saved(Image.new("L", (61, 47)), "JPEG"), "not a picture in a known format"),
+    "another size": (MASK, lambda _: saved(Image.new("L", (47, 61)), "PNG"), "has 47 x 61 pixels"),
+    "a bomb": (MASK, lambda _: png(8, 0, 50_000, 50_000), "megapixels"),
+    "a smaller bomb": (MASK, lambda _: png(8, 0, 10_000, 6_000), "megapixels"),
+    "a way out": (LISTS / "train.txt", lambda content: content + b"../../secret\n", "'../../secret' is no name"),
+    "a place": (LISTS / "val.txt", lambda content: content + b"/etc/passwd\n", "'/etc/passwd' is no name"),
+    "a name twice": (LISTS / "train.txt", lambda content: content + b"2007_000001\n", "names 2007_000001 twice"),
+    "an empty list": (LISTS / "val.txt", lambda _: b"\n", "names no scene"),
+    "no list": (LISTS / "val.txt", None, "cannot be read"),
+    "a list that is no text": (LISTS / "val.txt", lambda _: b"\xff\xfe", "no text"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_every_damage_is_refused_by_name(folder: Path, tmp_path: Path, name: str) -> None:
+    place, change, message = DAMAGES[name]
+    path = folder / place
+    if change is None:
+        path.unlink()
+    else:
+        path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError) as caught:
+        dataset_of(settings_of(tmp_path))
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_is_no_picture(folder: Path, tmp_path: Path) -> None:
+    (folder / PICTURE).unlink()
+    os.mkfifo(folder / PICTURE)
+    with pytest.raises(InputError, match="no picture, but no file"):
+        dataset_of(settings_of(tmp_path))
+
+
+def test_where_nothing_is_the_place_for_the_files_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"VOCdevkit/VOC2012.*JPEGImages.*data\.root.*--data\.download true"):
+        dataset_of(settings_of(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["no mask", "class 30"])
+def test_a_wrong_file_ends_the_command_before_a_rank_starts(
+    folder: Path, tmp_path: Path, program: Program, name: str
+) -> None:
+    place, change, message = DAMAGES[name]
+    if change is None:
+        (folder / place).unlink()
+    else:
+        (folder / place).write_bytes(change(b""))
+    refused(program(*SMALL, "--data.root", tmp_path, "--run-dir", tmp_path / "run"), str(folder / place), message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_was_found_sound_is_read_again_only_where_it_has_changed(
+    folder: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Path] = []
+
+    def check(picture: Path, mask: Path, num_classes: int) -> None:
+        checked.append(picture)
+        sound(picture, mask, num_classes)
+
+    sound = voc.check_scene
+    monkeypatch.setattr(voc, "check_scene", check)
+    first = dataset_of(settings_of(tmp_path)).sha256
+    assert len(checked) == 22
+    assert dataset_of(settings_of(tmp_path)).sha256 == first
+    assert len(checked) == 22
+    # The same folder, reached on another way, at another place, has the same digest.
+    assert dataset_of(settings_of(folder)).sha256 == first
+    assert len(checked) == 22
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved / "VOC2012")
+    assert dataset_of(settings_of(moved)).sha256 == first
+    assert len(checked) == 44
+    for memory in (cache / "checked").glob("*.json"):
+        memory.write_text('{"stamp": 3}')
+    assert dataset_of(settings_of(tmp_path)).sha256 == first
+    assert len(checked) == 66
+    Image.new("L", (61, 47), 3).save(folder / MASK)
+    assert dataset_of(settings_of(tmp_path)).sha256 != first
+    assert len(checked) == 88
+
+
+def test_without_a_cache_each_start_checks_and_says_so(
+    open_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_voc(open_folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(open_folder / "cache"))
+    with as_nobody():
+        found = dataset_of(settings_of(open_folder)).sha256
+    assert "cannot be remembered" in capsys.readouterr().err
+    assert dataset_of(settings_of(open_folder)).sha256 == found
+
+
+def test_odd_pictures_train_on_two_ranks_and_resume_exactly_with_workers(
+    folder: Path, tmp_path: Path, program: Program
+) -> None:
+    whole = program.train(*SMALL, "--data.root", tmp_path, "--epochs", 2, "--data.workers", 2)
+    result = result_of(whole)
+    assert result["steps"] == 6
+    assert result["test"]["count"] == 6
+    assert 0 < result["test"]["mean_iou"] < 1
+    again = program.train(
+        *(*SMALL, "--data.root", tmp_path, "--epochs", 2, "--data.workers", 2, "--run.keep", 9),
+        *("--save-every", 1, "--inject", "kill:rank=1,step=5", "--max-restarts", 1),
+    )
+    assert result_of(again)["weights_sha256"] == result["weights_sha256"]
+    assert result_of(again)["test"] == result["test"]
+    other = program.train(*SMALL, "--data.root", tmp_path, "--epochs", 2, engine="raw_ddp")
+    assert result_of(other)["weights_sha256"] == result["weights_sha256"]
+
+
+@pytest.mark.parametrize("engine", ["lightning", "raw_ddp"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_turns_bad_ends_the_run_with_one_message(
+    folder: Path, tmp_path: Path, program: Program, engine: str, workers: int
+) -> None:
+    dataset_of(settings_of(tmp_path))
+    path = folder / PICTURE
+    # Size and time stay, so that it was found sound before, as a disk's own fault would leave it.
+    found = path.stat()
+    path.write_bytes(b"\0" * found.st_size)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    run = ("--data.root", tmp_path, "--data.workers", workers, "--run-dir", tmp_path / "run")
+    refused(program(*SMALL, *run, engine=engine), str(path), "not a picture in a known format (JPEG)")

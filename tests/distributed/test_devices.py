@@ -1,0 +1,100 @@
+"""Which devices a configuration means (GPUs are pretended, since the machine may have none), and a rank's memory."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+import pytest
+import torch
+from conftest import child
+
+from lit_mnist.cli.flags import read_command_line
+from lit_mnist.distributed.rank import Rank, choose_devices, threads_per_rank
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import TrainerSettings
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("present", "devices", "kind", "numbers"),
+    [
+        (0, "auto", "cpu", (0,)),
+        (0, 3, "cpu", (0, 1, 2)),
+        (2, "auto", "cuda", (0, 1)),
+        (4, 2, "cuda", (0, 1)),
+        (4, [3, 1], "cuda", (3, 1)),
+    ],
+)
+def test_devices(
+    gpus: Callable[[int], None], present: int, devices: object, kind: str, numbers: tuple[int, ...]
+) -> None:
+    gpus(present)
+    found = choose_devices(TrainerSettings(devices=devices))  # type: ignore[arg-type]
+    assert (found.kind, found.numbers) == (kind, numbers)
+    device = found.of(Rank(0, found.count, 0, found.count))
+    assert device == torch.device("cpu" if kind == "cpu" else f"cuda:{numbers[0]}")
+
+
+@pytest.mark.parametrize(("devices", "culprit"), [(3, "3 GPUs"), ([0, 2], "GPU 2")])
+def test_more_gpus_than_there_are_are_refused(gpus: Callable[[int], None], devices: object, culprit: str) -> None:
+    gpus(2)
+    with pytest.raises(InputError, match=f"{culprit}, but this machine has 2"):
+        choose_devices(TrainerSettings(devices=devices))  # type: ignore[arg-type]
+
+
+def test_a_gpu_where_there_is_none_is_refused(gpus: Callable[[int], None]) -> None:
+    gpus(0)
+    with pytest.raises(InputError, match="has no GPU"):
+        choose_devices(TrainerSettings(accelerator="gpu"))
+
+
+def test_a_cpu_may_be_asked_for_beside_gpus(gpus: Callable[[int], None]) -> None:
+    gpus(2)
+    assert choose_devices(TrainerSettings(accelerator="cpu", devices=5)).kind == "cpu"
+
+
+@pytest.mark.parametrize("words", [["--devices", "0,2"], ["--devices=0,2"], ["--trainer.devices", "[0,2]"]])
+def test_a_list_of_devices_may_be_given_as_the_trainer_takes_it(words: list[str]) -> None:
+    assert read_command_line(words).arguments == ["--trainer.devices=[0,2]"]
+
+
+def test_threads_are_the_cores_divided_by_the_ranks() -> None:
+    cores = threads_per_rank(None, 1)
+    assert cores >= 1
+    assert threads_per_rank(None, cores * 4) == 1
+    assert threads_per_rank(3, 2) == 3
+
+
+def test_memory_that_a_step_has_freed_is_there_for_the_next() -> None:
+    """Else the kernel clears some two thousand pages for each step of 128 pictures."""
+    script = """
+        import json, resource
+        import torch
+        import torch.nn.functional as F
+        from lit_mnist.experiment import ModelSettings
+        from lit_mnist.models.build import build_net
+        from lit_mnist.distributed.rank import keep_memory
+
+        torch.set_num_threads(1)
+        net = build_net(ModelSettings(), num_classes=10, seed=1)
+        images, targets = torch.randn(128, 1, 28, 28), torch.randint(0, 10, (128,))
+
+        def faults():
+            for step in range(15):
+                if step == 5:
+                    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+                F.cross_entropy(net(images), targets).backward()
+                net.zero_grad()
+            return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10
+
+        without = faults()
+        keep_memory()
+        print(json.dumps({"without": without, "kept": faults()}))
+    """
+    found = child(textwrap.dedent(script))
+    assert found["kept"] < 300 < found["without"], found

@@ -1,0 +1,150 @@
+"""What Lightning itself adds to a step is kept small, by its public interfaces as far as they reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT, Program, result_of, run_forked
+from lightning.pytorch import Callback, LightningModule, Trainer
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from lit_mnist.checkpoint.digest import weights_sha256
+from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.module import LitClassifier
+from lit_mnist.seams import PlainHookName
+from lit_mnist.trainer import LitTrainer
+
+HOOK = "_current_fx_name"
+
+
+def test_lightning_notes_its_hooks_without_a_search_for_parameters(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails, too, where Lightning notes them by another name: then the seam is of no use any more."""
+    counts = {"plain": 0, "searched": 0, "others": 0}
+    plainly, searching = PlainHookName.__setattr__, nn.Module.__setattr__
+
+    def noted(self: Any, name: str, value: Any) -> None:
+        counts["plain"] += name == HOOK
+        plainly(self, name, value)
+
+    def searched(self: nn.Module, name: str, value: Any) -> None:
+        if isinstance(self, LitClassifier):
+            counts["searched" if name == HOOK else "others"] += 1
+            (program.folder / "counts.json").write_text(json.dumps(counts))
+        searching(self, name, value)
+
+    monkeypatch.setattr(PlainHookName, "__setattr__", noted)
+    monkeypatch.setattr(nn.Module, "__setattr__", searched)
+    program.train("--max-steps", 50, "--batch-size", 12, "--data.val_size", 0, "--data.test_size", 12, "--lr", 0.01)
+    found = json.loads((program.folder / "counts.json").read_text())
+    assert found["plain"] > 10 * 50
+    assert found["searched"] == 0
+    # The loss, the rate and the steps made, of each step.
+    assert found["others"] < 5 * 50
+
+
+def test_an_early_stop_is_told_recorded_and_repeated(program: Program) -> None:
+    """From the run's own config.yaml, too."""
+    few = ("--data.train_size", 256, "--data.val_size", 100, "--data.test_size", 100, "--epochs", 5, "--save-every", 3)
+    stop = "{class_path: EarlyStopping, init_args: {monitor: val_loss, patience: 1, min_delta: 50.0}}"
+    timer = "{class_path: Timer, init_args: {duration: '01:00:00:00'}}"
+    words: list[tuple[object, ...]] = [
+        (*few, "--devices", 2, "--trainer.callbacks", f"[{stop}, {timer}]"),
+        ("fit", "--config", program.folder / "early-0" / "config.yaml"),
+    ]
+    results = []
+    for number, line in enumerate(words):
+        folder = program.folder / f"early-{number}"
+        done = program(*line, "--run-dir", folder)
+        assert done.code == 0, done.err
+        assert "leaves out" not in done.out
+        results.append(result_of(folder))
+        assert results[-1]["stopped_early"].startswith("val_loss did not improve")
+        assert f"stopped early: {results[-1]['stopped_early']}" in done.out.splitlines()
+        assert (results[-1]["epochs"], results[-1]["steps"]) == (2, 8)
+        saved = yaml.safe_load((folder / "config.yaml").read_text())
+        assert [entry["class_path"].rpartition(".")[2] for entry in saved["trainer"]["callbacks"]] == [
+            "EarlyStopping",
+            "Timer",
+        ]
+        assert saved["trainer"] == results[-1]["config"]["trainer"]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
+    whole = result_of(program.train(*few, "--devices", 2))
+    assert (whole["epochs"], whole["stopped_early"]) == (5, None)
+
+
+def test_the_readme_s_python_lines_run_as_they_stand(tmp_path: Path) -> None:
+    """Beside the run that they name; the training is the default recipe's, whole."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 1
+    few = ("--data.train_size", 640, "--data.val_size", 100, "--data.test_size", 100)
+    run = Program(tmp_path).train(*few)
+    (tmp_path / "runs").mkdir()
+    run.rename(tmp_path / "runs" / "NAME")
+
+    def work() -> int:
+        os.chdir(tmp_path)
+        names: dict[str, Any] = {}
+        exec(compile(blocks[0], "README.md", "exec"), names)  # noqa: S102
+        saved = result_of(tmp_path / "runs" / "NAME")
+        assert weights_sha256(names["network"].net.state_dict()) == saved["weights_sha256"]
+        assert not names["network"].training
+        return 0
+
+    done = run_forked(work, tmp_path)
+    assert done.code == 0, done.err
+    # One epoch, with the Trainer's own checkpoint at its end.
+    (checkpoint,) = tmp_path.glob("lightning_logs/version_0/checkpoints/*.ckpt")
+    assert checkpoint.name == "epoch=0-step=859.ckpt"
+    tested = Program(tmp_path)("test", "--ckpt", checkpoint, "--run-dir", tmp_path / "tested")
+    assert tested.code == 0, tested.err
+    assert result_of(tmp_path / "tested")["test"]["accuracy"] > 0.985
+
+
+def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
+    """The same data, order, network and schedule as by the command; safetensors stores the trained network."""
+
+    class ChannelsLast(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+            weights = [weight for weight in pl_module.parameters() if weight.ndim == 4]
+            assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+            trainer.save_checkpoint(tmp_path / "own.ckpt")
+
+    def train() -> int:
+        data = MNISTDataModule(seed=42, train_size=640, test_size=100)
+        trainer = LitTrainer(
+            max_epochs=1,
+            accelerator="cpu",
+            devices=1,
+            precision="32-true",
+            logger=False,
+            enable_progress_bar=False,
+            enable_checkpointing=False,
+            default_root_dir=tmp_path,
+            callbacks=[ChannelsLast()],
+        )
+        module = LitClassifier(seed=42)
+        trainer.fit(module, datamodule=data)
+        save_file(module.net.state_dict(), tmp_path / "net.safetensors")
+        assert weights_sha256(load_file(tmp_path / "net.safetensors")) == weights_sha256(module.net.state_dict())
+        save_file(torch.load(tmp_path / "own.ckpt", weights_only=True)["state_dict"], tmp_path / "own.safetensors")
+        assert module.steps_made == 10
+        assert module.validation
+        assert module.validation.count == 5000
+        print(weights_sha256(module.net.state_dict()))
+        return 0
+
+    own = run_forked(train, tmp_path)
+    assert own.code == 0, own.err
+    flags = ("--data.train_size", 640, "--data.test_size", 100, "--precision", "32-true")
+    folder = Program(tmp_path).train(*flags, "--devices", 1, "--run.threads", 1)
+    assert result_of(folder)["weights_sha256"] in own.out
