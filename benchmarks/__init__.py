@@ -1,1 +1,1 @@
-"""What training costs: measured in interleaved rounds, given as ratios; `python train.py bench`."""
+"""What training costs: measured in interleaved rounds, given as ratios; `python -m benchmarks`."""

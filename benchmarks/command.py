@@ -1,8 +1,8 @@
 """Measures what training costs here, as ratios of measurements taken in turns.
 
-    python train.py bench
-    python train.py bench --topics start,overhead --repeats 9
-    python train.py bench --config configs/voc.yaml
+    python -m benchmarks
+    python -m benchmarks --topics start,overhead --repeats 9
+    python -m benchmarks --config configs/voc.yaml
 
 The run folder gets `bench.json` and `bench.html`, the page of it. Nothing else should compute on the machine meanwhile.
 With --config it is the whole training of an experiment that is measured, on as many devices as are here, and predicted
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,16 +30,32 @@ from benchmarks.pages.page import table, write_bench
 from benchmarks.rounds import check_repeats, take_rounds
 from benchmarks.topics import TOPICS
 from lit_mnist.checkpoint.atomic_io import write_text
-from lit_mnist.cli.flags import nearest
 from lit_mnist.distributed.rank import cores, launched_from_outside
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.terminal import print_error
-from lit_mnist.errors import InputError, StoppedError
-from lit_mnist.run.folder import RunFolder, default_path, shown
+from lit_mnist.distributed.terminal import print_error, shown
+from lit_mnist.errors import InputError, LitMnistError, StoppedError, nearest
+from lit_mnist.run.folder import RunFolder, default_path
 from lit_mnist.run.timing import commit, versions
 
 JSON, PAGE = "bench.json", "bench.html"
 DEVICES, GPU = "devices", "gpu"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the bench and returns its exit code.
+
+    Args:
+        argv: The arguments; by default the process's own.
+    """
+    # Some topics fork from this process: until then it must not start OpenMP's threads.
+    torch.set_num_threads(1)
+    STOP.listen()
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        return bench(words, shlex.join(["python", "-m", "benchmarks", *words]))
+    except LitMnistError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
 
 
 def bench(argv: list[str], command: str) -> int:
@@ -124,12 +141,12 @@ def _processor() -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message[0].upper()}{message[1:]}. See: python train.py bench --help")
+        raise InputError(f"{message[0].upper()}{message[1:]}. See: python -m benchmarks --help")
 
 
 def _options(argv: list[str]) -> argparse.Namespace:
     parser = _Parser(
-        prog="train.py bench",
+        prog="python -m benchmarks",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

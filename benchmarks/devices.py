@@ -1,6 +1,6 @@
 """How long a whole training takes on 1 to N devices: measured where they are, predicted where they are not.
 
-    python train.py bench --config configs/voc.yaml
+    python -m benchmarks --config configs/voc.yaml
     python -m benchmarks.devices 2 raw_ddp fit --devices 2 --max-steps 4    a run whose first 2 steps do not count
 
 It draws again the figure of the tutorial "Data-Distributed Training": DeepLabV3-ResNet101 on Pascal VOC for 20 epochs,

@@ -1,6 +1,6 @@
 """What one GPU makes of the default experiment: each way, each precision, and how far away its peak rates are.
 
-    python train.py bench --topics gpu
+    python -m benchmarks --topics gpu
     python -m benchmarks.gpu product    the rate of matrix products, and what it would train
     python -m benchmarks.gpu copy       the rate of copies within the GPU's memory
 

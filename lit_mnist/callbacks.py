@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from lit_mnist.checkpoint.format import LAST, SECTION, read_checkpoint
 from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.state import lightning_loops, section_of
 from lit_mnist.module import LitClassifier
 from lit_mnist.run.recorder import Recorder
 from lit_mnist.training.job import Job
-from lit_mnist.training.state import lightning_loops
 
 
 class VerifiedCheckpointIO(CheckpointIO):
@@ -132,4 +132,4 @@ class KeepCheckpoints(Callback):
         step = checkpoint["global_step"]
         checkpoint["epoch"] = self.job.plan.position(step)[0]
         checkpoint["loops"] = lightning_loops(step, self.job.plan)
-        checkpoint[SECTION] = self.job.checkpoint_section()
+        checkpoint[SECTION] = section_of(self.job)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class LitMnistError(Exception):
     """A foreseen end of a run: its message is shown to the user as it stands, without a traceback."""
@@ -49,3 +52,13 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise InputError(message)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean …?` with the most similar of the known names, or nothing where none is similar."""
+    known = list(known)
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not found:
+        tails = {key.rsplit(".", 1)[-1]: key for key in known}
+        found = [tails[tail] for tail in difflib.get_close_matches(name.rsplit(".", 1)[-1], tails, n=1, cutoff=0.7)]
+    return f"; did you mean {found[0]}?" if found else ""

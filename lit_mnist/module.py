@@ -23,7 +23,7 @@ from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers
-from lit_mnist.seams import PlainHookName
+from lit_mnist.plugins._private import PlainHookName
 from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics, predictions_of
 from lit_mnist.training.examples import Example

@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.command import main as bench
 from lit_mnist.cli.main import main
 from lit_mnist.data.dataset import Dataset, load_dataset
 from lit_mnist.distributed.launcher import launch
@@ -169,7 +170,8 @@ class Program:
     def _work(self, arguments: tuple[object, ...], engine: str) -> Callable[[], int]:
         def work() -> int:
             os.chdir(self.folder)
-            return main([str(argument) for argument in arguments], engine=engine)
+            words = [str(argument) for argument in arguments]
+            return bench(words) if engine == "benchmarks" else main(words, engine=engine)
 
         return work
 

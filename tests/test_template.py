@@ -19,7 +19,7 @@ from torch import nn
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.module import LitClassifier
-from lit_mnist.seams import PlainHookName
+from lit_mnist.plugins._private import PlainHookName
 from lit_mnist.trainer import LitTrainer
 
 HOOK = "_current_fx_name"

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from examples.collectives._private import timeout_in_force
 from examples.collectives.group import on_first
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.seams import timeout_in_force
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,10 +19,6 @@ os.umask(_UMASK)
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 # File systems whose folders cannot be flushed, each of which is told of once.
 _WARNED_OF: set[int] = set()
-_LOCKS_NEEDED = (
-    "two processes could write there at once without a lock (flock), which Lustre supports if mounted with -o flock, "
-    "and NFS with a lock service"
-)
 
 
 @contextmanager
@@ -88,46 +82,6 @@ def remove_temporary(folder: Path) -> None:
     """Removes what writers that were killed have left in a folder that no other process writes to."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
-
-
-def open_lock(path: Path) -> IO[str]:
-    """Opens a lock file, and makes it where it is missing; its content stays.
-
-    Others may be able to write to its folder: a symbolic link there is not followed.
-
-    Raises:
-        OSError: The file cannot be opened, or is a symbolic link or no regular file.
-    """
-    try:
-        return open(path, "r+", opener=_open_regular)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise OSError(errno.ELOOP, "a lock file must not be a symbolic link: remove it", str(path)) from error
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Opens a regular file, and makes it where it is missing."""
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "a lock file must be a regular file: remove it", path)
-    return descriptor
-
-
-def try_lock(file: IO[str]) -> bool:
-    """Locks an open file unless another process holds it, and returns whether this one holds it now.
-
-    Raises:
-        OSError: The file cannot be locked at all, for example because its file system does not support it.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-            return False
-        raise OSError(error.errno, f"{error.strerror}; {_LOCKS_NEEDED}", file.name) from error
-    return True
 
 
 def _flush_folder(path: Path) -> None:

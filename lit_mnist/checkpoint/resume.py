@@ -10,14 +10,15 @@ from typing import Any
 
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint
 from lit_mnist.checkpoint.saved_experiment import checked_experiment, experiment_of_a_trainer
-from lit_mnist.cli.configure import flatten, setting_of
+from lit_mnist.checkpoint.state import KEEPER
+from lit_mnist.checkpoint.store import CONFIG, run_folder_of
+from lit_mnist.cli.configure import setting_of
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.distributed.rank import cores, launched_from_outside, print_once, threads_per_rank
+from lit_mnist.distributed.terminal import shown
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import DataSettings, Experiment
+from lit_mnist.experiment import DataSettings, Experiment, flatten
 from lit_mnist.experiment.plan import Plan
-from lit_mnist.run.folder import CONFIG, run_folder_of, shown
-from lit_mnist.training.state import KEEPER
 
 # Where data are read, and whether they are downloaded.
 _PLACES = {"root", "download"}

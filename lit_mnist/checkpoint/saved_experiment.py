@@ -11,9 +11,9 @@ from typing import Any, get_args
 import torch
 
 from lit_mnist.checkpoint.format import SECTION
-from lit_mnist.cli.configure import configure, flatten
+from lit_mnist.cli.configure import configure
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, ModelSettings
+from lit_mnist.experiment import Experiment, ModelSettings, flatten
 from lit_mnist.models.build import build_net
 from lit_mnist.training.precision import UsedPrecision
 

@@ -11,6 +11,9 @@ from lit_mnist.checkpoint.atomic_io import give_name
 from lit_mnist.checkpoint.format import BEST, LAST, read_checkpoint, write_checkpoint
 from lit_mnist.errors import InputError
 
+# The resolved configuration, by which a run folder is known.
+CONFIG = "config.yaml"
+
 
 class CheckpointFolder:
     """Puts checkpoints into a run's `checkpoints` folder, so that at every moment a sound one is there.
@@ -110,3 +113,9 @@ def newest_sound(place: Path, report: Callable[[str], None]) -> Found | None:
         if path.name == LAST:
             break
     return max(found, key=lambda checkpoint: checkpoint.step, default=None)
+
+
+def run_folder_of(checkpoint: Path) -> Path | None:
+    """Returns the run folder that a checkpoint lies in, or None where it lies elsewhere."""
+    folder = checkpoint.resolve().parent
+    return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).exists() else None

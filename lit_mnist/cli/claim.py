@@ -10,6 +10,7 @@ from typing import IO
 from lit_mnist.checkpoint.atomic_io import copy_file
 from lit_mnist.checkpoint.format import BEST, LAST
 from lit_mnist.checkpoint.resume import Saved
+from lit_mnist.checkpoint.store import CONFIG, run_folder_of
 from lit_mnist.cli.configure import Configuration, setting_of
 from lit_mnist.cli.flags import CommandLine
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
@@ -18,17 +19,7 @@ from lit_mnist.experiment import SCENE_NAMES
 from lit_mnist.predict.scenes import MASKS, OVERLAYS
 from lit_mnist.profiling.faults import injected
 from lit_mnist.run.finish import GRID, PREDICTIONS
-from lit_mnist.run.folder import (
-    CONFIG,
-    METRICS,
-    REPORT,
-    RESULT,
-    RunFolder,
-    default_path,
-    lock_folder,
-    run_folder_of,
-    was_restarted,
-)
+from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, lock_folder, was_restarted
 from lit_mnist.run.metrics_log import read_history
 
 # Where a best checkpoint is kept that is not the best of the training in its folder.

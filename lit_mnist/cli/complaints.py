@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from lit_mnist.cli.config_file import PACKAGES, ROOMS
-from lit_mnist.cli.flags import SHORT_FLAGS, nearest
+from lit_mnist.cli.flags import SHORT_FLAGS
+from lit_mnist.errors import nearest
 
 
 def plain(message: str, keys: list[str], files: str) -> str:

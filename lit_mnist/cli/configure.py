@@ -23,7 +23,7 @@ from lit_mnist.cli.flags import SHORT_FLAGS
 from lit_mnist.data.dataset import class_names
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import DataSettings, Experiment, ModelSettings, RunSettings, TrainerSettings
+from lit_mnist.experiment import DataSettings, Experiment, ModelSettings, RunSettings, TrainerSettings, flatten
 from lit_mnist.experiment.task import check_task
 from lit_mnist.module import LitClassifier
 from lit_mnist.trainer import LitTrainer
@@ -74,7 +74,7 @@ class ExperimentCLI(LightningCLI):
                 "exit_on_error": False,
                 # A flag that is nearly right is refused, not guessed at.
                 "allow_abbrev": False,
-                "prog": "train.py [fit|validate|test|predict|compare|bench]",
+                "prog": "train.py [fit|validate|test|predict|compare]",
                 "description": _help(),
             },
             args=arguments,
@@ -246,14 +246,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | None) else str(value)
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Returns nested values as pairs of a dotted key and a value."""
-    flat: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        flat += flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
-    return flat
-
-
 def _linked(arguments: list[str]) -> str | None:
     """Looks into the files that a command line names before they are parsed.
 
@@ -286,7 +278,7 @@ def _help() -> str:
     flags = ", ".join(f"{short} = {long}" for short, long in SHORT_FLAGS.items())
     return (
         "Trains, and then tests the best weights on the whole test set. "
-        f"Commands: fit, validate, test, predict, compare, bench. Short flags: {flags}. "
+        f"Commands: fit, validate, test, predict, compare. Short flags: {flags}. "
         "For validate, test and predict: --ckpt RUN_DIR_OR_CKPT; for predict: --images PATH ...; "
         "for compare: --engines all|NAME,NAME,... --repeats N --timed-steps N --features true|false."
     )

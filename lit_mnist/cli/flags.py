@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from lit_mnist.errors import InputError
-from lit_mnist.training.job import Verb
+from lit_mnist.errors import InputError, nearest
+from lit_mnist.experiment import Verb
 
 SHORT_FLAGS = {
     "--devices": "--trainer.devices",
@@ -58,16 +56,6 @@ class CommandLine:
         return self.verb in {"train", "fit"}
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean …?` with the most similar of the known names, or nothing where none is similar."""
-    known = list(known)
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if not found:
-        tails = {key.rsplit(".", 1)[-1]: key for key in known}
-        found = [tails[tail] for tail in difflib.get_close_matches(name.rsplit(".", 1)[-1], tails, n=1, cutoff=0.7)]
-    return f"; did you mean {found[0]}?" if found else ""
-
-
 def read_command_line(argv: list[str]) -> CommandLine:
     """Takes a command line apart.
 
@@ -78,9 +66,11 @@ def read_command_line(argv: list[str]) -> CommandLine:
     if argv and not argv[0].startswith("-"):
         verbs = [name for name in get_args(Verb) if name != "train"]
         if argv[0] not in verbs:
-            if argv[0] in {"compare", "bench"}:
-                raise InputError(f"{argv[0]} comes first, and is train.py's own: python train.py {argv[0]} ...")
-            known = [*verbs, "compare", "bench"]
+            if argv[0] == "compare":
+                raise InputError("compare comes first, and is train.py's own: python train.py compare ...")
+            if argv[0] == "bench":
+                raise InputError("The benchmarks run from a checkout: python -m benchmarks")
+            known = [*verbs, "compare"]
             instead = nearest(argv[0], known) or f": use {', '.join(known)}."
             raise InputError(f"Unknown command {argv[0]!r}{instead}")
         verb, argv = argv[0], argv[1:]  # type: ignore[assignment]

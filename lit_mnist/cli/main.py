@@ -29,12 +29,11 @@ from lit_mnist.distributed.launcher import Work, launch
 from lit_mnist.distributed.rank import Rank, adopt_slurm, die_with_parent, launched_from_outside
 from lit_mnist.distributed.signals import STOP, require_main_thread
 from lit_mnist.distributed.spawn import spawn
-from lit_mnist.distributed.terminal import guard_streams, print_error, print_stop
+from lit_mnist.distributed.terminal import guard_streams, print_error, print_stop, shown
 from lit_mnist.engines.capabilities import load_engine
 from lit_mnist.engines.rank_work import do_job
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.run.finish import program
-from lit_mnist.run.folder import shown
 from lit_mnist.training.job import Job
 
 
@@ -61,10 +60,6 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
             from lit_mnist.compare.command import compare
 
             return compare(words[1:], command=_command(argv))
-        if words[:1] == ["bench"] and engine == "lightning":
-            from benchmarks.command import bench
-
-            return bench(words[1:], command=_command(argv))
         line = read_command_line(words)
         prepared = prepare(line, engine=engine, command=_command(argv))
         job = prepared.job

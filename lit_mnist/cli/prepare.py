@@ -33,11 +33,12 @@ from lit_mnist.distributed.rank import (
     threads_per_rank,
     warn_once,
 )
+from lit_mnist.distributed.terminal import shown
 from lit_mnist.engines.capabilities import Offer, load_engine
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import TrainerSettings
 from lit_mnist.experiment.plan import Plan
-from lit_mnist.run.folder import RESULT, RunFolder, shown
+from lit_mnist.run.folder import RESULT, RunFolder
 from lit_mnist.training.job import Job, plan_for
 from lit_mnist.training.precision import resolve_precision
 
@@ -131,8 +132,10 @@ def _prepare(line: CommandLine, lock: IO[str] | None, *, engine: str, command: s
         checkpoint=_to_read(saved, claimed, trains=trains) if saved else None,
         weights=weights,
         files=files,
-        extras=configuration.extras if configuration.extras.names else None,
+        extras=configuration.extras.make if configuration.extras.names else None,
         cuda_graph=cuda_graph,
+        resumable=offer.resume,
+        testable="test" in offer.verbs,
     )
     if trains and plan.dropped:
         rest, fill, are = (plan.dropped, "fill", "are") if plan.dropped > 1 else (1, "fills", "is")

@@ -22,10 +22,11 @@ from lit_mnist.compare.verdict import judge
 from lit_mnist.data.dataset import dataset_of
 from lit_mnist.distributed.rank import choose_devices, launched_from_outside, threads_per_rank
 from lit_mnist.distributed.signals import STOP
+from lit_mnist.distributed.terminal import shown
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.report.comparison import write_comparison
 from lit_mnist.report.comparison_text import table
-from lit_mnist.run.folder import RunFolder, default_path, shown
+from lit_mnist.run.folder import RunFolder, default_path
 from lit_mnist.run.timing import WARM_UP_STEPS, commit, versions
 from lit_mnist.training.job import plan_for, split_dataset
 from lit_mnist.training.precision import resolve_precision

@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_mnist.cli.flags import nearest
 from lit_mnist.distributed.rank import die_with_parent
 from lit_mnist.engines.capabilities import ENGINES
-from lit_mnist.errors import InputError
+from lit_mnist.errors import InputError, nearest
 
 _RAW_DDP_STARTS = ("torchrun", "spawn")
 

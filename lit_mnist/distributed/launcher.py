@@ -20,17 +20,16 @@ from pathlib import Path
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
+from lit_mnist.distributed._private import Attempt, WatchfulAgent
 from lit_mnist.distributed.addresses import stay_on_loopback
 from lit_mnist.distributed.failure import SITUATION, describe, end_rank, foreseen, tell
 from lit_mnist.distributed.private_folder import PrivateFolder, private_folder
 from lit_mnist.distributed.rank import Rank, die_with_parent
 from lit_mnist.distributed.rendezvous import LocalRendezvous, meet_in
 from lit_mnist.distributed.signals import STOP, STOPPING, require_main_thread, signal_name
-from lit_mnist.distributed.status_file import Board
+from lit_mnist.distributed.status_file import SCRATCH, Board
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
-from lit_mnist.run.folder import SCRATCH
-from lit_mnist.seams import Attempt, WatchfulAgent
 
 Work = Callable[[Rank], None]
 

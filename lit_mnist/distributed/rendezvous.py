@@ -14,9 +14,9 @@ from typing import Any
 from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from lit_mnist.distributed._private import find_each_other_by
 from lit_mnist.distributed.private_folder import own_private_folder, run_id
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.seams import find_each_other_by
 
 # What MASTER_ADDR and MASTER_PORT are where nothing listens: libraries want them to be there.
 NOWHERE = RendezvousStoreInfo("127.0.0.1", 0)

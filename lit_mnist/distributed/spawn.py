@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch.multiprocessing as mp
 
+from lit_mnist.distributed._private import Attempt, end_processes
 from lit_mnist.distributed.addresses import stay_on_loopback
 from lit_mnist.distributed.launcher import BOARD, Forwarder, Work, first_failure, make_scratch, rank_main
 from lit_mnist.distributed.private_folder import PrivateFolder, private_folder, run_id, temporary_files_in
 from lit_mnist.distributed.rendezvous import NOWHERE
 from lit_mnist.distributed.signals import STOP, blocked, require_main_thread
 from lit_mnist.distributed.status_file import Board
-from lit_mnist.seams import Attempt, end_processes
 
 
 def spawn(work: Work, *, world_size: int, logs: Path) -> None:

@@ -12,6 +12,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+# The launcher's own folder in that of the logs, for the time of the launch.
+SCRATCH = ".launcher-"
 # Of each rank: its step, the length of its report, and the report as JSON.
 _ROOM = 1 << 16
 _NUMBER = struct.Struct("<q")

@@ -55,6 +55,12 @@ def print_stop(text: str, signum: int) -> None:
         os.write(2, line.encode())
 
 
+def shown(path: Path) -> str:
+    """Returns a path as a user would type it here: relative where it lies below the working folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
 class GuardedStream:
     """A standard stream that turns itself off where it cannot be written, instead of raising an OSError.
 

@@ -10,11 +10,9 @@ from typing import Literal
 
 import torch
 
-from lit_mnist.cli.flags import nearest
 from lit_mnist.distributed.rank import Devices, launched_from_outside
-from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment
-from lit_mnist.training.job import Verb
+from lit_mnist.errors import InputError, nearest
+from lit_mnist.experiment import Experiment, Verb
 from lit_mnist.training.precision import resolve_precision
 
 ENGINES = (

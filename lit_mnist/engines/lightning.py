@@ -26,10 +26,10 @@ from lit_mnist.distributed.rendezvous import meeting_point
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.engines.capabilities import Offer
 from lit_mnist.module import LitClassifier
+from lit_mnist.plugins._private import leave_signals_alone
 from lit_mnist.run.finish import finish, write_predictions
 from lit_mnist.run.recorder import Recorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.seams import leave_signals_alone
 from lit_mnist.trainer import LitTrainer
 from lit_mnist.training.job import Job
 from lit_mnist.training.precision import weight_dtype
@@ -133,7 +133,7 @@ def run(job: Job, rank: Rank) -> None:
 
 def _trainer(job: Job, callbacks: list[Callback], keeper: Keeper | None) -> LitTrainer:
     settings = job.experiment.trainer
-    extras = job.extras.make() if job.extras else {}
+    extras = job.extras() if job.extras else {}
     own = extras.pop("callbacks", [])
     trainer = LitTrainer(
         # The plan has worked max_steps into the length of the epochs: the Trainer asks for each.

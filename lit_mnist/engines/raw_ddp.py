@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
 from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import meeting_point
@@ -50,7 +51,6 @@ from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
 from lit_mnist.training.schedule import make_schedule
-from lit_mnist.training.state import TrainingState, net_weights
 
 OFFER = Offer(verbs=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere", spawn=True)
 

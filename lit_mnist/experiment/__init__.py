@@ -1,7 +1,7 @@
-"""The experiment: what is trained, on which data, and how. One frozen dataclass per section, and the plan of its steps."""
+"""The experiment: what is trained, on which data, and how. One frozen dataclass per section."""
 
 from lit_mnist.experiment.data import DATA_NAMES, SCENE_NAMES, DataSettings
-from lit_mnist.experiment.experiment import Experiment
+from lit_mnist.experiment.experiment import Experiment, Verb, flatten
 from lit_mnist.experiment.model import ModelSettings, Net
 from lit_mnist.experiment.run import RunSettings
 from lit_mnist.experiment.trainer import Precision, TrainerSettings
@@ -16,4 +16,6 @@ __all__ = [
     "Precision",
     "RunSettings",
     "TrainerSettings",
+    "Verb",
+    "flatten",
 ]

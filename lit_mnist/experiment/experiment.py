@@ -8,26 +8,18 @@ default experiment; a YAML file or a flag states what differs.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from lit_mnist.errors import require
-from lit_mnist.experiment.data import DATA_NAMES, SCENE_NAMES, DataSettings
-from lit_mnist.experiment.model import ModelSettings, Net
+from lit_mnist.experiment.data import DataSettings
+from lit_mnist.experiment.model import ModelSettings
 from lit_mnist.experiment.run import RunSettings
-from lit_mnist.experiment.trainer import Precision, TrainerSettings
+from lit_mnist.experiment.trainer import TrainerSettings
 
-__all__ = [
-    "DATA_NAMES",
-    "SCENE_NAMES",
-    "DataSettings",
-    "Experiment",
-    "ModelSettings",
-    "Net",
-    "Precision",
-    "RunSettings",
-    "TrainerSettings",
-]
+# `train` is a fit, and then the exact test of the best weights.
+Verb = Literal["train", "fit", "validate", "test", "predict"]
 
 
 @dataclass(frozen=True)
@@ -53,3 +45,11 @@ class Experiment:
     def replace(self, section: str, **changes: Any) -> Experiment:
         """Returns a copy with some settings of one section changed."""
         return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Returns nested values as pairs of a dotted key and a value."""
+    flat: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        flat += flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+    return flat

@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -31,6 +32,8 @@ from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.checkpoint.manager import Keeper
 from lit_mnist.data.loader import Batch, TrainBatches
 from lit_mnist.distributed.peer_exchange import Exchange
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.profiling._private import hidden_all_reduce_ms, measure_every_step
 from lit_mnist.profiling.timer import (
     ALL_REDUCE,
     BACKWARD,
@@ -49,10 +52,7 @@ from lit_mnist.profiling.timer import (
     summary,
 )
 from lit_mnist.profiling.trace import FOLDER
-from lit_mnist.seams import hidden_all_reduce_ms, measure_every_step
-
-if TYPE_CHECKING:
-    from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.timing import StepClock
 
 # No divisor of the steps between two figures on the screen, so that these fall on both kinds of steps.
 STEPS_WATCHED = 7
@@ -77,6 +77,15 @@ _CALLS: tuple[tuple[Any, str, str], ...] = (
 _PURPOSES = {FORWARD: BATCH_NORM, BACKWARD: BATCH_NORM, OUTSIDE: ALL_REDUCE}
 
 
+class Measured(Protocol):
+    """What the stopwatch needs to know of a training: the recorder has it."""
+
+    rank: Rank
+    net: nn.Module
+    clock: StepClock
+    display: object | None
+
+
 class Stopwatch:
     """Times the parts of a rank's steps, from `start` to `close`, which writes `trace/times-rankN.json`.
 
@@ -85,7 +94,7 @@ class Stopwatch:
         folder: The run folder.
     """
 
-    def __init__(self, recorder: Recorder, folder: Path) -> None:
+    def __init__(self, recorder: Measured, folder: Path) -> None:
         self.recorder, self.folder = recorder, folder
         self._timer = Timer()
         self._steps: list[Step] = []

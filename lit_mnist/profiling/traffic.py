@@ -14,7 +14,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from lit_mnist.distributed.peer_exchange import SENT
-from lit_mnist.seams import operations_of
+from lit_mnist.profiling._private import operations_of
 
 # Where `tcpi_bytes_sent` lies in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19).
 _TCP_INFO_SIZE, _BYTES_SENT = 248, 200

@@ -16,13 +16,12 @@ from lit_mnist.data.digits.idx import Split
 from lit_mnist.data.segmentation.scenes import Scenes, read_mask, read_picture, resized
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.terminal import print_line
-from lit_mnist.engines.capabilities import Offer, load_engine
+from lit_mnist.distributed.terminal import print_line, shown
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.predict.scenes import MASKS, OVERLAYS, PredictedScene, write_scene_table, write_scenes
 from lit_mnist.report.page import Mistake, write_report
 from lit_mnist.report.scenes import ShownScene
-from lit_mnist.run.folder import REPORT, RESULT, RunFolder, shown
+from lit_mnist.run.folder import REPORT, RESULT, RunFolder
 from lit_mnist.run.metrics_log import read_history
 from lit_mnist.run.result import Trained, build_result, total_gpu_memory, total_memory
 from lit_mnist.run.timing import StepClock
@@ -146,14 +145,13 @@ def _summarise(
             print_line(f"{name:<9} {share}, loss {evaluation.loss:.4f}")
     print_line(f"results   {shown(job.folder / RESULT)}, {shown(job.folder / REPORT)}")
     if trained:
-        offer: Offer = load_engine(job.engine).OFFER
         folder, command = shlex.quote(shown(job.folder)), program(job.engine)
         model, trainer = job.experiment.model, job.experiment.trainer
         stretchable = model.schedule == "constant" and not model.warmup
-        if offer.resume and stretchable and trained.steps == job.plan.total_steps:
+        if job.resumable and stretchable and trained.steps == job.plan.total_steps:
             unlimited = "" if trainer.max_steps == -1 else " --max-steps -1"
             print_line(f"go on     {command} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
-        print_line(f"test      {command if 'test' in offer.verbs else program()} test --ckpt {folder}")
+        print_line(f"test      {command if job.testable else program()} test --ckpt {folder}")
 
 
 def program(engine: str = "lightning") -> str:

@@ -14,15 +14,16 @@ from typing import IO, Any
 
 import yaml
 
-from lit_mnist.checkpoint.atomic_io import open_lock, remove_temporary, try_lock, write_text
-from lit_mnist.distributed.terminal import print_line
+from lit_mnist.checkpoint.atomic_io import remove_temporary, write_text
+from lit_mnist.checkpoint.store import CONFIG
+from lit_mnist.distributed.file_lock import open_lock, try_lock
+from lit_mnist.distributed.status_file import SCRATCH
+from lit_mnist.distributed.terminal import print_line, shown
 from lit_mnist.errors import InputError
 
-CONFIG, RESULT, METRICS, REPORT = "config.yaml", "result.json", "metrics.csv", "report.html"
+RESULT, METRICS, REPORT = "result.json", "metrics.csv", "report.html"
 # Bytes that a run's folder must have room for at its start.
 _LEAST_ROOM = 1 << 20
-# A launcher's own folder in that of the logs, for the time of the launch.
-SCRATCH = ".launcher-"
 _LOCK = "run.lock"
 # The name that torchrun gives to all starts and restarts of one job.
 _RUN_ID = "torchelastic-run-id"
@@ -152,18 +153,6 @@ def _holder(lock: IO[str]) -> str:
     """Returns what the process that holds a run folder has written into the lock file."""
     lock.seek(0)
     return lock.read().strip() or "another process"
-
-
-def run_folder_of(checkpoint: Path) -> Path | None:
-    """Returns the run folder that a checkpoint lies in, or None where it lies elsewhere."""
-    folder = checkpoint.resolve().parent
-    return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).exists() else None
-
-
-def shown(path: Path) -> str:
-    """Returns a path as a user would type it here: relative where it lies below the working folder."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def default_path(name: str, *, make: bool = False) -> Path:

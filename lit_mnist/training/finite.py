@@ -15,8 +15,8 @@ from lit_mnist.data.sampler import train_indices
 from lit_mnist.distributed.failure import SITUATION
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.terminal import shown
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.run.folder import shown
 from lit_mnist.training.job import Job
 from lit_mnist.training.precision import needs_scaler
 

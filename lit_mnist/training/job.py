@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from lit_mnist.checkpoint.format import FORMAT
 from lit_mnist.data.dataset import AnySplit, Dataset, Scenes
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.sampler import validation_split
 from lit_mnist.distributed.rank import Devices, Rank
-from lit_mnist.experiment import Experiment
+from lit_mnist.experiment import Experiment, Verb
 from lit_mnist.experiment.plan import Plan, make_plan
 from lit_mnist.training.precision import UsedPrecision, weight_dtype
-
-if TYPE_CHECKING:
-    from lit_mnist.cli.configure import TrainerExtras
-
-Verb = Literal["train", "fit", "validate", "test", "predict"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +48,10 @@ class Job:
         checkpoint: The checkpoint to resume from or to evaluate.
         weights: Weights to begin a training with, by name, in place of the random ones.
         files: The user's pictures, where they are predicted instead of the test set; they stand in `splits.test`.
-        extras: The further options of Lightning's Trainer.
+        extras: Makes the further options of Lightning's Trainer.
         cuda_graph: Whether a GPU is given the passes of a micro-batch as one recorded graph.
+        resumable: Whether the engine can resume its runs.
+        testable: Whether the engine has the command `test`.
     """
 
     verb: Verb
@@ -73,8 +69,10 @@ class Job:
     checkpoint: Path | None = None
     weights: Mapping[str, torch.Tensor] | None = None
     files: tuple[Path, ...] = ()
-    extras: TrainerExtras | None = None
+    extras: Callable[[], dict[str, Any]] | None = None
     cuda_graph: bool = False
+    resumable: bool = False
+    testable: bool = False
 
     @property
     def trains(self) -> bool:
@@ -115,22 +113,6 @@ class Job:
             dtype=weight_dtype(self.precision),
             device=self.devices.of(rank),
         )
-
-    def checkpoint_section(self) -> dict[str, Any]:
-        """Returns the checkpoint's own section: format, experiment and data as plain values."""
-        return {
-            "format": FORMAT,
-            "engine": self.engine,
-            "experiment": self.experiment.to_dict(),
-            "precision": self.precision,
-            "threads": self.threads,
-            # nn.DataParallel is one rank on several devices.
-            "local_world_size": min(self.devices.count, self.plan.world_size),
-            "data_sha256": self.dataset.sha256,
-            "num_classes": self.dataset.num_classes,
-            "batch_size": self.plan.batch_size,
-            "total_steps": self.plan.total_steps,
-        }
 
 
 def split_dataset(experiment: Experiment, dataset: Dataset) -> Splits:

@@ -47,7 +47,7 @@ def taken(folder: Path, order: list[str]) -> dict[str, object]:
         "topics": {"speed": take_rounds(topic, 3, folder, lambda _: None)},
         "versions": {"torch": "2"},
         "commit": None,
-        "command": "train.py bench",
+        "command": "python -m benchmarks",
     }
 
 
@@ -129,7 +129,7 @@ def test_the_names_of_a_topic_s_ratios_are_those_of_its_measurements(monkeypatch
     ],
 )
 def test_what_it_cannot_measure_is_refused(program: Program, words: tuple[str, ...], message: str) -> None:
-    done = program("bench", *words)
+    done = program(*words, engine="benchmarks")
     assert done.code == 2
     assert done.err.startswith("error: ")
     assert message in done.err
@@ -138,7 +138,7 @@ def test_what_it_cannot_measure_is_refused(program: Program, words: tuple[str, .
 
 
 def test_a_topic_is_measured_from_the_command_line_to_the_page(program: Program) -> None:
-    done = program("bench", "--topics", "evaluation", "--repeats", 1, "--run-dir", "bench")
+    done = program("--topics", "evaluation", "--repeats", 1, "--run-dir", "bench", engine="benchmarks")
     assert done.code == 0, done.out + done.err
     folder = program.folder / "bench"
     found = json.loads((folder / "bench.json").read_text())

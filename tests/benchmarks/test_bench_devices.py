@@ -405,7 +405,7 @@ def test_what_cannot_be_timed_is_refused_before_anything_is_measured(
     }
     for name, content in files.items():
         (program.folder / f"{name}.yaml").write_text(content)
-    done = program("bench", *words)
+    done = program(*words, engine="benchmarks")
     assert done.code == 2, done.out + done.err
     assert done.err.startswith("error: ")
     assert message in done.err
@@ -416,7 +416,7 @@ def test_what_cannot_be_timed_is_refused_before_anything_is_measured(
 def test_a_training_is_timed_from_the_command_line_to_the_page(program: Program, cache: Path) -> None:
     (program.folder / "tiny.yaml").write_text(TINY)
     words = ("--config", "tiny.yaml", "--steps", 4, "--repeats", 1, "--run-dir", "bench")
-    done = program("bench", *words, timeout=200)
+    done = program(*words, timeout=200, engine="benchmarks")
     assert done.code == 0, done.out + done.err
     found = json.loads((program.folder / "bench" / "bench.json").read_text())
     (topic,) = found["topics"].values()

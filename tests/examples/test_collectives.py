@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Done, child, run_forked
-from test_launch import LOOPBACK, listening
+from test_launcher import LOOPBACK, listening
 
 from examples.collectives.__main__ import main
 from examples.collectives.group import joined, on_first

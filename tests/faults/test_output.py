@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import CHILD_ENV, ROOT, Done, Program, result_of, run_forked, wait_for
-from test_launch import launched
+from test_launcher import launched
 from torch import nn
 from torch.distributed import DistStoreError
 from torch.nn.parallel import DistributedDataParallel

@@ -25,10 +25,10 @@ from faults.ptrace import run_until
 from lit_mnist.checkpoint.atomic_io import remove_temporary, write_text
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.resume import Saved
+from lit_mnist.checkpoint.state import KEEPER
 from lit_mnist.checkpoint.store import CheckpointFolder, newest_sound
 from lit_mnist.data.digits.fetch import exclusive
 from lit_mnist.run.folder import RunFolder
-from lit_mnist.training.state import KEEPER
 
 
 def newest(folder: Path) -> dict[str, Any]:

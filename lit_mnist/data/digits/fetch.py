@@ -17,7 +17,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_mnist.checkpoint.atomic_io import open_lock, try_lock
+from lit_mnist.distributed.file_lock import open_lock, try_lock
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import InputError
 

@@ -18,7 +18,6 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.data.digits.family import user_cache
 from lit_mnist.data.digits.fetch import check_allowed, exclusive
 from lit_mnist.data.segmentation.scenes import Scenes, read_mask, read_picture
@@ -140,7 +139,9 @@ def _checked(folder: Path, splits: dict[str, Scenes], num_classes: int) -> str:
             known = _remembered(memory, stamp)
             if not known:
                 known = _verified(folder, splits, num_classes)
-                write_text(memory, json.dumps({"folder": str(folder), "stamp": stamp, "sha256": known}))
+                partial = memory.with_suffix(".tmp")
+                partial.write_text(json.dumps({"folder": str(folder), "stamp": stamp, "sha256": known}))
+                partial.replace(memory)
     except OSError as error:
         print_error(f"note: the check of {folder} cannot be remembered ({error}): each start repeats it")
     return known or _verified(folder, splits, num_classes)

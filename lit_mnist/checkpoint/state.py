@@ -17,7 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_mnist.checkpoint.format import SECTION
+from lit_mnist.checkpoint.format import FORMAT, SECTION
 from lit_mnist.errors import InputError
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.training.job import Job
@@ -71,7 +71,7 @@ class TrainingState:
                 "seed": job.experiment.seed_everything,
                 **asdict(job.experiment.model),
             },
-            SECTION: job.checkpoint_section(),
+            SECTION: section_of(job),
             "steps_made": self.steps_made,
         }
 
@@ -93,6 +93,21 @@ class TrainingState:
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"The checkpoint's training state does not fit ({reason}): use another one.") from error
+
+
+def section_of(job: Job) -> dict[str, Any]:
+    """Returns the project's own section of a job's checkpoints: format, experiment and data as plain values."""
+    return {
+        "format": FORMAT,
+        "engine": job.engine,
+        "experiment": job.experiment.to_dict(),
+        "precision": job.precision,
+        "threads": job.threads,
+        "data_sha256": job.dataset.sha256,
+        "num_classes": job.dataset.num_classes,
+        "batch_size": job.plan.batch_size,
+        "total_steps": job.plan.total_steps,
+    }
 
 
 def net_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -1,0 +1,1 @@
+"""The guarantees as parts for any Lightning code."""
