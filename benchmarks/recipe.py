@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_mnist.cli.parser import parse
 from lit_mnist.data.dataset import class_names, dataset_of
 from lit_mnist.data.digits.family import user_cache
 from lit_mnist.data.sampler import validation_split
@@ -110,16 +111,13 @@ class Recipe:
 
 
 def _configured(config: Path) -> Experiment:
-    # It imports Lightning: who measures the default experiment need not wait for it.
-    from lit_mnist.cli.configure import configure
-
-    found = configure([f"--config={config}"])
+    found = parse([f"--config={config}"])
     if found.extras.names:
         raise InputError(
             f"trainer.{found.extras.names[0]} in {config} is for Lightning's Trainer, and the engines that are timed "
             "here do not have it: leave it out."
         )
-    return found.experiment
+    return found.experiment()
 
 
 def _lacks_voc(data: DataSettings) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.forecast import network_of
 from benchmarks.recipe import Recipe
 from benchmarks.scaling import RAW_DDP, SERVER
-from lit_mnist.distributed.rank import Devices, choose_devices
+from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.engines.capabilities import load_engine
 from lit_mnist.errors import InputError
 from lit_mnist.run.timing import WARM_UP_STEPS

@@ -10,6 +10,10 @@ class LitMnistError(Exception):
     """A foreseen end of a run: its message is shown to the user as it stands, without a traceback."""
 
     exit_code = 1
+    # How to continue, where it is known: lines below the message.
+    advice = ""
+    # Whether the ranks had begun.
+    started = False
 
 
 class InputError(LitMnistError, ValueError):

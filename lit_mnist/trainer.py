@@ -19,8 +19,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from lit_mnist import experiment as settings
+from lit_mnist.distributed.devices import choose_devices
 from lit_mnist.distributed.gather import all_gather_json
-from lit_mnist.distributed.rank import choose_devices, launched_from_outside
+from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.models.sync_batch_norm import sync_batch_norm, unsync_batch_norm
 from lit_mnist.training.ddp import DDP_OPTIONS, device_options
 from lit_mnist.training.precision import UsedPrecision, needs_scaler, resolve_precision

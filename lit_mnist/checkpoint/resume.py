@@ -12,7 +12,6 @@ from lit_mnist.checkpoint.format import SECTION, read_checkpoint
 from lit_mnist.checkpoint.saved_experiment import checked_experiment, experiment_of_a_trainer
 from lit_mnist.checkpoint.state import KEEPER
 from lit_mnist.checkpoint.store import CONFIG, run_folder_of
-from lit_mnist.cli.configure import setting_of
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.distributed.rank import cores, launched_from_outside, print_once, threads_per_rank
 from lit_mnist.distributed.terminal import shown
@@ -115,20 +114,19 @@ class Saved:
         data = {key: value for key, value in self.experiment.get("data", {}).items() if key not in _PLACES}
         return {**self.experiment, "model": model, "data": data, "trainer": trainer, "run": {}}
 
-    def may_fetch(self, arguments: list[str], data: DataSettings, *, trains: bool) -> bool:
+    def may_fetch(self, given: Mapping[str, Any], data: DataSettings, *, trains: bool) -> bool:
         """Returns whether data that are missing may be downloaded or made: never only because a checkpoint says so.
 
         Args:
-            arguments: The command line, as of `configure`.
+            given: The settings that the command line and its files give, by their dotted keys.
             data: What it has come to.
             trains: Whether the training continues: then the data's place may be the checkpoint's.
         """
         if data.name == "mnist":  # Part of the package.
             return True
         if trains:
-            return data.root is None or setting_of(arguments, "data.root", None) is not None
-        other = "mnist" if data.name == "kmnist" else "kmnist"
-        return data.download or setting_of(arguments, "data.name", other) == data.name
+            return data.root is None or given.get("data.root") is not None
+        return data.download or given.get("data.name") == data.name
 
     def threads(self, setting: int | None, ranks: int, report: Callable[[str], None]) -> int:
         """Returns the number of threads of each rank with which the training continues: the one that was used.

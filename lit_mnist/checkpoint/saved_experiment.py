@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,16 +10,16 @@ from typing import Any, get_args
 import torch
 
 from lit_mnist.checkpoint.format import SECTION
-from lit_mnist.cli.configure import configure
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, ModelSettings, flatten
+from lit_mnist.experiment import ModelSettings, flatten
+from lit_mnist.experiment.schema import convert, make_experiment, options
+from lit_mnist.experiment.task import check_task
 from lit_mnist.models.build import build_net
 from lit_mnist.training.precision import UsedPrecision
 
 # What a setting of a saved experiment may look like, where it is no path.
 _WORD = re.compile(r"[\w.:=,+-]*")
 _PATHS = ("data.root", "model.weights", "run.dir", "run.resume")
-_LONGEST = 3_000
 # What is read of a checkpoint before the ranks start, and restored in them.
 _KINDS = {
     "global_step": int,
@@ -108,7 +107,7 @@ def _check_weights(path: Path, weights: dict[str, Any], num_classes: int, experi
 
 
 def _read_experiment(values: object, source: Path) -> dict[str, Any]:
-    """Returns the experiment that a checkpoint holds, checked through the parser that checks every configuration.
+    """Returns the experiment that a checkpoint holds, checked as every configuration is.
 
     Args:
         values: Nested plain values.
@@ -117,27 +116,20 @@ def _read_experiment(values: object, source: Path) -> dict[str, Any]:
     Raises:
         InputError: They are no experiment of this version.
     """
-    try:
-        flat = dict(flatten(values)) if isinstance(values, Mapping) else {}
-        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat.items()}
-    except TypeError as error:
-        raise InputError(f"{source} holds an experiment that is not of plain values: {error}.") from error
-    if not flat:
+    if not isinstance(values, Mapping) or not values:
         raise InputError(f"{source} holds no experiment.")
-    known = {key for key, _ in flatten(Experiment().to_dict())}
-    unknown = sorted(set(flat) - known)
-    # The parser takes a text for YAML, of which a short one can become gigabytes: no setting but a path needs marks.
-    odd = [key for key, text in texts.items() if len(text) > _LONGEST or ("&" in text and "*" in text)]
+    flat = {str(key): value for key, value in flatten(values)}
+    odd = [key for key in flat if key not in options()]
     odd += [
         key
         for key, value in flat.items()
         if key not in _PATHS and isinstance(value, str) and not _WORD.fullmatch(value)
     ]
-    if unknown or odd:
-        raise InputError(
-            f"{source} holds an experiment that this version does not know ({', '.join(unknown + odd)[:200]})."
-        )
+    if odd:
+        raise InputError(f"{source} holds an experiment that this version does not know ({', '.join(odd)[:200]}).")
     try:
-        return configure([f"--{key}={text}" for key, text in texts.items()]).experiment.to_dict()
+        experiment = make_experiment(convert(flat))
+        check_task(experiment)
     except InputError as error:
-        raise InputError(f"{source} holds an experiment that this version does not take: {error}") from error
+        raise InputError(f"{source} holds an experiment that this version does not accept: {error}") from error
+    return experiment.to_dict()

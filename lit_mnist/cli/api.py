@@ -56,7 +56,7 @@ def compare(
         engines: `all`, or names divided by commas.
         devices: Number of ranks.
         settings: An experiment's sections.
-        **flags: Also `repeats`, `timed_steps` and `features`.
+        **flags: Also `repeats` and `timed_steps`.
 
     Raises:
         LitMnistError: As `train`; engines that differ raise nothing, and `equal` tells.

@@ -4,73 +4,12 @@ from __future__ import annotations
 
 import os
 
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    Callback,
-    Checkpoint,
-    DeviceStatsMonitor,
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    LearningRateMonitor,
-    ModelPruning,
-    ProgressBar,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
-from lightning.pytorch.callbacks.batch_size_finder import BatchSizeFinder
-
-from lit_mnist.cli.configure import Configuration
-from lit_mnist.cli.flags import CommandLine
+from lit_mnist.cli.parser import Request
 from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SCENE_NAMES, DataSettings, Experiment, RunSettings
+from lit_mnist.experiment import SCENE_NAMES, Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.training.job import Splits
-
-_AVERAGES = (
-    "it replaces the weights by averages, but best.ckpt, the test and weights_sha256 are of the weights that are "
-    "trained, and a resumed run would not have the averages: leave it out"
-)
-# Callbacks that would break a promise: how, and what to do instead.
-_REJECTED: tuple[tuple[type[Callback], str], ...] = (
-    (Checkpoint, "the project keeps its checkpoints itself: see --save-every and --keep"),
-    (ProgressBar, "the project shows its progress itself: leave it out"),
-    (
-        GradientAccumulationScheduler,
-        "it changes how many micro-batches form an optimizer step, but the samples of a step are a function of the "
-        "seed and the step alone: use --trainer.accumulate_grad_batches",
-    ),
-    (WeightAveraging, _AVERAGES),
-    (StochasticWeightAveraging, _AVERAGES),
-    (
-        LearningRateFinder,
-        "it trains before the run, and replaces the learning rate that config.yaml states: choose it by --lr",
-    ),
-    (
-        BatchSizeFinder,
-        "it trains before the run, and replaces the batch size, but the samples of a step are a function of the seed "
-        "and the step alone: choose it by --batch-size",
-    ),
-    (
-        ModelPruning,
-        "it replaces the network's parameters, so that no run could resume from its checkpoints: leave it out",
-    ),
-    (
-        BaseFinetuning,
-        "it adds parameters to the optimizer during the run, so that no run could resume from its checkpoints: start "
-        "from other weights by --model.weights",
-    ),
-    (
-        LearningRateMonitor,
-        "it needs a logger of Lightning's, which a run has none of: metrics.csv and the TensorBoard files hold the "
-        "learning rate",
-    ),
-    (
-        DeviceStatsMonitor,
-        "it needs a logger of Lightning's, which a run has none of: result.json holds the peak of the memory",
-    ),
-)
 
 
 def check_launch(run: RunSettings, world_size: int) -> None:
@@ -152,45 +91,17 @@ def check_accelerate() -> None:
         )
 
 
-def check_extras(configuration: Configuration) -> None:
-    """Makes the further Trainer options once, so that a wrong one is refused before anything is written.
-
-    Raises:
-        InputError: One cannot be made, or would break a promise.
-    """
-    try:
-        made = configuration.extras.make().get("callbacks", [])
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"trainer.{configuration.extras.names[0]} cannot be made: {reason}") from error
-    for callback in made if isinstance(made, list) else [made]:
-        for kind, reason in _REJECTED:
-            if isinstance(callback, kind):
-                raise InputError(f"trainer.callbacks names {type(callback).__name__}: {reason}.")
-        if isinstance(callback, EarlyStopping):
-            _check_watched(callback.monitor, configuration.experiment.data)
-
-
-def _check_watched(figure: str, data: DataSettings) -> None:
-    """Refuses a figure that the validation does not give, which Lightning would find out after an epoch."""
-    known = ["val_loss", "val_accuracy", *(["val_mean_iou"] if data.name in SCENE_NAMES else [])]
-    if data.val_size == 0:
-        raise InputError(f"trainer.callbacks watches {figure}, but data.val_size is 0: there is no validation.")
-    if figure not in known:
-        raise InputError(f"trainer.callbacks watches {figure}, but the figures are {', '.join(known)}.")
-
-
-def check_evaluation(line: CommandLine, splits: Splits, world_size: int) -> None:
+def check_evaluation(request: Request, splits: Splits, world_size: int) -> None:
     """Refuses a split with fewer samples than ranks, of which some would have nothing to evaluate.
 
     Raises:
         InputError: There are too few.
     """
-    if line.verb == "validate" and not len(splits.validation):
+    if request.command == "validate" and not len(splits.validation):
         raise InputError("data.val_size is 0: there is nothing to validate on.")
-    sizes = {"validation": len(splits.validation) if line.trains or line.verb == "validate" else 0}
-    sizes["test"] = len(splits.test) if line.verb in {"train", "test", "predict"} else 0
+    sizes = {"validation": len(splits.validation) if request.trains or request.command == "validate" else 0}
+    sizes["test"] = len(splits.test) if request.command in {"train", "test", "predict"} else 0
     for name, size in sizes.items():
         if 0 < size < world_size:
-            what = f"There are {size} pictures" if line.images else f"The {name} split has {size} samples"
+            what = f"There are {size} pictures" if request.images else f"The {name} split has {size} samples"
             raise InputError(f"{what}, fewer than the {world_size} ranks: use fewer ranks.")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lit_mnist.checkpoint.atomic_io import copy_file
 from lit_mnist.checkpoint.format import BEST, LAST
 from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.store import CONFIG, run_folder_of
-from lit_mnist.cli.configure import Configuration, setting_of
-from lit_mnist.cli.flags import CommandLine
+from lit_mnist.cli.parser import Request
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SCENE_NAMES
+from lit_mnist.experiment import SCENE_NAMES, Experiment
 from lit_mnist.predict.scenes import MASKS, OVERLAYS
 from lit_mnist.profiling.faults import injected
 from lit_mnist.run.finish import GRID, PREDICTIONS
@@ -35,13 +34,13 @@ _WRITES = {
 }
 
 
-def continues_in_place(line: CommandLine) -> bool:
+def continues_in_place(request: Request) -> bool:
     """Returns whether a run continues with what it finds in its folder, since it was begun there before."""
-    return line.run_dir is not None and (line.resume == "auto" or was_restarted(Path(line.run_dir)))
+    return request.run_dir is not None and (request.resume == "auto" or was_restarted(Path(request.run_dir)))
 
 
 @contextmanager
-def locked_to_resume(line: CommandLine) -> Iterator[IO[str] | None]:
+def locked_to_resume(request: Request) -> Iterator[IO[str] | None]:
     """Locks the run folder that a training continues in, before anybody looks for its newest checkpoint.
 
     A run of before may still be saving there. Gives the lock, which is let go where the body raises, or None where
@@ -50,11 +49,11 @@ def locked_to_resume(line: CommandLine) -> Iterator[IO[str] | None]:
     Raises:
         InputError: Another run holds the folder, or it cannot be locked.
     """
-    place = _to_resume(line)
+    place = _to_resume(request)
     if place is None or (launched_from_outside() and not Rank.from_environment().is_first):
         yield None
         return
-    lock = lock_folder(place, _SECONDS_TO_LET_GO if continues_in_place(line) else 0)
+    lock = lock_folder(place, _SECONDS_TO_LET_GO if continues_in_place(request) else 0)
     try:
         yield lock
     except BaseException:
@@ -62,21 +61,21 @@ def locked_to_resume(line: CommandLine) -> Iterator[IO[str] | None]:
         raise
 
 
-def _to_resume(line: CommandLine) -> Path | None:
+def _to_resume(request: Request) -> Path | None:
     """Returns the run folder that a training continues in, or None where it begins or continues in a new folder."""
-    if not line.trains:
+    if not request.trains:
         return None
-    if continues_in_place(line):
-        place = Path(str(line.run_dir))
+    if continues_in_place(request):
+        place = Path(str(request.run_dir))
         return place.absolute() if (place / "checkpoints").is_dir() else None
-    if line.resume in {None, "auto"}:
+    if request.resume in {None, "auto"}:
         return None
-    source = Path(str(line.resume))
+    source = Path(str(request.resume))
     try:
         # As a run folder, its `checkpoints` folder, or a file in it.
         inside = [source / "checkpoints" / LAST, source / LAST] if source.is_dir() else [source]
         origin = next(filter(None, map(run_folder_of, inside)), None)
-        chosen = line.run_dir or setting_of(line.arguments, "run.dir", None)
+        chosen = request.run_dir
         return origin if origin and (chosen is None or Path(chosen).resolve() == origin) else None
     except (OSError, RuntimeError):
         # Such as a link to itself: whoever reads the checkpoint says so.
@@ -84,26 +83,32 @@ def _to_resume(line: CommandLine) -> Path | None:
 
 
 def claim_folder(
-    line: CommandLine, configuration: Configuration, saved: Saved | None, lock: IO[str] | None
+    request: Request,
+    experiment: Experiment,
+    saved: Saved | None,
+    lock: IO[str] | None,
+    stated: Mapping[str, Any],
 ) -> tuple[Path, RunFolder | None]:
     """Returns the run folder's path, and on the process that writes the claimed folder.
 
     Args:
-        line: The command line.
-        configuration: What it and its files say.
+        request: The command request.
+        experiment: The experiment.
         saved: The checkpoint that the job begins with.
         lock: The lock of the folder that the checkpoint was found in, where the training continues there.
+        stated: What the configuration says of the further options of Lightning's Trainer.
 
     Raises:
         InputError: The folder is another run's, cannot be written, or has a name that not all ranks know.
     """
-    experiment, checkpoint = configuration.experiment, saved.path if saved else None
-    trains = line.trains
+    checkpoint = saved.path if saved else None
+    trains = request.trains
     origin = run_folder_of(checkpoint) if checkpoint and trains else None
     chosen = Path(experiment.run.dir) if experiment.run.dir else origin
-    name = experiment.model.net if line.verb == "train" else f"{experiment.model.net}-{line.verb}"
+    name = experiment.model.net if request.command == "train" else f"{experiment.model.net}-{request.command}"
     writes = not launched_from_outside() or Rank.from_environment().is_first
-    each_writes = experiment.run.trace != "none" or (line.verb == "predict" and experiment.data.name in SCENE_NAMES)
+    writes_masks = request.command == "predict" and experiment.data.name in SCENE_NAMES
+    each_writes = experiment.run.trace != "none" or writes_masks
     if chosen is None and each_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
         raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
     path = (chosen or default_path(name, make=writes)).absolute()
@@ -115,18 +120,18 @@ def claim_folder(
         read_history(path)
     folder = RunFolder.claim(
         path,
-        writes=_WRITES[line.verb],
+        writes=_WRITES[request.command],
         folders=("checkpoints", "tensorboard") if trains else (),
-        resumed=again or restarted or (line.resume == "auto" and not (path / RESULT).exists()),
+        resumed=again or restarted or (request.resume == "auto" and not (path / RESULT).exists()),
         patience=_SECONDS_TO_LET_GO if restarted else 0,
         lock=lock if lock and Path(lock.name).resolve().parent == path.resolve() else None,
     )
     try:
         if trains:
             _fill(folder, saved, goes_on_here=again or restarted)
-        if line.verb != "predict":
+        if request.command != "predict":
             config = experiment.replace("run", dir=None, resume=None, inject=None).to_dict()
-            config["trainer"].update(configuration.extras.values)
+            config["trainer"].update(stated)
             folder.write_config(config)
     except OSError as error:
         folder.release()

@@ -7,7 +7,6 @@ alias stands for: a hundred bytes can become gigabytes.
 from __future__ import annotations
 
 import stat
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ import yaml
 
 from lit_mnist.errors import InputError
 
-PACKAGES = ("lightning", "torch", "lit_mnist")
-# The parts of these packages whose classes do no more than train: others start processes, listen, or write files.
-ROOMS = ("lightning.pytorch.callbacks", "lit_mnist.callbacks", "torch.nn", "torch.optim")
 _LARGEST = 100_000
 _MOST_VALUES = 10_000
 _DEEPEST = 30
@@ -25,15 +21,14 @@ _DEEPEST = 30
 _LONGEST_VALUE = 3_000
 
 
-def read_config_file(path: Path, plain: Collection[str]) -> Any:
+def read_config_file(path: Path) -> Any:
     """Returns what a configuration file holds.
 
     Args:
         path: The file.
-        plain: Dotted keys of settings that may name a file or folder; under others the parser would read it.
 
     Raises:
-        InputError: It is no regular file, too large, too deep, not YAML, or names a further file.
+        InputError: It is no regular file, too large, too deep, or not YAML.
     """
     try:
         if not path.exists():
@@ -54,9 +49,6 @@ def read_config_file(path: Path, plain: Collection[str]) -> Any:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"The configuration {path} is not YAML: {' '.join(str(error).split())[:300]}.") from error
-    for key, value in _texts(values):
-        if key not in plain and names_file(path.parent, value):
-            raise InputError(f"{key or 'The text'} in {path} names the file {value}: write the settings themselves.")
     return values
 
 
@@ -84,18 +76,6 @@ def _check_size(text: str, path: Path) -> None:
                 sizes[anchor] = before - left
         if left < 0 or len(opened) > _DEEPEST:
             raise InputError(f"The configuration {path} holds too many values, or nests them too deeply.")
-
-
-def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Gives the texts of nested values with their dotted keys."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, dict):
-        for name, part in value.items():
-            yield from _texts(part, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts(part, key)
 
 
 def names_file(folder: Path, name: str) -> bool:

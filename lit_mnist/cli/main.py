@@ -1,4 +1,4 @@
-"""The command line: one parse, one check, one load of the data, and then the ranks.
+"""The command line: parse, then hand over to the ranks. Only a right command line imports torch.
 
 python train.py --devices 2                    train, then test the best weights
 python train.py fit --config configs/seed.yaml --trainer.max_epochs 1
@@ -10,31 +10,17 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
-import torch
-from torch.distributed import DistNetworkError
-
-from lit_mnist.checkpoint.store import newest_sound
-from lit_mnist.cli.flags import read_command_line
-from lit_mnist.cli.prepare import Prepared, prepare
-from lit_mnist.distributed.addresses import choose_interface, stay_on_loopback
-from lit_mnist.distributed.failure import SITUATION, end_rank, foreseen, told_here, write_cause
-from lit_mnist.distributed.launcher import Work, launch
+from lit_mnist.cli.help import asks_for_help
+from lit_mnist.cli.parser import Request, parse
 from lit_mnist.distributed.rank import Rank, adopt_slurm, die_with_parent, launched_from_outside
 from lit_mnist.distributed.signals import STOP, require_main_thread
-from lit_mnist.distributed.spawn import spawn
-from lit_mnist.distributed.terminal import guard_streams, print_error, print_stop, shown
-from lit_mnist.engines.capabilities import load_engine
-from lit_mnist.engines.rank_work import do_job
-from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
-from lit_mnist.run.finish import program
-from lit_mnist.training.job import Job
+from lit_mnist.distributed.terminal import guard_streams, print_failure, print_line
+from lit_mnist.errors import InputError, LitMnistError, RankLostError
 
 
 def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
@@ -44,37 +30,28 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         argv: The arguments; by default the process's own.
         engine: Name of the engine.
     """
-    # The ranks are forked from this process: until then it must not start OpenMP's threads.
-    torch.set_num_threads(1)
     guard_streams()
-    outside, job, code = False, None, 0
+    words = sys.argv[1:] if argv is None else argv
+    outside, request, code = False, None, 0
     try:
+        if told := asks_for_help(words):
+            print_line(told)
+            return 0
         require_main_thread()
         STOP.listen()
         adopt_slurm()
         outside = launched_from_outside()
         if outside:
             die_with_parent()
-        words = sys.argv[1:] if argv is None else argv
-        if words[:1] == ["compare"] and engine == "lightning":
-            from lit_mnist.compare.command import compare
-
-            return compare(words[1:], command=_command(argv))
-        line = read_command_line(words)
-        prepared = prepare(line, engine=engine, command=_command(argv))
-        job = prepared.job
-        _start(prepared)
-        if prepared.folder:
-            prepared.folder.release()
+        request = parse(words)
+        code = _run(request, engine, _command(argv))
     except LitMnistError as error:
         code = error.exit_code
-        if job and prepared.folder:
-            prepared.folder.release()
-        if outside and code != RankLostError.exit_code and not _speaks(prepares=job is None):
+        if outside and code != RankLostError.exit_code and not _speaks(prepares=not error.started):
             # Another says the same, and an outside launcher ends it as soon as this one has ended.
             time.sleep(1)
         else:
-            _tell(error, _go_on(job, only_with_checkpoint=code == 2))
+            print_failure(error, error.advice)
     if outside and code:
         # At once: the ranks that wait for this one are freed by its end alone.
         with suppress(OSError):
@@ -83,93 +60,24 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     return code
 
 
+def _run(request: Request, engine: str, command: str) -> int:
+    """Runs a request, and returns the exit code of one that ends well."""
+    if request.command == "compare":
+        if engine != "lightning":
+            raise InputError("compare is train.py's own: python train.py compare ...")
+        from lit_mnist.compare.command import compare
+
+        return compare(request, command, main)
+    from lit_mnist.cli.start import start
+
+    start(request, engine, command)
+    return 0
+
+
 def _speaks(*, prepares: bool) -> bool:
     """Returns whether this rank tells an error: rank 0, and before a run, since machines may differ, one of each."""
     rank = Rank.from_environment()
     return rank.local_rank == 0 if prepares else rank.is_first
-
-
-def _start(prepared: Prepared) -> None:
-    """Starts the ranks: in this process where there is one or an outside launcher has started it, else as children."""
-    job = prepared.job
-    work = partial(do_job, job)
-    run, logs = job.experiment.run, job.folder / "logs"
-
-    if launched_from_outside():
-        rank = Rank.from_environment()
-        if rank.num_nodes == 1:
-            stay_on_loopback()
-        else:
-            choose_interface()
-        _work_here(work, rank, prepared, logs if rank.is_first or run.dir else None)
-    elif job.plan.world_size == 1 and not run.max_restarts:
-        stay_on_loopback()
-        _work_here(work, Rank(), prepared, logs)
-    elif run.launcher == "spawn":
-        spawn(work, world_size=job.plan.world_size, logs=logs)
-    else:
-        launch(work, world_size=job.plan.world_size, max_restarts=run.max_restarts, logs=logs)
-
-
-def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) -> None:
-    """Does a rank's work in this process.
-
-    Raises:
-        LitMnistError: It ended otherwise than well; the message says how.
-    """
-    SITUATION.rank = rank
-    if logs:
-        SITUATION.open(rank, logs)
-
-    def end(signum: signal.Signals) -> None:
-        error = StoppedError(f"Stopped by {signum.name}.", signum)
-        if rank.is_first:
-            _tell(error, _go_on(prepared.job))
-        if prepared.folder:
-            prepared.folder.release()
-        end_rank(error)
-
-    STOP.listen(end)
-    try:
-        work(rank)
-    except LitMnistError as error:
-        write_cause(error)
-        raise
-    except DistNetworkError as error:
-        write_cause(error)
-        if "EADDRINUSE" not in str(error):
-            raise RankLostError(told_here(error)) from error
-        port = os.environ["MASTER_PORT"]
-        raise InputError(f"The port {port} is taken by another program: set another MASTER_PORT.") from error
-    except Exception as error:
-        write_cause(error)
-        if isinstance(known := foreseen(error), LitMnistError):
-            raise known from error
-        raise RankLostError(told_here(error)) from error
-
-
-def _tell(error: LitMnistError, more: str) -> None:
-    if isinstance(error, StoppedError):
-        print_stop(f"{error}{more}", error.signum)
-    else:
-        print_error(f"error: {error}{more}")
-
-
-def _go_on(job: Job | None, *, only_with_checkpoint: bool = False) -> str:
-    """Returns how to go on after a run that ended early."""
-    if job is None or not job.trains or not load_engine(job.engine).OFFER.resume:
-        return ""
-    damaged: list[str] = []
-    found = newest_sound(job.folder, damaged.append)
-    notes = "".join(f"\n{note}" for note in damaged)
-    command, folder = program(job.engine), shlex.quote(shown(job.folder))
-    if found is None:
-        none = "\nThere is no checkpoint to go on from: --save-every 30s makes some within an epoch."
-        return notes if only_with_checkpoint else notes + none
-    if found.step >= job.plan.total_steps:
-        return f"{notes}\nThe training was complete: test its weights with: {command} test --ckpt {folder}"
-    newest = f"The newest sound checkpoint, after step {found.step}, is {shown(found.path)}"
-    return f"{notes}\n{newest}; go on with: {command} --resume {folder}"
 
 
 def _command(argv: list[str] | None) -> str:

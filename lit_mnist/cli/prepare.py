@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lit_mnist.checkpoint.format import BEST, LAST, find_checkpoint, find_weights
 from lit_mnist.checkpoint.resume import Saved
@@ -16,27 +18,18 @@ from lit_mnist.cli.checks import (
     check_batch_norm,
     check_deterministic,
     check_evaluation,
-    check_extras,
     check_launch,
     check_steps,
 )
 from lit_mnist.cli.claim import claim_folder, continues_in_place, locked_to_resume
-from lit_mnist.cli.configure import configure
-from lit_mnist.cli.flags import CommandLine
+from lit_mnist.cli.parser import Request
 from lit_mnist.cli.samples import load_samples
-from lit_mnist.distributed.rank import (
-    Devices,
-    Rank,
-    choose_devices,
-    launched_from_outside,
-    print_once,
-    threads_per_rank,
-    warn_once,
-)
+from lit_mnist.distributed.devices import Devices, choose_devices
+from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, threads_per_rank, warn_once
 from lit_mnist.distributed.terminal import shown
 from lit_mnist.engines.capabilities import Offer, load_engine
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import TrainerSettings
+from lit_mnist.experiment import Experiment, TrainerSettings
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.run.folder import RESULT, RunFolder
 from lit_mnist.training.job import Job, plan_for
@@ -56,47 +49,42 @@ class Prepared:
     folder: RunFolder | None
 
 
-def prepare(line: CommandLine, *, engine: str, command: str) -> Prepared:
+def prepare(request: Request, *, engine: str, command: str) -> Prepared:
     """Checks and loads everything.
 
     Raises:
         InputError: Something is wrong; nothing was written.
     """
     check_accelerate()
-    with locked_to_resume(line) as lock:
-        return _prepare(line, lock, engine=engine, command=command)
+    with locked_to_resume(request) as lock:
+        return _prepare(request, lock, engine=engine, command=command)
 
 
-def _prepare(line: CommandLine, lock: IO[str] | None, *, engine: str, command: str) -> Prepared:
-    saved = _saved(line)
-    trains = line.trains
+def _prepare(request: Request, lock: IO[str] | None, *, engine: str, command: str) -> Prepared:
+    saved = _saved(request)
+    trains = request.trains
     base = None if saved is None else saved.to_resume() if trains else saved.to_evaluate()
-    configuration = configure(line.arguments, base)
-    if saved and trains and configuration.experiment.trainer.precision == "auto":
+    experiment, extras = request.experiment(base), request.extras.names
+    if saved and trains and experiment.trainer.precision == "auto":
         # A file may state it again: it means what it meant when the training began, on whatever machine.
-        chosen = configuration.experiment.replace("trainer", precision=saved.section["precision"])
-        configuration = replace(configuration, experiment=chosen)
-    experiment = configuration.experiment
-
-    if experiment.run.resume and not line.resume:
-        raise InputError("run.resume is taken from the command line only: use --resume RUN_DIR_OR_CKPT.")
+        experiment = experiment.replace("trainer", precision=saved.section["precision"])
     offer: Offer = load_engine(engine).OFFER
-    offer.check(engine, line.verb, experiment, configuration.extras.names)
-    check_extras(configuration)
+    offer.check(engine, request.command, experiment, extras)
+    stated = _checked_options(request, experiment)
     if saved and trains:
         if not offer.resume:
             raise InputError(f"The engine {engine} cannot go on from {saved.path}: choose another --run-dir.")
         saved.check_same(experiment)
     (devices, world_size), lr = _ranks(experiment.trainer), experiment.model.lr
     offer.check_devices(engine, experiment, devices, world_size)
-    cuda_graph = trains and offer.uses_cuda_graph(engine, experiment, devices, world_size, configuration.extras.names)
+    cuda_graph = trains and offer.uses_cuda_graph(engine, experiment, devices, world_size, extras)
     check_launch(experiment.run, world_size)
-    fetch = saved is None or saved.may_fetch(line.arguments, experiment.data, trains=trains)
-    dataset, splits, files = load_samples(experiment, [Path(image) for image in line.images], fetch=fetch)
-    if experiment.trainer.devices == "auto" and line.verb == "predict" and not launched_from_outside():
+    fetch = saved is None or saved.may_fetch(request.settings, experiment.data, trains=trains)
+    dataset, splits, files = load_samples(experiment, [Path(image) for image in request.images], fetch=fetch)
+    if experiment.trainer.devices == "auto" and request.command == "predict" and not launched_from_outside():
         devices = Devices(devices.kind, devices.numbers[: len(splits.test)])
         world_size = devices.count
-    check_evaluation(line, splits, world_size)
+    check_evaluation(request, splits, world_size)
     plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size, lr)
     in_one = offer.processes == "devices"
     if in_one:
@@ -108,16 +96,16 @@ def _prepare(line: CommandLine, lock: IO[str] | None, *, engine: str, command: s
         check_deterministic(experiment, devices.kind)
     if saved and trains:
         # It may have been lost while it tested its weights.
-        may_be_done = continues_in_place(line) and not (Path(str(line.run_dir)) / RESULT).exists()
+        may_be_done = continues_in_place(request) and not (Path(str(request.run_dir)) / RESULT).exists()
         saved.check_resume(experiment, dataset, plan, may_be_done=may_be_done)
         print_once(f"note: going on from {shown(saved.path.absolute())} after step {saved.step}")
     elif saved:
-        saved.check_evaluation(experiment, dataset, validates=line.verb == "validate")
+        saved.check_evaluation(experiment, dataset, validates=request.command == "validate")
     weights = None if saved else read_weights(experiment.model, num_classes=dataset.num_classes, report=print_once)
-    folder, claimed = claim_folder(line, configuration, saved, lock)
-    _check_best_is_known(line, claimed, saved, plan)
+    folder, claimed = claim_folder(request, experiment, saved, lock, stated)
+    _check_best_is_known(request, claimed, saved, plan)
     job = Job(
-        verb=line.verb,
+        verb=request.command,
         engine=engine,
         experiment=experiment,
         dataset=dataset,
@@ -132,7 +120,8 @@ def _prepare(line: CommandLine, lock: IO[str] | None, *, engine: str, command: s
         checkpoint=_to_read(saved, claimed, trains=trains) if saved else None,
         weights=weights,
         files=files,
-        extras=configuration.extras.make if configuration.extras.names else None,
+        extras=_further_options(request) if extras else None,
+        stated=stated,
         cuda_graph=cuda_graph,
         resumable=offer.resume,
         testable="test" in offer.verbs,
@@ -144,28 +133,44 @@ def _prepare(line: CommandLine, lock: IO[str] | None, *, engine: str, command: s
     return Prepared(job, claimed)
 
 
-def _saved(line: CommandLine) -> Saved | None:
+def _saved(request: Request) -> Saved | None:
     """Reads the checkpoint that the command line names."""
-    if not line.trains:
-        if not line.checkpoint:
-            raise InputError(f"{line.verb} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
-        return Saved.read(find_weights(Path(line.checkpoint), print_once), hashed=False)
-    if line.resume == "auto" and not line.run_dir:
+    if not request.trains:
+        if not request.checkpoint:
+            raise InputError(f"{request.command} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
+        return Saved.read(find_weights(Path(request.checkpoint), print_once), hashed=False)
+    if request.resume == "auto" and not request.run_dir:
         raise InputError("--resume auto goes on in the folder that --run-dir names: give --run-dir, too.")
     found = None
-    if continues_in_place(line):
-        place = Path(str(line.run_dir))
+    if continues_in_place(request):
+        place = Path(str(request.run_dir))
         found = newest_sound(place, warn_once)
         if found is None and list(place.glob("checkpoints/*.ckpt")):
             raise InputError(f"The folder {place} holds checkpoints, but no sound one to go on from: put them aside.")
-    if found is None and line.resume and line.resume != "auto":
-        place = Path(line.resume)
+    if found is None and request.resume and request.resume != "auto":
+        place = Path(request.resume)
         if not place.is_dir():
             return Saved.read(find_checkpoint(place, (LAST,)))
         found = newest_sound(place, warn_once)
         if found is None:
             raise InputError(f"The folder {place} holds no sound checkpoint to go on from.")
     return Saved.read(found.path) if found else None
+
+
+def _checked_options(request: Request, experiment: Experiment) -> dict[str, Any]:
+    """Returns what a configuration file says of the further options of Lightning's Trainer."""
+    if not request.extras.names:
+        return {}
+    from lit_mnist.cli.lightning_cli import check_trainer_options
+
+    return check_trainer_options(request.extras, experiment)
+
+
+def _further_options(request: Request) -> Callable[[], dict[str, Any]]:
+    """Returns what makes the further options of Lightning's Trainer in each rank."""
+    from lit_mnist.cli.lightning_cli import make_trainer_options
+
+    return partial(make_trainer_options, request.extras.names, request.extras.words)
 
 
 def _threads(setting: int | None, resumed: Saved | None, local_world_size: int) -> int:
@@ -182,13 +187,13 @@ def _to_read(saved: Saved, claimed: RunFolder | None, *, trains: bool) -> Path:
     return claimed.checkpoints / LAST
 
 
-def _check_best_is_known(line: CommandLine, folder: RunFolder | None, saved: Saved | None, plan: Plan) -> None:
+def _check_best_is_known(request: Request, folder: RunFolder | None, saved: Saved | None, plan: Plan) -> None:
     """Rejects a complete training whose best weights, which are to be tested, are not there.
 
     Raises:
         InputError: They are not.
     """
-    if not folder or not saved or line.verb != "train":
+    if not folder or not saved or request.command != "train":
         return
     if saved.step == plan.total_steps and not (folder.checkpoints / BEST).exists():
         folder.release()

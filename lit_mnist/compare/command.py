@@ -9,21 +9,23 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 from lit_mnist.checkpoint.atomic_io import write_text
-from lit_mnist.cli.configure import Configuration, configure
-from lit_mnist.cli.flags import CommandLine, read_command_line
 from lit_mnist.compare.equality import Run
-from lit_mnist.compare.runs import Options, measure, verify, watch, why_not
-from lit_mnist.compare.variants import choose_variants
+from lit_mnist.compare.runs import Options, measure, verify, why_not
+from lit_mnist.compare.variants import Main, choose_variants
 from lit_mnist.compare.verdict import judge
 from lit_mnist.data.dataset import dataset_of
-from lit_mnist.distributed.rank import choose_devices, launched_from_outside, threads_per_rank
+from lit_mnist.distributed.devices import choose_devices
+from lit_mnist.distributed.rank import launched_from_outside, threads_per_rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import shown
 from lit_mnist.errors import InputError, StoppedError
+from lit_mnist.experiment import Experiment
+from lit_mnist.experiment.schema import as_flags
 from lit_mnist.report.comparison import write_comparison
 from lit_mnist.report.comparison_text import table
 from lit_mnist.run.folder import RunFolder, default_path
@@ -35,27 +37,49 @@ JSON, PAGE = "comparison.json", "comparison.html"
 _TIMED_STEPS = 120
 
 
-def compare(argv: list[str], command: str) -> int:
+class Request(Protocol):
+    """What the command line asks for; see `lit_mnist.cli.parser.Request`."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that were given, by their dotted keys."""
+
+    @property
+    def own(self) -> Mapping[str, str]:
+        """The flags of this command alone, with their values."""
+
+    @property
+    def extras(self) -> Any:
+        """The further options of Lightning's Trainer."""
+
+    def experiment(self) -> Experiment:
+        """Returns the experiment."""
+
+
+def compare(request: Request, command: str, main: Main) -> int:
     """Runs a comparison, and returns 0 where all engines do what is expected of them, else 1.
+
+    Args:
+        request: What the command line asks for.
+        command: The command as it was typed.
+        main: Runs a command line with an engine in this process, and returns its exit code.
 
     Raises:
         InputError: The command line or the experiment is refused; nothing was run.
     """
     if launched_from_outside():
         raise InputError("compare starts the ranks itself: run it without a launcher.")
-    own, rest = _own_flags(argv)
-    line = read_command_line(rest)
-    configuration = configure(line.arguments)
-    experiment = configuration.experiment
-    _check(line, configuration)
+    own, experiment = _own_flags(request.own), request.experiment()
+    _check(request, experiment)
     dataset = dataset_of(experiment.data)
     devices = choose_devices(experiment.trainer)
     plan = plan_for(experiment, split_dataset(experiment, dataset), devices.count)
     threads = threads_per_rank(experiment.run.threads, devices.count)
     options = Options(
+        main=main,
         variants=choose_variants(own["--engines"]),
         flags=[
-            *_experiment_flags(line.arguments),
+            *_experiment_flags(request.settings),
             "--data.batch_per=global",
             f"--data.batch_size={plan.batch_size}",
             "--model.lr_scale=none",
@@ -64,7 +88,6 @@ def compare(argv: list[str], command: str) -> int:
         ranks=devices.count,
         repeats=int(own["--repeats"]),
         timed_steps=min(int(own["--timed-steps"]), plan.total_steps),
-        features=own["--features"] == "true",
     )
     path = (Path(experiment.run.dir) if experiment.run.dir else default_path("compare", make=True)).absolute()
     folder = RunFolder.claim(path, writes=(JSON, PAGE, *(variant.folder for variant in options.variants)))
@@ -79,8 +102,6 @@ def compare(argv: list[str], command: str) -> int:
             options, [variant for variant in runnable if isinstance(verified[variant], Run)], folder.path
         )
         verified.update(failed)
-        done = [variant for variant in runnable if isinstance(verified[variant], Run)]
-        who = watch(options, done, folder.path, devices) if options.features else None
     finally:
         folder.release()
     comparison = {
@@ -97,7 +118,6 @@ def compare(argv: list[str], command: str) -> int:
         "repeats": options.repeats,
         "warm_up_steps": WARM_UP_STEPS,
         **judge(options, verified, skipped, timed, folder.path, threads),
-        "features": who,
     }
     write_text(folder.path / JSON, json.dumps(comparison, indent=2) + "\n")
     write_comparison(folder.path / PAGE, comparison)
@@ -111,18 +131,17 @@ def _stop(signum: signal.Signals) -> None:
     raise StoppedError(f"Stopped by {signum.name}.", signum)
 
 
-def _check(line: CommandLine, configuration: Configuration) -> None:
+def _check(request: Request, experiment: Experiment) -> None:
     """Refuses what not every engine can be asked for.
 
     Raises:
         InputError: Something is.
     """
-    experiment = configuration.experiment
-    if configuration.extras.names:
-        raise InputError(f"trainer.{configuration.extras.names[0]} is Lightning's alone: it cannot be compared.")
+    if request.extras.names:
+        raise InputError(f"trainer.{request.extras.names[0]} is Lightning's alone: it cannot be compared.")
     run = experiment.run
-    if run.resume or line.verb != "train":
-        raise InputError("compare trains from the beginning: leave --resume and other commands out.")
+    if run.resume:
+        raise InputError("compare trains from the beginning: leave --resume out.")
     for name in ("save_every", "max_restarts", "inject", "cuda_graph"):
         if getattr(run, name):
             raise InputError(f"run.{name} is not offered by every engine: it cannot be compared.")
@@ -132,29 +151,16 @@ def _check(line: CommandLine, configuration: Configuration) -> None:
         raise InputError("compare takes a number of devices: choose GPUs by CUDA_VISIBLE_DEVICES.")
 
 
-def _own_flags(argv: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the command's own flags with their values, and what is left."""
-    own = {"--engines": "all", "--repeats": "3", "--timed-steps": str(_TIMED_STEPS), "--features": "true"}
-    rest: list[str] = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if name not in own:
-            rest.append(word)
-            continue
-        if not equals and (not words or words[0].startswith("-")):
-            raise InputError(f"{name} needs a value.")
-        own[name] = value if equals else words.pop(0)
+def _own_flags(given: Mapping[str, str]) -> dict[str, str]:
+    """Returns the command's own flags with their values."""
+    own = {"--engines": "all", "--repeats": "3", "--timed-steps": str(_TIMED_STEPS), **given}
     for name, least in (("--repeats", 0), ("--timed-steps", WARM_UP_STEPS + 1)):
         if not own[name].isdecimal() or int(own[name]) < least:
             raise InputError(f"{name} must be a whole number of at least {least}, but is {own[name]}.")
-    if own["--features"] not in {"true", "false"}:
-        raise InputError(f"--features must be true or false, but is {own['--features']}.")
-    return own, rest
+    return own
 
 
-def _experiment_flags(arguments: Sequence[str]) -> list[str]:
-    """Returns the flags without those that this command sets for each run itself."""
-    own = ("--trainer.devices", "--run.dir", "--run.trace", "--run.launcher", "--data.batch_size", "--data.batch_per")
-    return [word for word in arguments if word.partition("=")[0] not in own]
+def _experiment_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the settings as flags, without those that this command sets for each run itself."""
+    own = ("trainer.devices", "run.dir", "run.trace", "run.launcher", "data.batch_size", "data.batch_per")
+    return as_flags({key: value for key, value in settings.items() if key not in own})

@@ -21,6 +21,15 @@ _NO_CODE = {
     tokenize.ENDMARKER,
 }
 
+_PACKAGE = Path(__file__).parents[1]
+_LIGHTNING_SIDE = ("module.py", "datamodule.py", "trainer.py", "callbacks.py")
+
+
+def files_of(engine: str) -> list[Path]:
+    """Returns an engine's own sources: its loop, and for Lightning the template that its Trainer calls."""
+    called = _LIGHTNING_SIDE if engine == "lightning" else ()
+    return [_PACKAGE / "engines" / f"{engine}.py", *(_PACKAGE / name for name in called)]
+
 
 def _most(values: Iterable[float | None]) -> float | None:
     """Returns the largest of the figures that were counted; None where none was."""

@@ -1,19 +1,17 @@
-"""The runs of a comparison: each engine once with a trace, then in turn for the timing, then watched at its calls."""
+"""The runs of a comparison: each engine once with a trace; then in turn, for the timing."""
 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_mnist.compare import features
 from lit_mnist.compare.equality import Run
-from lit_mnist.compare.variants import Variant
-from lit_mnist.distributed.rank import Devices
+from lit_mnist.compare.variants import Main, Variant
+from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.terminal import print_line
 from lit_mnist.engines.capabilities import Offer, load_engine
 from lit_mnist.errors import InputError
@@ -26,20 +24,20 @@ class Options:
     """What the command line asks for.
 
     Attributes:
+        main: Runs a command line with an engine in this process, and returns its exit code.
         variants: What to compare.
         flags: The experiment's long flags, but those of devices and run folder.
         ranks: Number of ranks of the distributed engines.
         repeats: Timed runs of each; 0 for none.
         timed_steps: Optimizer steps of a timed run.
-        features: Whether to find out who does what.
     """
 
+    main: Main
     variants: list[Variant]
     flags: list[str]
     ranks: int
     repeats: int
     timed_steps: int
-    features: bool
 
 
 def why_not(variant: Variant, experiment: Experiment, devices: Devices) -> str | None:
@@ -89,7 +87,7 @@ def train_with_trace(options: Options, variant: Variant, run_dir: Path, threads:
         *more,
     ]
     log = run_dir.with_suffix(".log")
-    code = variant.run(flags, ranks_of(options, variant), log, fresh=False)
+    code = variant.run(flags, ranks_of(options, variant), log, main=options.main)
     return Run.read(run_dir) if code == 0 else f"exit code {code}: {_last_words(log)}"
 
 
@@ -128,55 +126,9 @@ def measure(
                 fixed = (f"--trainer.max_steps={steps}", "--run.cuda_graph=false", f"--run.dir={run_dir}")
                 words = ["fit", *flags, *fixed]
                 log = folder / f"{variant.folder}.log"
-                code = variant.run(words, ranks_of(options, variant), log, fresh=True)
+                code = variant.run(words, ranks_of(options, variant), log)
                 if code:
                     failed[variant] = f"a timed run ended with exit code {code}: {_last_words(log)}"
                 else:
                     timed[variant].append(json.loads((run_dir / "result.json").read_text()))
     return timed, failed
-
-
-def watch(options: Options, variants: Sequence[Variant], folder: Path, devices: Devices) -> dict[str, Any]:
-    """Watches a short training of each engine, and one that goes on where the engine offers it."""
-    columns = list(dict.fromkeys(variant.engine for variant in variants))
-    found: dict[str, dict[str, str]] = {}
-    batch = 16 * options.ranks
-    for engine in columns:
-        offer: Offer = load_engine(engine).OFFER
-        half = offer.half == "everywhere" or (offer.half == "cuda" and devices.kind == "cuda")
-        notes = [folder / f"who-{engine}-{part}.jsonl" for part in ("trains", "goes-on")]
-        log = folder / f"who-{engine}.log"
-        with tempfile.TemporaryDirectory() as scratch:
-            words = [
-                *(f"--data.{name}={size}" for name, size in (("train_size", 4 * batch), ("val_size", batch))),
-                f"--trainer.accelerator={'gpu' if devices.kind == 'cuda' else 'cpu'}",
-                *(f"--data.test_size={batch}", f"--data.batch_size={batch}", f"--run.dir={scratch}/run"),
-                *("--model.schedule=constant", "--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=1"),
-                f"--trainer.precision={'16-mixed' if half else 'bf16-mixed'}",
-            ]
-            runs = [words, [f"--run.resume={scratch}/run", "--trainer.max_epochs=2"]]
-            for part, flags in zip(notes, runs[: 1 + offer.resume], strict=False):
-                watched = _Watched(engine, notes=str(part))
-                code = watched.run(flags, ranks_of(options, watched), log, fresh=False)
-                if code:
-                    print_line(f"note: who does what in {engine} is not known: its short training ended with {code}")
-                    break
-            else:
-                found[engine] = features.read_notes(*notes)
-        for path in (*notes, log):
-            path.unlink(missing_ok=True)
-    rows = [
-        {"feature": name, "who": {engine: who[name] for engine, who in found.items()}} for name in features.FEATURES
-    ]
-    return {"columns": list(found), "rows": rows}
-
-
-@dataclass(frozen=True)
-class _Watched(Variant):
-    """An engine whose decisive calls are watched."""
-
-    notes: str = os.devnull
-
-    def _in_this_process(self, words: Sequence[str], ranks: int) -> int:
-        features.install(self.engine, Path(self.notes))
-        return super()._in_this_process(words, ranks)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ from lit_mnist.distributed.rank import die_with_parent
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, nearest
 
+# Runs a command line with an engine in this process, and returns its exit code.
+Main = Callable[[list[str], str], int]
 _RAW_DDP_STARTS = ("torchrun", "spawn")
 
 
@@ -49,14 +51,14 @@ class Variant:
             return [sys.executable, *torchrun, *module, *words]
         return [sys.executable, *module, *words, *self._flags(ranks)]
 
-    def run(self, words: Sequence[str], ranks: int, log: Path, *, fresh: bool) -> int:
+    def run(self, words: Sequence[str], ranks: int, log: Path, *, main: Main | None = None) -> int:
         """Runs it to its end, and returns its exit code.
 
         Args:
             words: The flags, but not those of the ranks.
             ranks: Number of ranks.
             log: File for what it prints.
-            fresh: Whether to start a new Python, as a user would; else a fork of this process, which starts at once.
+            main: Runs it in a fork of this process, which starts at once; else a new Python does, as a user would.
         """
         child = os.fork()
         if child == 0:
@@ -66,10 +68,10 @@ class Variant:
                 descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
                 os.dup2(descriptor, 1)
                 os.dup2(descriptor, 2)
-                if fresh or self.start != "agent":
+                if main is None or self.start != "agent":
                     command = self.command(words, ranks)
                     os.execv(command[0], command)  # noqa: S606
-                code = self._in_this_process(words, ranks)
+                code = main([*words, *self._flags(ranks)], self.engine)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -82,11 +84,6 @@ class Variant:
             _end(child)
             raise
         return os.waitstatus_to_exitcode(status)
-
-    def _in_this_process(self, words: Sequence[str], ranks: int) -> int:
-        from lit_mnist.cli.main import main
-
-        return main([*words, *self._flags(ranks)], engine=self.engine)
 
     def _flags(self, ranks: int) -> list[str]:
         return ["--devices", str(ranks), *(["--launcher", "spawn"] if self.start == "spawn" else [])]

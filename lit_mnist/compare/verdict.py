@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lit_mnist.compare import features
-from lit_mnist.compare.cost import cost_of
+from lit_mnist.compare.cost import cost_of, files_of
 from lit_mnist.compare.equality import Difference, Run, compare_runs, largest_difference
 from lit_mnist.compare.runs import Options, ranks_of, train_with_trace
 from lit_mnist.compare.variants import Variant
@@ -42,7 +41,7 @@ def judge(
                 "loss": run.losses,
                 "test": _test_figures(run.result["test"]),
                 "comparison": None,
-                "cost": cost_of(features.files_of(variant.engine), run.traces, timed[variant]),
+                "cost": cost_of(files_of(variant.engine), run.traces, timed[variant]),
             }
             if reference and variant != reference:
                 entry["comparison"] = _compared(options, runs, reference, variant, folder, threads)

@@ -1,4 +1,4 @@
-"""A rank: who it is among the others, on which device it computes, and how its process is set up."""
+"""A rank: who it is among the others, and how its process is set up."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import re
 import signal
 from dataclasses import dataclass
 
-import torch
-
 from lit_mnist.distributed.terminal import print_line
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import TrainerSettings
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -104,53 +101,6 @@ def _tasks_per_node(tasks: int) -> int:
             f"srun has started unequal numbers of tasks on the machines ({layout}): ask for --ntasks-per-node."
         )
     return counts.pop()
-
-
-@dataclass(frozen=True)
-class Devices:
-    """The devices of this machine that a run uses.
-
-    Attributes:
-        kind: `cpu` or `cuda`.
-        numbers: The GPU of each local rank, or 0 to n - 1 for n ranks on a CPU.
-    """
-
-    kind: str
-    numbers: tuple[int, ...]
-
-    @property
-    def count(self) -> int:
-        """Number of ranks on this machine."""
-        return len(self.numbers)
-
-    def of(self, rank: Rank) -> torch.device:
-        """Returns the device of a rank."""
-        return torch.device("cuda", self.numbers[rank.local_rank]) if self.kind == "cuda" else torch.device("cpu")
-
-
-def choose_devices(trainer: TrainerSettings) -> Devices:
-    """Returns the devices that the settings mean on this machine, without initialising a GPU.
-
-    Raises:
-        InputError: More GPUs, or others, are asked for than there are.
-    """
-    gpus = torch.cuda.device_count() if trainer.accelerator != "cpu" else 0
-    if trainer.accelerator == "gpu" and gpus == 0:
-        raise InputError("trainer.accelerator is gpu, but this machine has no GPU: use cpu or auto.")
-    wanted = trainer.devices
-    if gpus == 0:
-        count = 1 if wanted == "auto" else len(wanted) if isinstance(wanted, list) else int(wanted)
-        return Devices("cpu", tuple(range(count)))
-    if wanted == "auto":
-        return Devices("cuda", tuple(range(gpus)))
-    numbers = tuple(wanted) if isinstance(wanted, list) else tuple(range(int(wanted)))
-    missing = [number for number in numbers if number >= gpus]
-    if missing:
-        raise InputError(
-            f"trainer.devices asks for {'GPU ' + str(missing[0]) if isinstance(wanted, list) else f'{wanted} GPUs'}, "
-            f"but this machine has {gpus}: ask for fewer, or for --trainer.accelerator cpu."
-        )
-    return Devices("cuda", numbers)
 
 
 def cores() -> int:

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from lit_mnist.errors import LitMnistError, StoppedError
+
 # Control characters but the newline (C0, DEL, C1), and what no encoding can write.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NAMES = {"stdout": (1, "standard output"), "stderr": (2, "standard error")}
@@ -53,6 +55,14 @@ def print_stop(text: str, signum: int) -> None:
         line = ("\n" if plain else "\r\x1b[2K") + line
     with suppress(OSError):
         os.write(2, line.encode())
+
+
+def print_failure(error: LitMnistError, advice: str = "") -> None:
+    """Prints why a command ends early, and how to continue."""
+    if isinstance(error, StoppedError):
+        print_stop(f"{error}{advice}", error.signum)
+    else:
+        print_error(f"error: {error}{advice}")
 
 
 def shown(path: Path) -> str:

@@ -10,7 +10,8 @@ from typing import Literal
 
 import torch
 
-from lit_mnist.distributed.rank import Devices, launched_from_outside
+from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment import Experiment, Verb
 from lit_mnist.training.precision import resolve_precision

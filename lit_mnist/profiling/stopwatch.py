@@ -83,7 +83,10 @@ class Measured(Protocol):
     rank: Rank
     net: nn.Module
     clock: StepClock
-    display: object | None
+
+    @property
+    def display(self) -> object | None:
+        """The progress display of rank 0."""
 
 
 class Stopwatch:

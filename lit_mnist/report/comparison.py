@@ -13,8 +13,6 @@ from typing import Any
 from lit_mnist.report.axes import linear_axis, log_axis, step_axis
 from lit_mnist.report.comparison_rows import (
     MARKS,
-    Cell,
-    Column,
     Entry,
     Grid,
     cost_grid,
@@ -25,7 +23,7 @@ from lit_mnist.report.comparison_rows import (
     not_run,
     timing,
 )
-from lit_mnist.report.comparison_verdict import engines, headline, label, notes, part, plain, reference
+from lit_mnist.report.comparison_verdict import engines, headline, label, notes, part, reference
 from lit_mnist.report.curves import Plot, Series, figure
 from lit_mnist.report.facts import block, code, configuration, data_rows
 from lit_mnist.report.formats import SPACE, count, number, text
@@ -33,12 +31,6 @@ from lit_mnist.report.page import frame, one_line, write_page
 from lit_mnist.report.style import COMPARISON_STYLE
 
 CURVE_STYLES = 6
-WHO = {  # a mark and a word, and what they mean
-    "engine": ("● engine file", "the engine's own file"),
-    "library": ("◆ library", "a library such as Lightning or Accelerate"),
-    "project": ("◇ project", "a part of this project that the library calls"),
-    "nobody": ("○ nobody", "the call was not seen"),
-}
 
 
 def write_comparison(path: Path, comparison: Mapping[str, Any]) -> None:
@@ -56,7 +48,6 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> None:
         ("Equal or not", equality(comparison)),
         ("Loss", losses(comparison)),
         ("Cost", cost(comparison)),
-        ("What each does for you", features(part(comparison, "features"))),
         *([("Skipped and failed", page_list(absent))] if absent else []),
         ("The run", origin(comparison)),
     ]
@@ -130,25 +121,6 @@ def cost(comparison: Mapping[str, Any]) -> str:
     if len(grid.columns) == 1:
         return above
     return above + page_table("Cost", grid) + keys(((name, words) for name, words, _ in counted(grid)), "apart")
-
-
-def features(found: Mapping[str, Any]) -> str:
-    """Returns who does what: the engine's own file, its library, a shared part of the project, or nobody."""
-    names, rows = found.get("columns") or [], found.get("rows") or []
-    if not names or not rows:
-        return "<p class=quiet>No features were recorded.</p>"
-    cells = []
-    for row in rows:
-        who = [part(row, "who").get(name) for name in names]
-        shown = [WHO[str(each)][0] if str(each) in WHO else plain(each) for each in who]
-        tones = ["soft" if each in (None, "nobody") else "" for each in who]
-        cells.append([Cell(plain(row.get("feature"))), *map(Cell, shown, tones)])
-    columns = [Column(""), *(Column(plain(name), style="word") for name in names)]
-    return (
-        '<p class="quiet method">Found by watching who makes each call in a short training, not by opinion.</p>'
-        + page_table("What each does for you", Grid(columns, cells), "cells who")
-        + keys(WHO.values())
-    )
 
 
 def origin(comparison: Mapping[str, Any]) -> str:

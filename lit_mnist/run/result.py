@@ -89,8 +89,7 @@ def build_result(
 ) -> dict[str, Any]:
     """Returns the content of `result.json`."""
     config = job.experiment.to_dict()
-    if job.extras:
-        config["trainer"].update(job.extras.values)
+    config["trainer"].update(job.stated)
     return {
         "engine": job.engine,
         "world_size": world_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from lit_mnist.data.dataset import AnySplit, Dataset, Scenes
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.sampler import validation_split
-from lit_mnist.distributed.rank import Devices, Rank
+from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.rank import Rank
 from lit_mnist.experiment import Experiment, Verb
 from lit_mnist.experiment.plan import Plan, make_plan
 from lit_mnist.training.precision import UsedPrecision, weight_dtype
@@ -49,6 +50,7 @@ class Job:
         weights: Weights to begin a training with, by name, in place of the random ones.
         files: The user's pictures, where they are predicted instead of the test set; they stand in `splits.test`.
         extras: Makes the further options of Lightning's Trainer.
+        stated: What a configuration file says of them.
         cuda_graph: Whether a GPU is given the passes of a micro-batch as one recorded graph.
         resumable: Whether the engine can resume its runs.
         testable: Whether the engine has the command `test`.
@@ -70,6 +72,7 @@ class Job:
     weights: Mapping[str, torch.Tensor] | None = None
     files: tuple[Path, ...] = ()
     extras: Callable[[], dict[str, Any]] | None = None
+    stated: Mapping[str, Any] = field(default_factory=dict)
     cuda_graph: bool = False
     resumable: bool = False
     testable: bool = False

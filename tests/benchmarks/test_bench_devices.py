@@ -29,7 +29,7 @@ from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, memory_of_
 from benchmarks.workload import Collective, Workload, gradient_buckets
 from lit_mnist.compare.equality import Run
 from lit_mnist.data.segmentation.shapes_folder import NAME, write_shapes
-from lit_mnist.distributed.rank import Devices
+from lit_mnist.distributed.devices import Devices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.report.page import frame

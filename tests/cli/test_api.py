@@ -31,7 +31,7 @@ else:
     raise AssertionError("not refused")
 """
 COMPARES = """
-found = compare("single,raw_ddp", batch_size=32, max_steps=3, settings={"data": data}, repeats=0, features=False)
+found = compare("single,raw_ddp", batch_size=32, max_steps=3, settings={"data": data}, repeats=0)
 assert found["equal"]
 """
 

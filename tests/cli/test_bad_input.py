@@ -8,10 +8,10 @@ import pytest
 from conftest import Done, Program
 
 import lit_mnist
-from lit_mnist.cli.configure import configure
+from lit_mnist.cli.parser import parse
 from lit_mnist.errors import InputError
 
-FILES = Path(lit_mnist.__file__).parent / "data" / "files"
+FILES = Path(lit_mnist.__file__).parent / "data" / "digits" / "files"
 
 
 def refused(done: Done, *parts: str) -> None:
@@ -168,7 +168,7 @@ def test_a_foreign_class_is_refused_before_its_module_is_imported(
 
 def test_a_class_of_lightning_may_be_named() -> None:
     path = "lightning.pytorch.callbacks.LambdaCallback"
-    assert configure([f"--trainer.callbacks=[{{class_path: {path}}}]"]).extras.names == ("callbacks",)
+    assert parse([f"--trainer.callbacks=[{{class_path: {path}}}]"]).extras.names == ("callbacks",)
 
 
 def test_damaged_data_are_refused(program: Program) -> None:
@@ -215,9 +215,8 @@ def test_an_image_that_cannot_be_read_is_refused(program: Program) -> None:
 
 @pytest.mark.parametrize("words", [["--model.lr", "0.1", "--lr", "0.1"], ["--lr=0.1", "--model.lr=0.1"]])
 def test_a_short_flag_that_agrees_with_its_long_form_is_taken(words: list[str]) -> None:
-    from lit_mnist.cli.flags import read_command_line
 
-    assert configure(read_command_line(words).arguments).experiment.model.lr == 0.1
+    assert parse(words).experiment().model.lr == 0.1
 
 
 def test_a_program_s_wrong_settings_are_a_value_error() -> None:

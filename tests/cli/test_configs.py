@@ -8,7 +8,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from lit_mnist.cli.configure import configure
+from lit_mnist.cli.parser import parse
 from lit_mnist.experiment import Experiment, TrainerSettings
 from lit_mnist.experiment.plan import make_plan
 from lit_mnist.trainer import LitTrainer
@@ -16,13 +16,13 @@ from lit_mnist.trainer import LitTrainer
 
 def test_the_default_configuration_is_the_code_s_defaults() -> None:
     assert yaml.safe_load((ROOT / "configs" / "default.yaml").read_text()) == Experiment().to_dict()
-    assert configure([]).experiment == Experiment()
+    assert parse([]).experiment() == Experiment()
 
 
 @pytest.mark.parametrize("name", ["default", "seed", "basicnet", "gpu", "voc", "voc_modern", "shapes"])
 def test_a_configuration_says_only_what_is_taken(name: str) -> None:
     path = ROOT / "configs" / f"{name}.yaml"
-    found = configure([f"--config={path}"]).experiment.to_dict()
+    found = parse([f"--config={path}"]).experiment().to_dict()
     for section, values in yaml.safe_load(path.read_text()).items():
         for key, value in values.items() if isinstance(values, dict) else []:
             assert found[section][key] == value
@@ -30,12 +30,12 @@ def test_a_configuration_says_only_what_is_taken(name: str) -> None:
 
 def test_a_flag_stands_over_a_file_and_a_file_over_the_defaults() -> None:
     path = ROOT / "configs" / "basicnet.yaml"
-    model = configure([f"--config={path}", "--model.lr=0.5"]).experiment.model
+    model = parse([f"--config={path}", "--model.lr=0.5"]).experiment().model
     assert (model.net, model.lr, model.optimizer) == ("basicnet", 0.5, "adamw")
 
 
 def test_a_batch_per_rank_grows_with_the_ranks() -> None:
-    experiment = configure([f"--config={ROOT / 'configs' / 'seed.yaml'}"]).experiment
+    experiment = parse([f"--config={ROOT / 'configs' / 'seed.yaml'}"]).experiment()
     assert [make_plan(experiment, ranks, 60_000).batch_size for ranks in (1, 2, 4)] == [32, 64, 128]
     assert [make_plan(experiment, ranks, 60_000).steps_per_epoch for ranks in (1, 2, 4)] == [1875, 937, 468]
 

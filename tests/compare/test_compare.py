@@ -1,4 +1,4 @@
-"""`compare` says who trains the same, finds where two engines part, and who does what."""
+"""`compare` says who trains the same, and finds where two engines part."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compared(program: Program, *flags: object, code: int = 0, timeout: float = 2
 @pytest.mark.parametrize("steps", [12, pytest.param(200, marks=pytest.mark.slow)])
 def test_all_engines_on_two_ranks_are_equal_in_every_bit(program: Program, steps: int) -> None:
     flags = ("--devices", 2, "--lr", 0.05, "--trainer.accumulate_grad_batches", 2, "--epochs", 40, "--max-steps", steps)
-    comparison = compared(program, "--engines", "all", *flags, "--features", "false")
+    comparison = compared(program, "--engines", "all", *flags)
     assert comparison["equal"] is True
     assert comparison["reference"] == "raw_ddp (own launcher)"
     found = {(entry["name"], entry["variant"]): entry for entry in comparison["engines"]}
@@ -90,7 +90,7 @@ def test_all_engines_on_two_ranks_are_equal_in_every_bit(program: Program, steps
     ids=["one rank beside servers", "batch norm not synchronised"],
 )
 def test_what_need_not_be_equal_is_no_difference(program: Program, flags: tuple[str, ...]) -> None:
-    comparison = compared(program, *flags, "--devices", 2, "--max-steps", 3, "--features", "false")
+    comparison = compared(program, *flags, "--devices", 2, "--max-steps", 3)
     assert [entry["status"] for entry in comparison["engines"]] == ["ran", "ran"]
     assert comparison["equal"] is True
     assert (program.folder / "comparison" / "run.lock").read_text() == ""
@@ -159,7 +159,7 @@ def test_a_deliberate_difference_is_found_at_its_step_and_named(
     plant, step, what, tensor = FAULTS[fault]
     plant(monkeypatch)
     flags = ("--devices", 2, "--trainer.accumulate_grad_batches", 2, "--epochs", 2, "--max-steps", 7)
-    comparison = compared(program, "--engines", "raw_ddp,fabric", "--features", "false", *flags, code=1)
+    comparison = compared(program, "--engines", "raw_ddp,fabric", *flags, code=1)
     assert comparison["equal"] is False
     found = comparison["engines"][1]["comparison"]
     assert found["met"] is False
@@ -170,39 +170,10 @@ def test_a_deliberate_difference_is_found_at_its_step_and_named(
     assert f"step {step}: {what}" in difference["text"]
 
 
-def test_who_does_what_is_found_by_watching(program: Program) -> None:
-    engines = ("lightning", "raw_ddp", "single", "parameter_server", "fabric", "with_accelerate", "with_hf_trainer")
-    flags = ("--engines", ",".join(engines), "--devices", 2, "--max-steps", 1)
-    features = compared(program, *flags)["features"]
-    assert features["columns"] == list(engines)
-    who = {row["feature"]: " ".join(row["who"][engine][0] for engine in engines) for row in features["rows"]}
-    # e: the engine's own file, l: the library, p: the project's parts that Lightning calls, n: nobody.
-    assert who == {
-        "joins the process group": "l e n e l l l",
-        "leaves it at the end": "e e n e e l l",
-        "synchronises batch norm": "p e n e e e e",
-        "wraps the network in DDP": "l e n n l l l",
-        "gives each rank its samples": "p e e e e e e",
-        "enters autocast": "l e e e l l l",
-        "scales the loss": "l e e n l n n",
-        "updates the scaler": "l e e n l n n",
-        "runs the backward pass": "l e e e l l l",
-        "holds gradients back in accumulation": "l e n n l l l",
-        "clips the gradient": "l e e e l l l",
-        "steps the optimizer": "l e e e l l l",
-        "clears the gradient": "l e e e e l l",
-        "moves the learning rate on": "p e e e e e l",
-        "switches to evaluation": "l e e e e e e",
-        "adds the evaluation up over the ranks": "l e n l l l l",
-        "lets rank 0 alone write": "p e e e e e e",
-        "restores optimizer and schedule": "l e e n n n n",
-    }
-
-
 @pytest.mark.slow
 def test_a_timed_comparison_has_medians_of_its_repeats(program: Program) -> None:
     folder = program.folder / "timed"
-    flags = ("--engines", "single", "--devices", 1, "--repeats", 2, "--timed-steps", 24, "--features", "false")
+    flags = ("--engines", "single", "--devices", 1, "--repeats", 2, "--timed-steps", 24)
     done = program("compare", *flags, "--run-dir", folder, *SMALL, "--epochs", 3, timeout=280)
     assert done.code == 0, done.out + done.err
     comparison = json.loads((folder / "comparison.json").read_text())
@@ -238,7 +209,7 @@ def test_an_engine_that_fails_is_told_and_the_exit_code_is_1(program: Program, m
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(fabric, "make_schedule", broken)
-    flags = ("--engines", "raw_ddp,fabric", "--features", "false", "--devices", 1, "--max-steps", 2)
+    flags = ("--engines", "raw_ddp,fabric", "--devices", 1, "--max-steps", 2)
     comparison = compared(program, *flags, code=1)
     assert comparison["engines"][1]["status"] == "failed"
     assert "planted" in comparison["engines"][1]["reason"]

@@ -51,7 +51,6 @@ def make_engine(name: str, *, variant: str | None = None, speed: float = 1000.0,
 
 def make_comparison(*others: dict[str, Any]) -> dict[str, Any]:
     judge = {**dict.fromkeys(CHECKS), "expected": None, "met": None, "largest_difference": None}
-    names = ["raw_ddp", "lightning"]
     return {
         "experiment": {"seed_everything": 42, "model": {"net": "convnet", "lr": 0.2}, "data": {"name": "mnist"}},
         "world_size": 2,
@@ -68,14 +67,6 @@ def make_comparison(*others: dict[str, Any]) -> dict[str, Any]:
         "reference": "raw_ddp",
         "equal": all(other["comparison"]["met"] is not False for other in others if other["comparison"]),
         "engines": [make_engine("raw_ddp", variant="own launcher", **judge), *others],
-        "features": {
-            "columns": names,
-            "rows": [
-                {"feature": "joins the process group", "who": {"raw_ddp": "engine", "lightning": "library"}},
-                {"feature": "draws the samples' order", "who": dict.fromkeys(names, "project")},
-                {"feature": "tunes the batch size", "who": {"raw_ddp": "nobody", "lightning": None}},
-            ],
-        },
     }
 
 
@@ -337,19 +328,6 @@ def test_reads_what_the_command_writes(tmp_path: Path) -> None:
     assert any(re.match("rounding +on another number of ranks", line) for line in text)
 
 
-def test_tells_who_does_what(tmp_path: Path) -> None:
-    comparison = make_comparison(make_engine("lightning"))
-    assert (
-        "Found by watching who makes each call in a short training, not by opinion." in write(tmp_path, comparison).text
-    )
-    assert cells(write(tmp_path, comparison), "What each does for you") == {
-        "joins the process group": {"raw_ddp": "● engine file", "lightning": "◆ library"},
-        "draws the samples' order": {"raw_ddp": "◇ project", "lightning": "◇ project"},
-        "tunes the batch size": {"raw_ddp": "○ nobody", "lightning": DASH},
-    }
-    assert "No features were recorded." in write(tmp_path, comparison | {"features": None}).text
-
-
 def test_skipped_and_failed_engines_say_why(tmp_path: Path) -> None:
     install = "pip install 'lit_mnist[engines]'"
     skipped = absent("with_accelerate", "skipped", f"accelerate is missing: {install}", install)
@@ -403,7 +381,6 @@ def test_escapes_hostile_strings(tmp_path: Path) -> None:
     hostile = poison(comparison)
     hostile["versions"] = {BAD: BAD}
     hostile["experiment"][BAD] = [BAD]
-    hostile["features"]["rows"][0]["who"] = {hostile["features"]["columns"][0]: BAD}
     page, clean = write(tmp_path, hostile), write(tmp_path, comparison)
     assert {e["tag"] for e in page.elements} == {e["tag"] for e in clean.elements}
     assert not any(name.startswith("on") for e in page.elements for name in e["attrs"])

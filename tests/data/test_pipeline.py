@@ -16,7 +16,7 @@ import torch
 from conftest import Program, processes_of, ranks_of, result_of, wait_for
 from faults.conftest import end_of, errors_of, step_of
 
-from lit_mnist.cli.configure import configure
+from lit_mnist.cli.parser import parse
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
 from lit_mnist.data.per_sample import Samples
@@ -196,4 +196,4 @@ def test_nothing_is_left_of_workers_whatever_ends(
 )
 def test_a_wrong_pipeline_is_refused(words: tuple[str, ...], told: str) -> None:
     with pytest.raises(InputError, match=re.escape(told)):
-        configure(list(words))
+        parse(list(words)).experiment()

@@ -9,8 +9,9 @@ import pytest
 import torch
 from conftest import child
 
-from lit_mnist.cli.flags import read_command_line
-from lit_mnist.distributed.rank import Rank, choose_devices, threads_per_rank
+from lit_mnist.cli.parser import parse
+from lit_mnist.distributed.devices import choose_devices
+from lit_mnist.distributed.rank import Rank, threads_per_rank
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import TrainerSettings
 
@@ -60,7 +61,7 @@ def test_a_cpu_may_be_asked_for_beside_gpus(gpus: Callable[[int], None]) -> None
 
 @pytest.mark.parametrize("words", [["--devices", "0,2"], ["--devices=0,2"], ["--trainer.devices", "[0,2]"]])
 def test_a_list_of_devices_may_be_given_as_the_trainer_takes_it(words: list[str]) -> None:
-    assert read_command_line(words).arguments == ["--trainer.devices=[0,2]"]
+    assert parse(words).settings == {"trainer.devices": [0, 2]}
 
 
 def test_threads_are_the_cores_divided_by_the_ranks() -> None:

@@ -19,8 +19,7 @@ from test_bad_input import refused
 from torch.distributed.run import config_from_args, parse_args
 
 from faults.conftest import SMALL, Tell
-from lit_mnist.cli.configure import configure
-from lit_mnist.cli.flags import read_command_line
+from lit_mnist.cli.parser import parse
 from lit_mnist.distributed.addresses import choose_interface
 from lit_mnist.distributed.rank import Rank, adopt_slurm, launched_from_outside
 from lit_mnist.errors import InputError
@@ -158,9 +157,8 @@ def test_the_kubernetes_job_starts_what_torchrun_and_the_project_understand(monk
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 2)
     assert (config.rdzv_backend, config.run_id, config.max_restarts) == ("c10d", "lit-mnist", 10)
     assert config.rdzv_configs["read_timeout"] == "15"
-    line = read_command_line(words[words.index("train.py") + 1 :])
-    assert line.resume == "auto"
-    run = configure([word for word in line.arguments if "resume" not in word]).experiment.run
+    run = parse(words[words.index("train.py") + 1 :]).experiment().run
+    assert run.resume == "auto"
     assert (run.dir, run.save_seconds) == ("/runs/lit-mnist", 60)
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in worker["template"]["spec"]["volumes"]}

@@ -26,7 +26,7 @@ from lit_mnist.experiment import SCENE_NAMES, DataSettings, Experiment, ModelSet
 from lit_mnist.models.build import build_net
 from lit_mnist.run.folder import RunFolder
 
-FILES = Path(lit_mnist.__file__).parent / "data" / "files"
+FILES = Path(lit_mnist.__file__).parent / "data" / "digits" / "files"
 TINY: tuple[object, ...] = (*SMALL, "--max-steps", 2, "--model.schedule", "constant")
 tell_figures = pytest.fixture(scope="module", autouse=True)(figures)
 

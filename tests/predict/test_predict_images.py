@@ -37,7 +37,7 @@ from lit_mnist.predict.scenes import own_scenes
 from lit_mnist.predict.table import write_table
 
 Array = npt.NDArray[Any]
-DATA = Path(lit_mnist.__file__).parent / "data" / "files"
+DATA = Path(lit_mnist.__file__).parent / "data" / "digits" / "files"
 
 
 def raw(name: str, offset: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from conftest import Program, result_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_mnist.distributed.rank import Devices
+from lit_mnist.distributed.devices import Devices
 from lit_mnist.engines import lightning, raw_ddp, single
 from lit_mnist.engines.capabilities import Offer
 from lit_mnist.errors import InputError

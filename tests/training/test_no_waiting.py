@@ -22,7 +22,7 @@ from lit_mnist.data.dataset import Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.rng import Draw
 from lit_mnist.distributed.consensus import Agreement
-from lit_mnist.distributed.rank import Devices
+from lit_mnist.distributed.devices import Devices
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.run.recorder import Recorder

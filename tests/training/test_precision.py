@@ -10,7 +10,8 @@ import torch
 from conftest import ROOT, Program, result_of, weights_of
 from lightning.pytorch.plugins import MixedPrecision
 
-from lit_mnist.distributed.rank import Devices, Rank
+from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.training import finite

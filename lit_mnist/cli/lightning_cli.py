@@ -1,0 +1,213 @@
+"""LightningCLI as the parser of Lightning's own options: callbacks and others that are given by `class_path`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from jsonargparse import ArgumentError, Namespace, set_parsing_settings
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    Callback,
+    Checkpoint,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    LearningRateMonitor,
+    ModelPruning,
+    ProgressBar,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.callbacks.batch_size_finder import BatchSizeFinder
+from lightning.pytorch.cli import LightningCLI
+
+from lit_mnist.cli.trainer_options import ALLOWED, PACKAGES, TrainerExtras
+from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import SCENE_NAMES, DataSettings, Experiment
+from lit_mnist.module import LitClassifier
+from lit_mnist.trainer import LitTrainer
+
+# Callbacks that would break a promise: how, and what to do instead.
+_AVERAGES = (
+    "it replaces the weights by averages, but best.ckpt, the test and weights_sha256 are of the weights that are "
+    "trained, and a resumed run would not have the averages: leave it out"
+)
+_REJECTED: tuple[tuple[type[Callback], str], ...] = (
+    (Checkpoint, "the project keeps its checkpoints itself: see --save-every and --keep"),
+    (ProgressBar, "the project shows its progress itself: leave it out"),
+    (
+        GradientAccumulationScheduler,
+        "it changes how many micro-batches form an optimizer step, but the samples of a step are a function of the "
+        "seed and the step alone: use --trainer.accumulate_grad_batches",
+    ),
+    (WeightAveraging, _AVERAGES),
+    (StochasticWeightAveraging, _AVERAGES),
+    (
+        LearningRateFinder,
+        "it trains before the run, and replaces the learning rate that config.yaml states: choose it by --lr",
+    ),
+    (
+        BatchSizeFinder,
+        "it trains before the run, and replaces the batch size, but the samples of a step are a function of the seed "
+        "and the step alone: choose it by --batch-size",
+    ),
+    (
+        ModelPruning,
+        "it replaces the network's parameters, so that no run could resume from its checkpoints: leave it out",
+    ),
+    (
+        BaseFinetuning,
+        "it adds parameters to the optimizer during the run, so that no run could resume from its checkpoints: start "
+        "from other weights by --model.weights",
+    ),
+    (
+        LearningRateMonitor,
+        "it needs a logger of Lightning's, which a run has none of: metrics.csv and the TensorBoard files hold the "
+        "learning rate",
+    ),
+    (
+        DeviceStatsMonitor,
+        "it needs a logger of Lightning's, which a run has none of: result.json holds the peak of the memory",
+    ),
+)
+
+
+class ExperimentCLI(LightningCLI):
+    """LightningCLI as a parser: the objects are made in the ranks.
+
+    Args:
+        words: Flags of the section `trainer`.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        # What a configuration names is checked before anything is imported.
+        set_parsing_settings(
+            import_path_denylist=["*"], import_path_allowlist=list(ALLOWED), instantiate_subclass_spec_in_any=False
+        )
+        logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+        super().__init__(
+            LitClassifier,
+            MNISTDataModule,
+            trainer_class=LitTrainer,
+            save_config_callback=None,
+            seed_everything_default=0,
+            # A flag that is nearly right is rejected, not guessed at.
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False},
+            args=list(words),
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        """Parses, and turns every complaint into one message."""
+        try:
+            self.config = parser.parse_args(args)
+        except ArgumentError as error:
+            raise InputError(_plain(str(error))) from error
+        except (ValueError, OSError, RecursionError) as error:
+            raise InputError(f"The settings cannot be read: {' '.join(str(error).split())[:300]}.") from error
+
+    def instantiate_classes(self) -> None:
+        """Makes nothing here: the ranks do."""
+
+
+def make_trainer_options(names: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
+    """Makes the objects of further Trainer options.
+
+    Args:
+        names: The options.
+        words: The flags that set them.
+
+    Raises:
+        InputError: One is of the wrong type, or names what a configuration may not name.
+    """
+    cli = ExperimentCLI(words)
+    for name in names:
+        _check_callables(f"trainer.{name}", cli.config.trainer[name])
+    made = cli.parser.instantiate_classes(cli.config)
+    return {name: made["trainer"][name] for name in names}
+
+
+def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict[str, Any]:
+    """Makes further Trainer options once, so that a wrong one is rejected before anything is written.
+
+    Args:
+        extras: The options.
+        experiment: The experiment that they take part in.
+
+    Returns:
+        What a configuration file says of them, as plain values.
+
+    Raises:
+        InputError: One cannot be made, or would break a promise.
+    """
+    try:
+        made = make_trainer_options(extras.names, extras.words).get("callbacks", [])
+    except InputError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"trainer.{extras.names[0]} cannot be made: {reason}") from error
+    for callback in made if isinstance(made, list) else [made]:
+        for kind, reason in _REJECTED:
+            if isinstance(callback, kind):
+                raise InputError(f"trainer.callbacks names {type(callback).__name__}: {reason}.")
+        if isinstance(callback, EarlyStopping):
+            _check_watched(callback.monitor, experiment.data)
+    config = ExperimentCLI(extras.words).config
+    return {name: _plain_value(config.trainer[name]) for name in extras.names}
+
+
+def _check_watched(figure: str, data: DataSettings) -> None:
+    """Refuses a figure that the validation does not give, which Lightning would find out after an epoch."""
+    known = ["val_loss", "val_accuracy", *(["val_mean_iou"] if data.name in SCENE_NAMES else [])]
+    if data.val_size == 0:
+        raise InputError(f"trainer.callbacks watches {figure}, but data.val_size is 0: there is no validation.")
+    if figure not in known:
+        raise InputError(f"trainer.callbacks watches {figure}, but the figures are {', '.join(known)}.")
+
+
+def _plain_value(value: Any) -> Any:
+    """Returns what the parser has made of a value of a configuration file as such a value."""
+    if isinstance(value, Namespace):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {name: _plain_value(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_value(part) for part in value]
+    if isinstance(value, Enum):
+        return value.value
+    if callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return value if isinstance(value, bool | int | float | None) else str(value)
+
+
+def _check_callables(key: str, value: Any) -> None:
+    """Rejects functions and other callables from elsewhere: the parser does not know of all where they come from."""
+    if isinstance(value, Namespace):
+        value = vars(value)
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        _check_callables(key, part)
+    home = str(getattr(value, "__module__", None))
+    if callable(value) and not any(f"{home}.".startswith(f"{module}.") for module in ALLOWED):
+        raise InputError(f"{key} names {value}: a callable may be one of {', '.join(ALLOWED)} only.")
+
+
+def _plain(message: str) -> str:
+    """Returns jsonargparse's complaint as one plain sentence or two."""
+    found = re.match(r'Parser key "([^"]+)":\s*', message)
+    if not found:
+        return " ".join(message.split())
+    key, rest = found[1], message[found.end() :]
+    if denied := re.search(r"Importing '([^']+)' is not allowed", rest):
+        return f"{key} names {denied[1]}: a configuration may name classes of {', '.join(PACKAGES)} only."
+    if problem := re.search(r"given class_path '([^']+)':\s*(.+?)(?:\n\s*-|\n\s*Given|$)", rest, re.DOTALL):
+        return f"{key}: {problem[1]} cannot be made: {' '.join(problem[2].split())}"
+    return f"{key}: {' '.join(rest.split())}"

@@ -1,0 +1,284 @@
+"""The command line: a command, flags and configuration files become one request. Nothing here imports torch.
+
+The options are those of the experiment's dataclasses (`lit_mnist/experiment/schema.py`). A flag overrides a file, a
+later file overrides an earlier one, and both override the defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_mnist.cli.config_file import read_config_file
+from lit_mnist.cli.trainer_options import TrainerExtras, is_trainer_option, read_extras
+from lit_mnist.errors import InputError, nearest
+from lit_mnist.experiment import Experiment
+from lit_mnist.experiment.schema import SEED, convert, make_experiment, options
+from lit_mnist.experiment.task import check_task
+
+SHORT_FLAGS = {
+    "--devices": "trainer.devices",
+    "--epochs": "trainer.max_epochs",
+    "--batch-size": "data.batch_size",
+    "--lr": "model.lr",
+    "--seed": SEED,
+    "--precision": "trainer.precision",
+    "--max-steps": "trainer.max_steps",
+    "--max-restarts": "run.max_restarts",
+    "--save-every": "run.save_every",
+    "--keep": "run.keep",
+    "--inject": "run.inject",
+    "--launcher": "run.launcher",
+    "--servers": "run.servers",
+    "--run-dir": "run.dir",
+    "--resume": "run.resume",
+}
+EVALUATING = ("validate", "test", "predict")
+# The commands, each with what it does and the flags that it alone takes.
+COMMANDS: dict[str, tuple[str, dict[str, str]]] = {
+    "train": ("fit, and then the exact test of the best weights; the command where none is named", {}),
+    "fit": ("train", {}),
+    "validate": ("evaluate on the validation split", {"--ckpt": "run folder or checkpoint to evaluate"}),
+    "test": ("evaluate on the test split", {"--ckpt": "run folder or checkpoint to evaluate"}),
+    "predict": (
+        "predict the test split, or your own images",
+        {"--ckpt": "run folder or checkpoint to predict with", "--images": "images, or folders of them"},
+    ),
+    "compare": (
+        "train with several engines, and compare their results and costs",
+        {
+            "--engines": "all, or names separated by commas",
+            "--repeats": "timed runs of each engine; 0 for none",
+            "--timed-steps": "optimizer steps of a timed run",
+        },
+    ),
+}
+# What the same option is called elsewhere.
+SYNONYMS = {
+    "learning_rate": "--lr",
+    "data_dir": "--data.root",
+    "root": "--data.root",
+    "max_epochs": "--epochs",
+    "num_epochs": "--epochs",
+    "ckpt_path": "--ckpt",
+    "checkpoint": "--ckpt",
+    "resume_from_checkpoint": "--resume",
+    "num_workers": "--data.workers",
+    "gpus": "--devices",
+    "num_gpus": "--devices",
+    "nproc_per_node": "--devices",
+    "num_processes": "--devices",
+    "output_dir": "--run-dir",
+    "default_root_dir": "--run-dir",
+    "amp": "--precision",
+    "fp16": "--precision",
+    "accumulation_steps": "--trainer.accumulate_grad_batches",
+    "gradient_accumulation_steps": "--trainer.accumulate_grad_batches",
+}
+_LINKED = {"model.seed": SEED, "data.seed": SEED, "model.num_classes": "data.name"}
+_DEVICE_LIST = re.compile(r"\d+(,\d+)+,?")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line and its files ask for.
+
+    Attributes:
+        command: The command, a key of `COMMANDS`.
+        settings: The settings that were given, converted, by their dotted keys.
+        extras: The further options of Lightning's Trainer.
+        own: The flags that the command alone takes, with their values.
+        images: The user's images to predict.
+    """
+
+    command: Any
+    settings: Mapping[str, Any]
+    extras: TrainerExtras = field(default_factory=TrainerExtras)
+    own: Mapping[str, str] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether it asks for a training."""
+        return self.command not in EVALUATING
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The run folder or checkpoint to evaluate."""
+        return self.own.get("--ckpt")
+
+    @property
+    def resume(self) -> str | None:
+        """The run folder or checkpoint to resume from, or `auto`: that of `run_dir`, if there is one."""
+        return self.settings.get("run.resume")
+
+    @property
+    def run_dir(self) -> str | None:
+        """The run folder."""
+        return self.settings.get("run.dir")
+
+    def experiment(self, base: Mapping[str, Any] | None = None) -> Experiment:
+        """Returns the experiment.
+
+        Args:
+            base: Nested settings that take the place of the defaults.
+
+        Raises:
+            InputError: A value is out of range, or contradicts another.
+        """
+        experiment = make_experiment(self.settings, base)
+        check_task(experiment)
+        return experiment
+
+
+def parse(argv: list[str]) -> Request:
+    """Reads a command line and the files that it names.
+
+    Raises:
+        InputError: A command, flag, key or value is unknown, of the wrong type, or contradicts another.
+    """
+    command, words = _command(argv)
+    own_flags = COMMANDS[command][1]
+    files: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
+    given: dict[str, tuple[str, str]] = {}
+    own: dict[str, str] = {}
+    images: list[str] = []
+    extras: list[tuple[str, Any]] = []
+    for flag, values in _pairs(words, own_flags):
+        value = values[-1] if values else None
+        key = SHORT_FLAGS.get(flag, flag.removeprefix("--"))
+        if flag == "--images" and flag in own_flags:
+            images += values
+        elif flag in own_flags:
+            own[flag] = values[0]
+        elif flag in {"--config", "-c"}:
+            content = _read_file(_needed(flag, value))
+            extras += content.pop("trainer.extras")
+            files |= content
+        elif is_trainer_option(key):
+            extras.append((key, value))
+        elif key in options():
+            text = _needed(flag, value)
+            if key in SHORT_FLAGS.values():
+                earlier, other = given.setdefault(key, (flag, text))
+                if text != other:
+                    raise InputError(f"{flag} {text} contradicts {earlier} {other}: give one of them.")
+            is_list = key == "trainer.devices" and _DEVICE_LIST.fullmatch(text)
+            flags |= convert({key: [int(part) for part in text.split(",") if part] if is_list else text})
+        elif key in {"model", "data", "trainer", "run"}:
+            content = _read_section(key, yaml.safe_load(_needed(flag, value)), f" in {flag}")
+            extras += content.pop("trainer.extras")
+            flags |= content
+        else:
+            raise InputError(_unknown(command, flag))
+    _check_flags(command, given)
+    if files.get("run.resume") is not None:
+        raise InputError("run.resume is accepted on the command line only: use --resume RUN_DIR_OR_CKPT.")
+    return Request(command, files | flags, read_extras(extras), own, tuple(images))
+
+
+def _command(argv: list[str]) -> tuple[str, list[str]]:
+    """Returns the command, and the words after it."""
+    if not argv or argv[0].startswith("-"):
+        return "train", argv
+    if argv[0] == "bench":
+        raise InputError("The benchmarks run from a checkout: python -m benchmarks")
+    known = [name for name in COMMANDS if name != "train"]
+    if argv[0] not in known:
+        raise InputError(f"Unknown command {argv[0]!r}{nearest(argv[0], known) or ': use ' + ', '.join(known) + '.'}")
+    return argv[0], argv[1:]
+
+
+def _pairs(words: list[str], own_flags: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Returns each flag with its values: none or one, or for `--images` several."""
+    pairs: list[tuple[str, list[str]]] = []
+    rest = list(words)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("-"):
+            raise InputError(f"{flag!r} is not a flag: a value follows the flag that it belongs to.")
+        flag, equals, value = flag.partition("=")
+        if flag.endswith("+") and not is_trainer_option(flag.removeprefix("--").removesuffix("+")):
+            raise InputError(f"{flag} is not accepted: give the whole value to {flag[:-1]}.")
+        values = [value] if equals else []
+        while rest and not equals and not _is_flag(rest[0]) and (flag == "--images" or not values):
+            values.append(rest.pop(0))
+        if "" in values or (not values and (flag in own_flags or flag in SHORT_FLAGS)):
+            raise InputError(f"{flag} needs a value.")
+        pairs.append((flag, values))
+    return pairs
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
+
+
+def _needed(flag: str, value: str | None) -> str:
+    if value is None:
+        raise InputError(f"{flag} needs a value.")
+    return value
+
+
+def _read_file(name: str) -> dict[str, Any]:
+    """Returns the converted settings of a configuration file, and under `trainer.extras` the Trainer's others."""
+    path = Path(name).expanduser()
+    content = read_config_file(path)
+    if not isinstance(content, dict) or not content:
+        raise InputError(f"The configuration {path} holds no settings: it must be sections such as model: or data:.")
+    settings: dict[str, Any] = {"trainer.extras": []}
+    for section, value in content.items():
+        if section == SEED:
+            settings |= convert({SEED: value})
+            continue
+        if section not in {"model", "data", "trainer", "run"}:
+            raise InputError(f"Unknown key {section} in {path}{nearest(str(section), options()) or '.'}")
+        read = _read_section(section, value, f" in {path}")
+        settings["trainer.extras"] += read.pop("trainer.extras")
+        settings |= read
+    return settings
+
+
+def _read_section(section: str, content: Any, source: str) -> dict[str, Any]:
+    """Returns the converted settings of one section; see `_read_file`."""
+    if not isinstance(content, dict):
+        raise InputError(f"{section} must be a section of settings, but is {content}{source}.")
+    extras, values = [], dict[str, Any]()
+    for name, value in content.items():
+        key = f"{section}.{name}"
+        if key in _LINKED:
+            raise InputError(f"{key}{source} follows from {_LINKED[key]}: leave it out.")
+        if is_trainer_option(key):
+            extras.append((key, value))
+        else:
+            values[key] = value
+    return {**convert(values, source), "trainer.extras": extras}
+
+
+def _check_flags(command: str, given: Mapping[str, Any]) -> None:
+    if command in EVALUATING and "run.resume" in given:
+        raise InputError(f"--resume continues a training; {command} takes --ckpt.")
+
+
+def _unknown(command: str, flag: str) -> str:
+    """Returns the message for a flag that the command does not take."""
+    others = [name for name, (_, flags) in COMMANDS.items() if flag in flags]
+    if others == list(EVALUATING):
+        return f"--ckpt belongs to {', '.join(EVALUATING)}; to continue a training, use --resume."
+    if others:
+        return f"{flag} belongs to {', '.join(others)}."
+    word = flag.lstrip("-").replace("-", "_").rpartition(".")[2]
+    if word in SYNONYMS:
+        meant = SYNONYMS[word]
+        if meant == "--ckpt" and command not in EVALUATING:
+            meant = "--resume"
+        return f"Unknown flag {flag}; did you mean {meant}?"
+    known = [*SHORT_FLAGS, *COMMANDS[command][1], "--config", *(f"--{key}" for key in options())]
+    if command in EVALUATING:
+        known.remove("--resume")
+    return f"Unknown flag {flag}{nearest(flag, known) or f'. See: {command} --help'}"

@@ -1,0 +1,129 @@
+"""From a request to running ranks, and what is said where they do not end well."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.distributed import DistNetworkError
+
+from lit_mnist.checkpoint.store import newest_sound
+from lit_mnist.cli.parser import Request
+from lit_mnist.cli.prepare import Prepared, prepare
+from lit_mnist.distributed.addresses import choose_interface, stay_on_loopback
+from lit_mnist.distributed.failure import SITUATION, end_rank, foreseen, told_here, write_cause
+from lit_mnist.distributed.launcher import Work, launch
+from lit_mnist.distributed.rank import Rank, launched_from_outside
+from lit_mnist.distributed.signals import STOP
+from lit_mnist.distributed.spawn import spawn
+from lit_mnist.distributed.terminal import print_failure, shown
+from lit_mnist.engines.capabilities import load_engine
+from lit_mnist.engines.rank_work import do_job
+from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
+from lit_mnist.run.finish import program
+from lit_mnist.training.job import Job
+
+
+def start(request: Request, engine: str, command: str) -> None:
+    """Checks and loads everything, and runs the ranks to their end.
+
+    Args:
+        request: What the command line asks for.
+        engine: Name of the engine.
+        command: The command as it was typed.
+
+    Raises:
+        LitMnistError: The run ended otherwise than well; the message says how, and how to continue.
+    """
+    # The ranks are forked from this process: until then it must not start OpenMP's threads.
+    torch.set_num_threads(1)
+    prepared = prepare(request, engine=engine, command=command)
+    try:
+        _start(prepared)
+    except LitMnistError as error:
+        error.started = True
+        error.advice = _go_on(prepared.job, only_with_checkpoint=error.exit_code == InputError.exit_code)
+        raise
+    finally:
+        if prepared.folder:
+            prepared.folder.release()
+
+
+def _start(prepared: Prepared) -> None:
+    """Starts the ranks: in this process where there is one or an outside launcher has started it, else as children."""
+    job = prepared.job
+    work = partial(do_job, job)
+    run, logs = job.experiment.run, job.folder / "logs"
+
+    if launched_from_outside():
+        rank = Rank.from_environment()
+        if rank.num_nodes == 1:
+            stay_on_loopback()
+        else:
+            choose_interface()
+        _work_here(work, rank, prepared, logs if rank.is_first or run.dir else None)
+    elif job.plan.world_size == 1 and not run.max_restarts:
+        stay_on_loopback()
+        _work_here(work, Rank(), prepared, logs)
+    elif run.launcher == "spawn":
+        spawn(work, world_size=job.plan.world_size, logs=logs)
+    else:
+        launch(work, world_size=job.plan.world_size, max_restarts=run.max_restarts, logs=logs)
+
+
+def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) -> None:
+    """Does a rank's work in this process.
+
+    Raises:
+        LitMnistError: It ended otherwise than well; the message says how.
+    """
+    SITUATION.rank = rank
+    if logs:
+        SITUATION.open(rank, logs)
+
+    def end(signum: signal.Signals) -> None:
+        error = StoppedError(f"Stopped by {signum.name}.", signum)
+        if rank.is_first:
+            print_failure(error, _go_on(prepared.job))
+        if prepared.folder:
+            prepared.folder.release()
+        end_rank(error)
+
+    STOP.listen(end)
+    try:
+        work(rank)
+    except LitMnistError as error:
+        write_cause(error)
+        raise
+    except DistNetworkError as error:
+        write_cause(error)
+        if "EADDRINUSE" not in str(error):
+            raise RankLostError(told_here(error)) from error
+        port = os.environ["MASTER_PORT"]
+        raise InputError(f"The port {port} is taken by another program: set another MASTER_PORT.") from error
+    except Exception as error:
+        write_cause(error)
+        if isinstance(known := foreseen(error), LitMnistError):
+            raise known from error
+        raise RankLostError(told_here(error)) from error
+
+
+def _go_on(job: Job | None, *, only_with_checkpoint: bool = False) -> str:
+    """Returns how to go on after a run that ended early."""
+    if job is None or not job.trains or not load_engine(job.engine).OFFER.resume:
+        return ""
+    damaged: list[str] = []
+    found = newest_sound(job.folder, damaged.append)
+    notes = "".join(f"\n{note}" for note in damaged)
+    command, folder = program(job.engine), shlex.quote(shown(job.folder))
+    if found is None:
+        none = "\nThere is no checkpoint to go on from: --save-every 30s makes some within an epoch."
+        return notes if only_with_checkpoint else notes + none
+    if found.step >= job.plan.total_steps:
+        return f"{notes}\nThe training was complete: test its weights with: {command} test --ckpt {folder}"
+    newest = f"The newest sound checkpoint, after step {found.step}, is {shown(found.path)}"
+    return f"{notes}\n{newest}; go on with: {command} --resume {folder}"

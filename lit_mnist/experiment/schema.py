@@ -1,0 +1,177 @@
+"""The options of an experiment, read off its dataclasses: keys, types, defaults, help, and the conversion of values."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from lit_mnist.errors import InputError, nearest
+from lit_mnist.experiment.experiment import Experiment, flatten
+
+SEED = "seed_everything"
+_SECTIONS = ("model", "data", "trainer", "run")
+_LONGEST_VALUE = 3_000
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting of an experiment.
+
+    Attributes:
+        key: Its dotted key, such as `model.lr`.
+        kinds: The members of its type, such as `(int, NoneType)`.
+        default: Its default.
+        help: What it means, in one line.
+    """
+
+    key: str
+    kinds: tuple[Any, ...]
+    default: Any
+    help: str
+
+    @property
+    def wanted(self) -> str:
+        """What a value must be, as words of a sentence."""
+        words = [_describe(kind) for kind in self.kinds if kind is not types.NoneType]
+        return " or ".join([*words, *(["null"] if types.NoneType in self.kinds else [])])
+
+    def convert(self, value: Any) -> Any:
+        """Returns a plain value as one of the option's type.
+
+        Args:
+            value: What a file holds, or the text of a flag.
+
+        Raises:
+            InputError: It is of another type, or none of the choices.
+        """
+        if isinstance(value, str) and len(value) > _LONGEST_VALUE:
+            raise InputError(f"{self.key} holds a text of {len(value)} characters.")
+        if types.NoneType in self.kinds and value in {"null", "~"}:
+            return None
+        for candidate in (value, _parsed(value)):
+            for kind in self.kinds:
+                found, converted = _matches(kind, candidate)
+                if found:
+                    return converted
+        raise InputError(f"{self.key} must be {self.wanted}, but is {' '.join(str(value).split())[:100]}.")
+
+
+@cache
+def options() -> dict[str, Option]:
+    """Returns every option by its dotted key, in the order of a configuration file."""
+    default = dict(flatten(Experiment().to_dict()))
+    found = {
+        SEED: Option(SEED, (int,), default[SEED], "Seed of the weights, the split, the order and the augmentation.")
+    }
+    for section in _SECTIONS:
+        kind = type(getattr(Experiment(), section))
+        hints, texts = get_type_hints(kind), _docstring_arguments(kind)
+        for field in fields(kind):
+            key = f"{section}.{field.name}"
+            found[key] = Option(key, _kinds(hints[field.name]), default[key], texts[field.name])
+    return found
+
+
+def convert(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
+    """Returns settings by dotted keys, each converted to its option's type.
+
+    Args:
+        values: Plain values by dotted keys.
+        source: Where they come from, such as ` in config.yaml`.
+
+    Raises:
+        InputError: A key is unknown, or a value of another type.
+    """
+    for key in values:
+        if key not in options():
+            raise InputError(f"Unknown key {key}{source}{nearest(key, options()) or '.'}")
+    return {key: options()[key].convert(value) for key, value in values.items()}
+
+
+def make_experiment(values: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Experiment:
+    """Returns the experiment that converted settings make.
+
+    Args:
+        values: Settings by dotted keys.
+        base: Nested settings that take the place of the defaults.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+    merged = {key: option.default for key, option in options().items()}
+    merged |= convert(dict(flatten(base or {})))
+    merged |= values
+    sections: dict[str, Any] = {
+        section: type(getattr(Experiment(), section))(
+            **{key.partition(".")[2]: value for key, value in merged.items() if key.startswith(f"{section}.")}
+        )
+        for section in _SECTIONS
+    }
+    return Experiment(seed_everything=merged[SEED], **sections)
+
+
+def as_flags(values: Mapping[str, Any]) -> list[str]:
+    """Returns converted settings as flags that are read back as they are."""
+    return [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) in {Union, types.UnionType}:
+        return tuple(part for member in get_args(hint) for part in _kinds(member))
+    return (hint,)
+
+
+def _parsed(value: Any) -> Any:
+    """Returns what a flag's text means as YAML, where it is short and plain."""
+    if not isinstance(value, str) or "&" in value or "*" in value:
+        return value
+    try:
+        return yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return value
+
+
+def _matches(kind: Any, value: Any) -> tuple[bool, Any]:
+    """Returns whether a value is of a type, and the value as one of it."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        return (value in get_args(kind) and type(value) in {type(choice) for choice in get_args(kind)}), value
+    if origin is list:
+        member = get_args(kind)[0]
+        return (isinstance(value, list) and all(_matches(member, part)[0] for part in value)), value
+    if kind is float and isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+        # YAML 1.1 takes 1e-3 for a text.
+        return True, float(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return (True, float(value)) if abs(value) < 2**53 else (False, math.nan)
+    return type(value) is kind, value
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, get_args(kind))) if len(get_args(kind)) > 1 else str(get_args(kind)[0])
+    if get_origin(kind) is list:
+        return "a list of integers"
+    return {
+        int: "an integer (int)",
+        float: "a number (float)",
+        bool: "true or false",
+        str: "text",
+    }[kind]
+
+
+def _docstring_arguments(kind: type[Any]) -> dict[str, str]:
+    """Returns the arguments of a Google docstring with their descriptions, each in one line."""
+    body = (inspect.getdoc(kind) or "").partition("Args:\n")[2]
+    entries = re.split(r"^    (?=\w+: )", body, flags=re.MULTILINE)[1:]
+    pairs = (entry.partition(": ")[::2] for entry in entries)
+    return {name: " ".join(text.split()) for name, text in pairs}
