@@ -1,0 +1,51 @@
+"""The layout's contract: imports run downward, engines are independent, and a wrong flag is answered without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+
+def test_imports_run_downward(tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("lint-imports"), "--config", ROOT / "pyproject.toml", "--no-cache"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("--epoch", "3"), 2, "--epochs"),
+        (("--learning_rate", "3"), 2, "--lr"),
+        (("fit", "--gpus", "2"), 2, "--devices"),
+        (("--model.lr", "fast"), 2, "model.lr"),
+        (("--trainer.callbacks", "os.system"), 2, "os.system"),
+        (("--help",), 0, "commands:"),
+        (("fit", "--help"), 0, "--trainer.help"),
+        (("compare", "--help"), 0, "--engines"),
+        (("--version",), 0, "lit_mnist"),
+    ],
+)
+def test_what_needs_no_data_imports_no_torch(words: tuple[str, ...], code: int, told: str) -> None:
+    script = (
+        "import sys; from lit_mnist.cli.main import main; code = main(sys.argv[1:]);"
+        "assert not {'torch', 'lightning', 'numpy'} & set(sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert told in done.stdout + done.stderr
