@@ -21,7 +21,7 @@ from benchmarks.model import Point, StepModel, errors, fit, held_out_errors
 from benchmarks.programs import printed_figures, train
 from benchmarks.rounds import Figures, Measurement, Ratio, Rows, Topic
 from benchmarks.workload import Collective, Workload, batch_norm, ddp_gradient, server_gradient
-from lit_mnist.compare.equality import Run
+from lit_mnist.comparison.equality import Run
 from lit_mnist.distributed.rank import cores
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment

@@ -1,3 +1,32 @@
-"""Distributed training that can be trusted, on the smallest real example there is."""
+"""Distributed training that can be trusted, on the smallest real example there is.
+
+The names below are imported at their first use: importing the package imports neither torch nor Lightning.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_mnist.cli.api import compare, train
+    from lit_mnist.datamodule import MNISTDataModule
+    from lit_mnist.module import LitClassifier
+    from lit_mnist.trainer import LitTrainer
 
 __version__ = "0.1.0"
+__all__ = ["LitClassifier", "LitTrainer", "MNISTDataModule", "compare", "train"]
+
+_HOMES = {
+    "LitClassifier": "module",
+    "LitTrainer": "trainer",
+    "MNISTDataModule": "datamodule",
+    "compare": "cli.api",
+    "train": "cli.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -49,3 +49,15 @@ def test_what_needs_no_data_imports_no_torch(words: tuple[str, ...], code: int, 
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert told in done.stdout + done.stderr
+
+
+def test_the_public_names_are_imported_at_their_first_use() -> None:
+    script = (
+        "import sys, lit_mnist; assert not {'torch', 'lightning'} & set(sys.modules);"
+        "from lit_mnist import LitClassifier, LitTrainer, MNISTDataModule, compare, train;"
+        "assert LitClassifier.__module__ == 'lit_mnist.module' and not hasattr(lit_mnist, 'nothing')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """For notebooks: train with any engine on N processes, or compare engines, from one cell.
 
-    from lit_mnist.cli.api import compare, train
+    from lit_mnist import compare, train
     result = train("raw_ddp", devices=2, epochs=1)
     result["test"]["accuracy"]
 
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_mnist.compare.command import JSON
+from lit_mnist.comparison.command import JSON
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.experiment import flatten

@@ -65,7 +65,7 @@ def _run(request: Request, engine: str, command: str) -> int:
     if request.command == "compare":
         if engine != "lightning":
             raise InputError("compare is train.py's own: python train.py compare ...")
-        from lit_mnist.compare.command import compare
+        from lit_mnist.comparison.command import compare
 
         return compare(request, command, main)
     from lit_mnist.cli.start import start

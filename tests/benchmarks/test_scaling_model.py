@@ -20,7 +20,7 @@ from benchmarks.model import Point, StepModel, errors, expected_largest, fit, he
 from benchmarks.pages.scaling import scaling_section
 from benchmarks.scaling import RAW_DDP, SERVER, ScalingOptions, model_of, name_of, scaling, traffic_of, workloads
 from benchmarks.workload import Collective, Workload
-from lit_mnist.compare.equality import Run
+from lit_mnist.comparison.equality import Run
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.models.build import build_net

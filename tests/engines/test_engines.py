@@ -13,7 +13,7 @@ from test_bad_input import refused
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.digest import content_sha256
-from lit_mnist.compare.equality import Run, compare_runs, first_difference
+from lit_mnist.comparison.equality import Run, compare_runs, first_difference
 from lit_mnist.training import ddp
 
 DISTRIBUTED = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer")

@@ -13,8 +13,8 @@ from conftest import Program
 from test_bad_input import refused
 
 import lit_mnist
-from lit_mnist.compare.cost import lines_of_code
-from lit_mnist.compare.variants import choose_variants
+from lit_mnist.comparison.cost import lines_of_code
+from lit_mnist.comparison.variants import choose_variants
 from lit_mnist.engines import fabric
 from lit_mnist.errors import InputError
 from lit_mnist.report.comparison_text import table

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lit_mnist.checkpoint.atomic_io import write_text
-from lit_mnist.compare.equality import Run
-from lit_mnist.compare.runs import Options, measure, verify, why_not
-from lit_mnist.compare.variants import Main, choose_variants
-from lit_mnist.compare.verdict import judge
+from lit_mnist.comparison.equality import Run
+from lit_mnist.comparison.runs import Options, measure, verify, why_not
+from lit_mnist.comparison.variants import Main, choose_variants
+from lit_mnist.comparison.verdict import judge
 from lit_mnist.data.dataset import dataset_of
 from lit_mnist.distributed.devices import choose_devices
 from lit_mnist.distributed.rank import launched_from_outside, threads_per_rank

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lit_mnist.compare.cost import cost_of, files_of
-from lit_mnist.compare.equality import Difference, Run, compare_runs, largest_difference
-from lit_mnist.compare.runs import Options, ranks_of, train_with_trace
-from lit_mnist.compare.variants import Variant
+from lit_mnist.comparison.cost import cost_of, files_of
+from lit_mnist.comparison.equality import Difference, Run, compare_runs, largest_difference
+from lit_mnist.comparison.runs import Options, ranks_of, train_with_trace
+from lit_mnist.comparison.variants import Variant
 from lit_mnist.engines.capabilities import INSTALL
 
 

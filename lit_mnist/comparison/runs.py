@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_mnist.compare.equality import Run
-from lit_mnist.compare.variants import Main, Variant
+from lit_mnist.comparison.equality import Run
+from lit_mnist.comparison.variants import Main, Variant
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.terminal import print_line
 from lit_mnist.engines.capabilities import Offer, load_engine
