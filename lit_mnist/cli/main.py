@@ -50,8 +50,12 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         if outside and code != RankLostError.exit_code and not _speaks(prepares=not error.started):
             # Another says the same, and an outside launcher ends it as soon as this one has ended.
             time.sleep(1)
+        elif error.started:
+            from lit_mnist.distributed.failure import SITUATION
+
+            print_failure(error, error.advice, SITUATION.print_error)
         else:
-            print_failure(error, error.advice)
+            print_failure(error)
     if outside and code:
         # At once: the ranks that wait for this one are freed by its end alone.
         with suppress(OSError):

@@ -88,7 +88,7 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
     def end(signum: signal.Signals) -> None:
         error = StoppedError(f"Stopped by {signum.name}.", signum)
         if rank.is_first:
-            print_failure(error, _go_on(prepared.job))
+            print_failure(error, _go_on(prepared.job), SITUATION.print_error)
         if prepared.folder:
             prepared.folder.release()
         end_rank(error)

@@ -57,12 +57,18 @@ def print_stop(text: str, signum: int) -> None:
         os.write(2, line.encode())
 
 
-def print_failure(error: LitMnistError, advice: str = "") -> None:
-    """Prints why a command ends early, and how to continue."""
+def print_failure(error: LitMnistError, advice: str = "", say: Report = print_error) -> None:
+    """Prints why a command ends early, and how to continue.
+
+    Args:
+        error: Why it ends.
+        advice: How to continue.
+        say: Prints an error.
+    """
     if isinstance(error, StoppedError):
         print_stop(f"{error}{advice}", error.signum)
     else:
-        print_error(f"error: {error}{advice}")
+        say(f"error: {error}{advice}")
 
 
 def shown(path: Path) -> str:
