@@ -103,6 +103,8 @@ def section_of(job: Job) -> dict[str, Any]:
         "experiment": job.experiment.to_dict(),
         "precision": job.precision,
         "threads": job.threads,
+        # nn.DataParallel is one rank on several devices.
+        "local_world_size": min(job.devices.count, job.plan.world_size),
         "data_sha256": job.dataset.sha256,
         "num_classes": job.dataset.num_classes,
         "batch_size": job.plan.batch_size,
