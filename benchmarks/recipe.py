@@ -11,7 +11,7 @@ from lit_mnist.data.dataset import class_names, dataset_of
 from lit_mnist.data.digits.family import user_cache
 from lit_mnist.data.sampler import validation_split
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SCENE_NAMES, DataSettings, Experiment, RunSettings
+from lit_mnist.experiment import SEGMENTATION_NAMES, DataSettings, Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan, make_plan
 
 # Scenes in VOC's own list `train` of its segmentation task: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
@@ -57,7 +57,7 @@ class Recipe:
     @property
     def is_scenes(self) -> bool:
         """Whether each pixel has a class."""
-        return self.experiment.data.name in SCENE_NAMES
+        return self.experiment.data.name in SEGMENTATION_NAMES
 
     @property
     def num_classes(self) -> int:

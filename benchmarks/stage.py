@@ -84,9 +84,9 @@ class Stage:
         """Returns why an engine cannot train the experiment on so many devices, or None."""
         timed, kind = self.recipe.timed(self.steps, self.devices.kind), self.devices.kind
         try:
-            offer = load_engine(engine).OFFER
-            offer.check(engine, "fit", timed, ())
-            offer.check_devices(engine, timed, Devices(kind, tuple(range(count))), count)
+            capabilities = load_engine(engine).CAPABILITIES
+            capabilities.check(engine, "fit", timed, ())
+            capabilities.check_devices(engine, timed, Devices(kind, tuple(range(count))), count)
             plan = self.recipe.plan(count)
             if plan.batch_size > self.recipe.timed_count:
                 return f"A batch of {plan.batch_size} is more than the {self.recipe.timed_count} samples at hand."
@@ -94,7 +94,9 @@ class Stage:
                 # It imports Lightning.
                 from lit_mnist.cli.checks import check_batch_norm
 
-                check_batch_norm(timed, replace(plan, world_size=count if offer.processes == "ranks" else 1), count)
+                check_batch_norm(
+                    timed, replace(plan, world_size=count if capabilities.processes == "ranks" else 1), count
+                )
         except InputError as error:
             return str(error)
         return None

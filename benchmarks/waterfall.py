@@ -28,7 +28,7 @@ from benchmarks.programs import run_python, train
 from benchmarks.rounds import Figures, Measurement, Rows, Topic
 from lit_mnist.models import build
 from lit_mnist.profiling.timer import PARTS
-from lit_mnist.run.metrics_log import read_history
+from lit_mnist.run.metrics_log import read_metrics
 
 ENGINES = ("raw_ddp", "lightning")
 FRAMEWORK = "framework's loop"
@@ -113,7 +113,7 @@ def _untraced(options: WaterfallOptions, engine: str, folder: Path) -> Figures:
     # The median leaves out what is done every so many steps, and the parts do not.
     speeds = [
         row["images_per_s"]
-        for row in read_history(folder / "run")
+        for row in read_metrics(folder / "run")
         if row["step"] > _WINDOW and row["step"] % _WINDOW == 0 and "images_per_s" in row
     ]
     samples = result["config"]["trainer"]["accumulate_grad_batches"] * options.batch_size

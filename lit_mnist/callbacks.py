@@ -11,21 +11,21 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from torch.optim import Optimizer
 
 from lit_mnist.checkpoint.format import LAST, SECTION, read_checkpoint
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import lightning_loops, section_of
 from lit_mnist.module import LitClassifier
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.training.job import Job
 
 
 class VerifiedCheckpointIO(CheckpointIO):
     """Reads and writes checkpoints in the project's one format: whole, hashed, and never executing anything."""
 
-    def __init__(self, keeper: Keeper | None) -> None:
-        self._keeper = keeper
+    def __init__(self, manager: CheckpointManager | None) -> None:
+        self._keeper = manager
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Passes a checkpoint of the keeper's on to it; it is on rank 0 that this is called."""
+        """Passes a checkpoint of the manager's on to it; it is on rank 0 that this is called."""
         assert self._keeper is not None
         self._keeper.write(checkpoint)
 
@@ -47,7 +47,7 @@ class RecordTraining(Callback):
         recorder: Where they go.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: MetricsRecorder) -> None:
         self.recorder = recorder
         self._steps = recorder.step
         self._made = 0
@@ -59,7 +59,7 @@ class RecordTraining(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, module: LightningModule, optimizer: Optimizer) -> None:
         """Looks at the gradient of the step that comes."""
-        self._made = cast(LitClassifier, module).steps_made
+        self._made = cast(LitClassifier, module).optimizer_steps
         self.recorder.gradients_done(self._parameters)
 
     def on_train_batch_end(
@@ -68,7 +68,7 @@ class RecordTraining(Callback):
         """Records the step where a micro-batch ends one."""
         if trainer.global_step > self._steps:
             self._steps, classifier = trainer.global_step, cast(LitClassifier, module)
-            if classifier.steps_made == self._made:
+            if classifier.optimizer_steps == self._made:
                 scaler = cast(MixedPrecision, trainer.precision_plugin).scaler
                 assert scaler
                 self.recorder.step_skipped(scaler)
@@ -80,25 +80,27 @@ class RecordTraining(Callback):
 
 
 class KeepCheckpoints(Callback):
-    """Saves where the keeper says so, in the one format of all engines.
+    """Saves where the manager says so, in the one format of all engines.
 
     Args:
         job: The job, whose experiment goes into the checkpoint.
         recorder: Tells the epoch's line.
     """
 
-    def __init__(self, job: Job, recorder: Recorder) -> None:
+    def __init__(self, job: Job, recorder: MetricsRecorder) -> None:
         self.job = job
         self.recorder = recorder
-        self.keeper = Keeper(job, recorder.rank, recorder.net, self._save, step=recorder.step, look=recorder.look)
+        self.manager = CheckpointManager(
+            job, recorder.rank, recorder.net, self._save, step=recorder.step, check_finite=recorder.check_finite
+        )
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         """Takes the Trainer, which writes the checkpoints."""
         self._trainer = trainer
 
     def _save(self) -> None:
-        # The keeper knows under which names; see VerifiedCheckpointIO.
-        self._trainer.save_checkpoint(self.keeper.folder / LAST)
+        # The manager knows under which names; see VerifiedCheckpointIO.
+        self._trainer.save_checkpoint(self.manager.folder / LAST)
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -107,21 +109,21 @@ class KeepCheckpoints(Callback):
         plan = self.job.plan
         if plan.closes_window(batch_idx):
             last = batch_idx + 1 == plan.batches_in_epoch(trainer.current_epoch)
-            self.keeper.step_done(trainer.global_step, ends_epoch=last)
+            self.manager.step_done(trainer.global_step, ends_epoch=last)
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Saves the epoch that ends."""
         validation = cast(LitClassifier, module).validation
-        self.recorder.epoch_done(trainer.current_epoch, validation, is_best=self.keeper.judge(validation))
-        self.keeper.epoch_done(trainer.global_step, self.recorder.show_epoch)
+        self.recorder.epoch_done(trainer.current_epoch, validation, is_best=self.manager.update_best(validation))
+        self.manager.epoch_done(trainer.global_step, self.recorder.show_epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best score so far."""
-        return {"best": self.keeper.best}
+        return {"best": self.manager.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the best score so far."""
-        self.keeper.resume(state_dict["best"])
+        self.manager.resume(state_dict["best"])
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Takes the loops' progress from the step alone, whatever the file says of them."""

@@ -60,7 +60,7 @@ class LitClassifier(PlainHookName, LightningModule):
         self.validation: Evaluation | None = None
         self.tested: Evaluation | None = None
         self.examples: list[Example] = []
-        self.steps_made = 0
+        self.optimizer_steps = 0
         self.rate = 0.0
         self.loss = torch.tensor(0.0)
         self._graphed: GraphedPasses | None = None
@@ -106,7 +106,7 @@ class LitClassifier(PlainHookName, LightningModule):
         self.net.to(memory_format=torch.channels_last)
         if stage == "fit":
             # A checkpoint's count comes afterwards.
-            self.steps_made = 0
+            self.optimizer_steps = 0
 
     def teardown(self, stage: str) -> None:
         """Leaves contiguous weights, which other programs and formats such as safetensors expect."""
@@ -122,7 +122,7 @@ class LitClassifier(PlainHookName, LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _step_made(self, *_: Any) -> None:
-        self.steps_made += 1
+        self.optimizer_steps += 1
 
     def _length(self) -> int:
         """Returns the optimizer steps of the run.
@@ -187,17 +187,17 @@ class LitClassifier(PlainHookName, LightningModule):
 
     def lr_scheduler_step(self, scheduler: LRScheduler, metric: Any) -> None:
         """Moves the schedule on, unless the optimizer's step was left out."""
-        if scheduler.last_epoch < self.steps_made:
+        if scheduler.last_epoch < self.optimizer_steps:
             scheduler.step()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the number of steps that the optimizer made, and makes the weights contiguous."""
-        checkpoint["steps_made"] = self.steps_made
+        checkpoint["steps_made"] = self.optimizer_steps
         checkpoint["state_dict"] = {name: tensor.contiguous() for name, tensor in checkpoint["state_dict"].items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes the number of steps that the optimizer made."""
-        self.steps_made = checkpoint["steps_made"]
+        self.optimizer_steps = checkpoint["steps_made"]
 
     # --- evaluation: sums on each rank, put together once
 

@@ -137,7 +137,7 @@ def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
         save_file(module.net.state_dict(), tmp_path / "net.safetensors")
         assert weights_sha256(load_file(tmp_path / "net.safetensors")) == weights_sha256(module.net.state_dict())
         save_file(torch.load(tmp_path / "own.ckpt", weights_only=True)["state_dict"], tmp_path / "own.safetensors")
-        assert module.steps_made == 10
+        assert module.optimizer_steps == 10
         assert module.validation
         assert module.validation.count == 5000
         print(weights_sha256(module.net.state_dict()))

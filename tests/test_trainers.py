@@ -30,7 +30,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, ModelSettings
 from lit_mnist.module import LitClassifier
 from lit_mnist.trainer import LitTrainer
-from lit_mnist.training.schedule import rate_factor
+from lit_mnist.training.schedule import lr_factor
 
 TRAINERS: dict[str, type[Trainer]] = {"Lightning's": Trainer, "the project's": LitTrainer}
 BATCH, SAMPLES = 64, 640
@@ -136,7 +136,7 @@ def test_a_user_s_loader_is_sharded_as_by_lightning_s_trainer(tmp_path: Path) ->
 
 def last_rate(peak: float, steps: int) -> float:
     """Returns the learning rate of the last step of a one-cycle schedule of so many."""
-    return peak * rate_factor(ModelSettings(), steps - 1, steps)
+    return peak * lr_factor(ModelSettings(), steps - 1, steps)
 
 
 SHORTER: dict[str, tuple[dict[str, Any], int, int | None]] = {
@@ -166,7 +166,7 @@ def test_a_shorter_training_of_the_real_data_reaches_its_end(tmp_path: Path, kin
             module, seen = LitClassifier(lr=0.02), Seen(tmp_path / "seen", lambda batch: batch.indices)
             trainer = trainer_of(TRAINERS[kind], tmp_path, callbacks=[seen], **options)
             trainer.fit(module, datamodule=data)
-            assert (trainer.global_step, module.steps_made) == (steps, steps), name
+            assert (trainer.global_step, module.optimizer_steps) == (steps, steps), name
             assert (module.validation.count if module.validation else None) == count, name
             assert module.rate == pytest.approx(last_rate(0.02, steps)), name
             first, last = seen.epochs[0], seen.epochs[max(seen.epochs)]

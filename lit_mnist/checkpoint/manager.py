@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 
 from lit_mnist.checkpoint.format import BEST, LAST, plain_values
 from lit_mnist.checkpoint.store import CheckpointFolder
-from lit_mnist.distributed.consensus import Agreement
+from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.errors import NonFiniteError, StoppedError
@@ -26,7 +26,7 @@ from lit_mnist.training.job import Job
 _STEPS_BETWEEN_TRACED = 50
 
 
-class Keeper:
+class CheckpointManager:
     """Keeps the newest checkpoints and the best; without a validation split the newest is the best.
 
     A checkpoint is copied at its step and written in the background: the training waits for the copy only, or for the
@@ -41,7 +41,7 @@ class Keeper:
         net: The bare network.
         save: Makes a checkpoint of the training's state, on rank 0 at least, and passes it to `write` there.
         step: Optimizer steps made before, where a run is resumed.
-        look: Raises NonFiniteError, on all ranks together, where a step before was not finite; called before each save.
+        check_finite: Called before each save; raises NonFiniteError on all ranks if an earlier step was not finite.
 
     Attributes:
         best: The best score on the validation split so far; below 0 for none.
@@ -55,19 +55,19 @@ class Keeper:
         save: Callable[[], None],
         *,
         step: int = 0,
-        look: Callable[[], None] = lambda: None,
+        check_finite: Callable[[], None] = lambda: None,
     ) -> None:
-        self.job, self.rank, self.net, self.save, self.look = job, rank, net, save, look
+        self.job, self.rank, self.net, self.save, self.check_finite = job, rank, net, save, check_finite
         self.folder = job.folder / "checkpoints"
         self.best = -1.0
         run = job.experiment.run
         # Fixed, where the collectives of a step are counted.
         steps = _STEPS_BETWEEN_TRACED if run.trace in {"steps", "traffic"} else None
-        self._agreement = Agreement(rank, job.devices.of(rank), steps)
+        self._consensus = Consensus(rank, job.devices.of(rank), steps)
         self._step = step
         self._saved_at = time.monotonic()
-        last_is_sound = job.checkpoint is not None and job.checkpoint.resolve() == (self.folder / LAST).resolve()
-        self._files = CheckpointFolder(self.folder, keep=run.keep, last_step=step if last_is_sound else None)
+        last_is_valid = job.checkpoint is not None and job.checkpoint.resolve() == (self.folder / LAST).resolve()
+        self._files = CheckpointFolder(self.folder, keep=run.keep, last_step=step if last_is_valid else None)
         self._is_best = False
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
@@ -77,7 +77,7 @@ class Keeper:
         if (self.folder / BEST).exists():
             self.best = best
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> CheckpointManager:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -104,13 +104,13 @@ class Keeper:
             return
         run = self.job.experiment.run
         late = run.save_seconds is not None and time.monotonic() - self._saved_at >= run.save_seconds
-        agreed = self._agreement.step_done(step, STOP.received, save=late and self.rank.is_first)
-        if agreed.save or agreed.stop or (run.save_steps and step % run.save_steps == 0):
+        decision = self._consensus.step_done(step, STOP.received, save=late and self.rank.is_first)
+        if decision.save or decision.stop or (run.save_steps and step % run.save_steps == 0):
             self._save()
-        if agreed.stop:
-            self._stop(agreed.stop)
+        if decision.stop:
+            self._stop(decision.stop)
 
-    def judge(self, validation: Evaluation | None) -> bool:
+    def update_best(self, validation: Evaluation | None) -> bool:
         """Returns whether an epoch that ends is the best so far."""
         self._is_best = validation is None or validation.score > self.best
         if validation and self._is_best:
@@ -130,9 +130,9 @@ class Keeper:
         self._step = step
         self._save()
         show()
-        agreed = self._agreement.settle(self._step, STOP.received)
-        if agreed.stop:
-            self._stop(agreed.stop)
+        decision = self._consensus.settle(self._step, STOP.received)
+        if decision.stop:
+            self._stop(decision.stop)
 
     def write(self, checkpoint: Mapping[str, Any]) -> None:
         """Copies a checkpoint and begins to write it; on rank 0 only.
@@ -155,7 +155,7 @@ class Keeper:
             writing.result()
 
     def _save(self) -> None:
-        self.look()
+        self.check_finite()
         weights = [weight.detach() for weight in self.net.parameters()]
         # The largest value tells of all, by one read.
         if not math.isfinite(float(get_total_norm(weights, math.inf))):

@@ -37,7 +37,7 @@ class TrainingState:
         schedule: The learning rate's schedule.
         scaler: The loss's scaler, enabled for float16 only.
         step: Optimizer steps so far, those that the scaler left out included.
-        steps_made: Steps that the optimizer really made.
+        optimizer_steps: Steps that the optimizer really made.
     """
 
     net: nn.Module
@@ -45,7 +45,7 @@ class TrainingState:
     schedule: LRScheduler
     scaler: GradScaler
     step: int = 0
-    steps_made: int = 0
+    optimizer_steps: int = 0
 
     def checkpoint(self, job: Job, best: float) -> dict[str, Any]:
         """Returns the state as a checkpoint of plain values and tensors.
@@ -72,7 +72,7 @@ class TrainingState:
                 **asdict(job.experiment.model),
             },
             SECTION: section_of(job),
-            "steps_made": self.steps_made,
+            "steps_made": self.optimizer_steps,
         }
 
     def restore(self, checkpoint: Mapping[str, Any]) -> float:
@@ -88,7 +88,7 @@ class TrainingState:
             if self.scaler.is_enabled():
                 self.scaler.load_state_dict(checkpoint[_SCALER])
             self.step = int(checkpoint["global_step"])
-            self.steps_made = int(checkpoint["steps_made"])
+            self.optimizer_steps = int(checkpoint["steps_made"])
             return float(checkpoint["callbacks"][KEEPER]["best"])
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]

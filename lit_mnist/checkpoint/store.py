@@ -91,7 +91,7 @@ class Found(NamedTuple):
     step: int
 
 
-def newest_sound(place: Path, report: Callable[[str], None]) -> Found | None:
+def newest_valid(place: Path, report: Callable[[str], None]) -> Found | None:
     """Returns the newest sound checkpoint of a run, or None where there is none.
 
     Args:

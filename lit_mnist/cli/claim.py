@@ -14,12 +14,12 @@ from lit_mnist.checkpoint.store import CONFIG, run_folder_of
 from lit_mnist.cli.parser import Request
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SCENE_NAMES, Experiment
+from lit_mnist.experiment import SEGMENTATION_NAMES, Experiment
 from lit_mnist.predict.scenes import MASKS, OVERLAYS
 from lit_mnist.profiling.faults import injected
 from lit_mnist.run.finish import GRID, PREDICTIONS
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, lock_folder, was_restarted
-from lit_mnist.run.metrics_log import read_history
+from lit_mnist.run.metrics_log import read_metrics
 
 # Where a best checkpoint is kept that is not the best of the training in its folder.
 _ASIDE = "best-put-aside.ckpt"
@@ -107,7 +107,7 @@ def claim_folder(
     chosen = Path(experiment.run.dir) if experiment.run.dir else origin
     name = experiment.model.net if request.command == "train" else f"{experiment.model.net}-{request.command}"
     writes = not launched_from_outside() or Rank.from_environment().is_first
-    writes_masks = request.command == "predict" and experiment.data.name in SCENE_NAMES
+    writes_masks = request.command == "predict" and experiment.data.name in SEGMENTATION_NAMES
     each_writes = experiment.run.trace != "none" or writes_masks
     if chosen is None and each_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
         raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
@@ -117,7 +117,7 @@ def claim_folder(
     again = origin is not None and path.resolve() == origin
     restarted = trains and was_restarted(path)
     if again:
-        read_history(path)
+        read_metrics(path)
     folder = RunFolder.claim(
         path,
         writes=_WRITES[request.command],

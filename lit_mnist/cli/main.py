@@ -51,9 +51,9 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
             # Another says the same, and an outside launcher ends it as soon as this one has ended.
             time.sleep(1)
         elif error.started:
-            from lit_mnist.distributed.failure import SITUATION
+            from lit_mnist.distributed.failure import RANK_STATUS
 
-            print_failure(error, error.advice, SITUATION.print_error)
+            print_failure(error, error.advice, RANK_STATUS.print_error)
         else:
             print_failure(error)
     if outside and code:

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from lit_mnist.checkpoint.format import BEST, LAST, find_checkpoint, find_weights
 from lit_mnist.checkpoint.resume import Saved
-from lit_mnist.checkpoint.store import newest_sound
+from lit_mnist.checkpoint.store import newest_valid
 from lit_mnist.checkpoint.weights import read_weights
 from lit_mnist.cli.checks import (
     check_accelerate,
@@ -27,7 +27,7 @@ from lit_mnist.cli.samples import load_samples
 from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, threads_per_rank, warn_once
 from lit_mnist.distributed.terminal import shown
-from lit_mnist.engines.capabilities import Offer, load_engine
+from lit_mnist.engines.capabilities import Capabilities, load_engine
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, TrainerSettings
 from lit_mnist.experiment.plan import Plan
@@ -68,16 +68,16 @@ def _prepare(request: Request, lock: IO[str] | None, *, engine: str, command: st
     if saved and trains and experiment.trainer.precision == "auto":
         # A file may state it again: it means what it meant when the training began, on whatever machine.
         experiment = experiment.replace("trainer", precision=saved.section["precision"])
-    offer: Offer = load_engine(engine).OFFER
-    offer.check(engine, request.command, experiment, extras)
+    capabilities: Capabilities = load_engine(engine).CAPABILITIES
+    capabilities.check(engine, request.command, experiment, extras)
     stated = _checked_options(request, experiment)
     if saved and trains:
-        if not offer.resume:
+        if not capabilities.resume:
             raise InputError(f"The engine {engine} cannot go on from {saved.path}: choose another --run-dir.")
         saved.check_same(experiment)
     (devices, world_size), lr = _ranks(experiment.trainer), experiment.model.lr
-    offer.check_devices(engine, experiment, devices, world_size)
-    cuda_graph = trains and offer.uses_cuda_graph(engine, experiment, devices, world_size, extras)
+    capabilities.check_devices(engine, experiment, devices, world_size)
+    cuda_graph = trains and capabilities.uses_cuda_graph(engine, experiment, devices, world_size, extras)
     check_launch(experiment.run, world_size)
     fetch = saved is None or saved.may_fetch(request.settings, experiment.data, trains=trains)
     dataset, splits, files = load_samples(experiment, [Path(image) for image in request.images], fetch=fetch)
@@ -86,7 +86,7 @@ def _prepare(request: Request, lock: IO[str] | None, *, engine: str, command: st
         world_size = devices.count
     check_evaluation(request, splits, world_size)
     plan = plan_for(experiment, splits, world_size) if trains else Plan.without_training(world_size, lr)
-    in_one = offer.processes == "devices"
+    in_one = capabilities.processes == "devices"
     if in_one:
         # One process takes the whole batch; the devices count where `batch_per` multiplies by the ranks.
         plan = replace(plan, world_size=1)
@@ -105,7 +105,7 @@ def _prepare(request: Request, lock: IO[str] | None, *, engine: str, command: st
     folder, claimed = claim_folder(request, experiment, saved, lock, stated)
     _check_best_is_known(request, claimed, saved, plan)
     job = Job(
-        verb=request.command,
+        command=request.command,
         engine=engine,
         experiment=experiment,
         dataset=dataset,
@@ -115,7 +115,7 @@ def _prepare(request: Request, lock: IO[str] | None, *, engine: str, command: st
         precision=resolve_precision(experiment.trainer.precision, devices.kind),
         threads=_threads(experiment.run.threads, saved if trains else None, 1 if in_one else devices.count),
         folder=folder,
-        command=command,
+        command_line=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
         checkpoint=_to_read(saved, claimed, trains=trains) if saved else None,
         weights=weights,
@@ -123,8 +123,8 @@ def _prepare(request: Request, lock: IO[str] | None, *, engine: str, command: st
         extras=_further_options(request) if extras else None,
         stated=stated,
         cuda_graph=cuda_graph,
-        resumable=offer.resume,
-        testable="test" in offer.verbs,
+        resumable=capabilities.resume,
+        testable="test" in capabilities.commands,
     )
     if trains and plan.dropped:
         rest, fill, are = (plan.dropped, "fill", "are") if plan.dropped > 1 else (1, "fills", "is")
@@ -144,14 +144,14 @@ def _saved(request: Request) -> Saved | None:
     found = None
     if continues_in_place(request):
         place = Path(str(request.run_dir))
-        found = newest_sound(place, warn_once)
+        found = newest_valid(place, warn_once)
         if found is None and list(place.glob("checkpoints/*.ckpt")):
             raise InputError(f"The folder {place} holds checkpoints, but no sound one to go on from: put them aside.")
     if found is None and request.resume and request.resume != "auto":
         place = Path(request.resume)
         if not place.is_dir():
             return Saved.read(find_checkpoint(place, (LAST,)))
-        found = newest_sound(place, warn_once)
+        found = newest_valid(place, warn_once)
         if found is None:
             raise InputError(f"The folder {place} holds no sound checkpoint to go on from.")
     return Saved.read(found.path) if found else None

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from lit_mnist.data.dataset import Dataset, Split, dataset_of
-from lit_mnist.experiment import SCENE_NAMES, Experiment
+from lit_mnist.experiment import SEGMENTATION_NAMES, Experiment
 from lit_mnist.training.job import Splits, split_dataset
 
 
@@ -34,12 +34,12 @@ def load_samples(
         return dataset, split_dataset(experiment, dataset), ()
     # Whoever does not predict need not wait for what this imports.
     from lit_mnist.predict.images import find_images, read_digits
-    from lit_mnist.predict.scenes import own_scenes
+    from lit_mnist.predict.scenes import user_images
 
     files = tuple(find_images(images))
-    if experiment.data.name in SCENE_NAMES:
+    if experiment.data.name in SEGMENTATION_NAMES:
         # Nothing of the data set is needed but the names of its classes, and who predicts may not have its files.
-        dataset = own_scenes(files, experiment.data)
+        dataset = user_images(files, experiment.data)
         return dataset, Splits(dataset.train, dataset.train, dataset.test), files
     dataset = dataset_of(experiment.data, fetch=fetch)
     digits = read_digits(files)

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch.distributed import DistNetworkError
 
-from lit_mnist.checkpoint.store import newest_sound
+from lit_mnist.checkpoint.store import newest_valid
 from lit_mnist.cli.parser import Request
 from lit_mnist.cli.prepare import Prepared, prepare
 from lit_mnist.distributed.addresses import choose_interface, stay_on_loopback
-from lit_mnist.distributed.failure import SITUATION, end_rank, foreseen, told_here, write_cause
+from lit_mnist.distributed.failure import RANK_STATUS, end_rank, is_expected, reported_here, write_cause
 from lit_mnist.distributed.launcher import Work, launch
 from lit_mnist.distributed.rank import Rank, launched_from_outside
 from lit_mnist.distributed.signals import STOP
@@ -81,14 +81,14 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
     Raises:
         LitMnistError: It ended otherwise than well; the message says how.
     """
-    SITUATION.rank = rank
+    RANK_STATUS.rank = rank
     if logs:
-        SITUATION.open(rank, logs)
+        RANK_STATUS.open(rank, logs)
 
     def end(signum: signal.Signals) -> None:
         error = StoppedError(f"Stopped by {signum.name}.", signum)
         if rank.is_first:
-            print_failure(error, _go_on(prepared.job), SITUATION.print_error)
+            print_failure(error, _go_on(prepared.job), RANK_STATUS.print_error)
         if prepared.folder:
             prepared.folder.release()
         end_rank(error)
@@ -102,22 +102,22 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
     except DistNetworkError as error:
         write_cause(error)
         if "EADDRINUSE" not in str(error):
-            raise RankLostError(told_here(error)) from error
+            raise RankLostError(reported_here(error)) from error
         port = os.environ["MASTER_PORT"]
         raise InputError(f"The port {port} is taken by another program: set another MASTER_PORT.") from error
     except Exception as error:
         write_cause(error)
-        if isinstance(known := foreseen(error), LitMnistError):
+        if isinstance(known := is_expected(error), LitMnistError):
             raise known from error
-        raise RankLostError(told_here(error)) from error
+        raise RankLostError(reported_here(error)) from error
 
 
 def _go_on(job: Job | None, *, only_with_checkpoint: bool = False) -> str:
     """Returns how to go on after a run that ended early."""
-    if job is None or not job.trains or not load_engine(job.engine).OFFER.resume:
+    if job is None or not job.trains or not load_engine(job.engine).CAPABILITIES.resume:
         return ""
     damaged: list[str] = []
-    found = newest_sound(job.folder, damaged.append)
+    found = newest_valid(job.folder, damaged.append)
     notes = "".join(f"\n{note}" for note in damaged)
     command, folder = program(job.engine), shlex.quote(shown(job.folder))
     if found is None:

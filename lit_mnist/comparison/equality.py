@@ -52,7 +52,7 @@ class Run:
         return [f"{sum(values) % 2**64:016x}" for values in zip(*per_rank, strict=True)]
 
     @property
-    def rates(self) -> list[float]:
+    def lrs(self) -> list[float]:
         """The learning rate of each step."""
         return [step["lr"] for step in self.traces[0]["steps"]]
 
@@ -129,11 +129,11 @@ def _first_difference_of_sums(one: Run, other: Run) -> Difference | None:
     for step, (a, b) in enumerate(zip(one.samples, other.samples, strict=False), start=1):
         if a != b:
             return Difference(step, "samples")
-    for step, (x, y) in enumerate(zip(one.rates, other.rates, strict=False), start=1):
+    for step, (x, y) in enumerate(zip(one.lrs, other.lrs, strict=False), start=1):
         if x != y:
             return Difference(step, "learning rate", by=abs(x - y))
-    if len(one.rates) != len(other.rates):
-        return Difference(min(len(one.rates), len(other.rates)) + 1, "number of steps")
+    if len(one.lrs) != len(other.lrs):
+        return Difference(min(len(one.lrs), len(other.lrs)) + 1, "number of steps")
     return None
 
 
@@ -174,7 +174,7 @@ def compare_runs(reference: Run, other: Run, *, expected: str) -> dict[str, Any]
     checks = {
         "initial_weights": reference.traces[0]["initial"] == other.traces[0]["initial"],
         "samples": reference.samples == other.samples,
-        "learning_rate": reference.rates == other.rates,
+        "learning_rate": reference.lrs == other.lrs,
         "loss": per_rank[0] == per_rank[1] if same_ranks else reference.losses == other.losses,
         "weights": reference.traces[0]["steps"][-1]["weights"] == other.traces[0]["steps"][-1]["weights"],
         "test": (

@@ -14,7 +14,7 @@ from lit_mnist.data.digits.idx import Split
 from lit_mnist.data.digits.mnist import load_mnist
 from lit_mnist.data.segmentation.scenes import IGNORED, Scenes
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SCENE_NAMES, DataSettings
+from lit_mnist.experiment import SEGMENTATION_NAMES, DataSettings
 
 __all__ = ["IGNORED", "AnySplit", "Dataset", "Scenes", "Split", "class_names", "dataset_of", "load_dataset"]
 
@@ -100,7 +100,7 @@ def class_names(name: str, emnist_split: str = "balanced", border: str = "ignore
     )
     if names is None:
         raise InputError(f"{what} is unknown. Choose one of {', '.join(known)}.")
-    return (*names, _BORDER) if name in SCENE_NAMES and border == "class" else names
+    return (*names, _BORDER) if name in SEGMENTATION_NAMES and border == "class" else names
 
 
 def dataset_of(settings: DataSettings, *, fetch: bool = True) -> Dataset:
@@ -114,7 +114,7 @@ def dataset_of(settings: DataSettings, *, fetch: bool = True) -> Dataset:
         InputError: The files are missing, cannot be read, fetched, made or written, or are damaged.
     """
     root = Path(settings.root) if settings.root else None
-    if settings.name not in SCENE_NAMES:
+    if settings.name not in SEGMENTATION_NAMES:
         return load_dataset(settings.name, root, settings.emnist_split, fetch=fetch)
     names = class_names(settings.name, border=settings.border)
     # The border is no class of the files.

@@ -16,7 +16,7 @@ MOST_PIXELS = 50_000_000
 
 
 @contextmanager
-def opened_picture(path: Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
+def open_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
     """Opens a picture of a size that can be held; what its decoding raises inside the block is refused by name, too.
 
     Args:

@@ -16,14 +16,14 @@ from lit_mnist.errors import InputError
 _SECONDS_BETWEEN = 0.25
 
 
-class Agreed(NamedTuple):
+class Decision(NamedTuple):
     """What the ranks have agreed on: the signal to stop by, or None, and whether to save."""
 
     stop: signal.Signals | None = None
     save: bool = False
 
 
-class Agreement:
+class Consensus:
     """Every so often the ranks tell each other what they know, by one all-reduce of a few numbers.
 
     It is done after as many steps as take about a quarter of a second, but at least one, by the slowest rank's figures:
@@ -40,12 +40,12 @@ class Agreement:
         self._left = self._between = steps or 1
         self._since = time.monotonic()
 
-    def step_done(self, step: int, received: signal.Signals | None, *, save: bool) -> Agreed:
+    def step_done(self, step: int, received: signal.Signals | None, *, save: bool) -> Decision:
         """Counts a step, and agrees where it is time to; every rank must call it after every step."""
         self._left -= 1
-        return self.settle(step, received, save=save) if self._left <= 0 else Agreed()
+        return self.settle(step, received, save=save) if self._left <= 0 else Decision()
 
-    def settle(self, step: int, received: signal.Signals | None, *, save: bool = False) -> Agreed:
+    def settle(self, step: int, received: signal.Signals | None, *, save: bool = False) -> Decision:
         """Agrees now; every rank must call it.
 
         Args:
@@ -74,4 +74,4 @@ class Agreement:
         self._between = self.fixed or max(1, min(wished, 2 * self._between))
         self._left, self._since = self._between, time.monotonic()
         stop = next((signum for signum, came in zip(STOPPING, signals, strict=True) if came), None)
-        return Agreed(stop, bool(wanted))
+        return Decision(stop, bool(wanted))

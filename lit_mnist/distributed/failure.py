@@ -19,9 +19,9 @@ from typing import NoReturn
 
 from torch.distributed import DistError
 
-from lit_mnist.distributed.peer_exchange import Exchange
+from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.status_file import Board, Report
+from lit_mnist.distributed.status_file import Report, StatusFile
 from lit_mnist.distributed.terminal import guard_streams, print_error, printable
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 
@@ -31,8 +31,8 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _RAISED_BY_GLOO = re.compile(r"\[[^\] ]*\bgloo/transport/[^\] ]*:\d+\]")
 
 
-class Situation:
-    """What this process knows of its run; the one object of it is `SITUATION`.
+class RankStatus:
+    """What this process knows of its run; the one object of it is `RANK_STATUS`.
 
     Attributes:
         rank: Its rank.
@@ -45,12 +45,12 @@ class Situation:
         self.rank = Rank()
         self.step = 0
         self.late = ""
-        self._board: Board | None = None
+        self._status_file: StatusFile | None = None
         self._terminal = 2
         self._has_log = False
         self.clear_display: Callable[[], None] = lambda: None
 
-    def open(self, rank: Rank, logs: Path, board: Board | None = None) -> None:
+    def open(self, rank: Rank, logs: Path, board: StatusFile | None = None) -> None:
         """Sends what this rank prints to its own log, except rank 0's, whose warnings and log records alone go there.
 
         Args:
@@ -59,7 +59,7 @@ class Situation:
             board: The launcher's board, where there is one.
         """
         self.rank = rank
-        self._board = board
+        self._status_file = board
         logs.mkdir(parents=True, exist_ok=True)
         path = logs / f"rank-{rank.rank}.log"
         guard_streams(lambda told: self.warn(f"Rank {rank.rank} {told}"))
@@ -81,14 +81,14 @@ class Situation:
     def begin_step(self, step: int) -> None:
         """Notes the step that begins, where the launcher finds it whatever becomes of this process."""
         self.step = step
-        if self._board:
-            self._board.begin_step(self.rank.local_rank, step)
+        if self._status_file:
+            self._status_file.begin_step(self.rank.local_rank, step)
 
     def write(self, report: Report) -> None:
         """Writes down why this rank ends, on the board, or else where torch's launchers look for it."""
         path = os.environ.get(ERROR_FILE)
-        if self._board:
-            self._board.write(self.rank.local_rank, report)
+        if self._status_file:
+            self._status_file.write(self.rank.local_rank, report)
         elif path:
             extra = {"py_callstack": report["stack"], "timestamp": str(int(report["time"]))}
             with suppress(OSError):
@@ -123,7 +123,7 @@ class _Formatter(logging.Formatter):
         return printable(super().format(record))
 
 
-SITUATION = Situation()
+RANK_STATUS = RankStatus()
 
 
 def describe(rank: int, pid: int, step: int) -> tuple[str, str]:
@@ -146,7 +146,7 @@ def _is_of_a_connection(error: BaseException) -> bool:
         return True
     frames = list(traceback.walk_tb(error.__traceback__))
     if isinstance(error, ConnectionError | TimeoutError):
-        return any(frame.f_globals.get("__name__") == Exchange.__module__ for frame, _ in frames)
+        return any(frame.f_globals.get("__name__") == PeerExchange.__module__ for frame, _ in frames)
     return type(error) is RuntimeError and _RAISED_BY_GLOO.match(str(error)) is not None and not _is_of_python(error)
 
 
@@ -175,20 +175,20 @@ def tell(who: str, where: str, *, lost: bool, stack: str, late: str, otherwise: 
     return f"{told} {late}" if late else f"{told} {otherwise}\n{stack.rstrip()}"
 
 
-def told_here(error: BaseException) -> str:
+def reported_here(error: BaseException) -> str:
     """Returns what is said of an error in this rank, where no launcher of the project's compares it with others."""
-    who, where = describe(SITUATION.rank.rank, os.getpid(), SITUATION.step)
+    who, where = describe(RANK_STATUS.rank.rank, os.getpid(), RANK_STATUS.step)
     return tell(
         who,
         where,
-        lost=SITUATION.rank.world_size > 1 and is_consequence(error),
+        lost=RANK_STATUS.rank.world_size > 1 and is_consequence(error),
         stack="".join(traceback.format_exception(error)),
-        late=SITUATION.late,
+        late=RANK_STATUS.late,
         otherwise="That rank's own message, or its launcher's, says why.",
     )
 
 
-def foreseen(error: BaseException) -> BaseException:
+def is_expected(error: BaseException) -> BaseException:
     """Returns an error of the disk in the user's terms, and any other as it is."""
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
         place = f" {error.filename}" if error.filename else ""
@@ -198,13 +198,13 @@ def foreseen(error: BaseException) -> BaseException:
 
 def write_cause(error: BaseException) -> None:
     """Writes an error into this rank's log, and where its launcher looks for it."""
-    SITUATION.clear_display()
+    RANK_STATUS.clear_display()
     expected, stopped = isinstance(error, LitMnistError), isinstance(error, StoppedError)
     text = "" if stopped else "".join(traceback.format_exception(error))
-    SITUATION.log(text or str(error), logging.WARNING if stopped else logging.ERROR)
+    RANK_STATUS.log(text or str(error), logging.WARNING if stopped else logging.ERROR)
     message = str(error) if expected else "".join(traceback.format_exception_only(error)).strip()
-    known = {"message": message, "stack": text, "foreseen": expected, "late": SITUATION.late}
-    SITUATION.write({**known, "lost": is_consequence(error), "time": time.time()})
+    known = {"message": message, "stack": text, "foreseen": expected, "late": RANK_STATUS.late}
+    RANK_STATUS.write({**known, "lost": is_consequence(error), "time": time.time()})
 
 
 def end_rank(error: BaseException) -> NoReturn:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
-from lit_mnist.distributed.failure import SITUATION
+from lit_mnist.distributed.failure import RANK_STATUS
 from lit_mnist.distributed.private_folder import own_private_folder
 from lit_mnist.distributed.rank import Rank
 
@@ -102,12 +102,12 @@ class Heartbeat:
             try:
                 store = store or self._connect()
                 beats += 1
-                known = {"beats": beats, "begun": self._begun, "step": SITUATION.step}
+                known = {"beats": beats, "begun": self._begun, "step": RANK_STATUS.step}
                 store.set(str(self.rank.rank), json.dumps({**known, "pid": os.getpid(), "host": socket.gethostname()}))
                 for other in watched:
                     told = json.loads(store.get(str(other))) if store.check([str(other)]) else _NOTHING
                     self._look(other, told)
-                SITUATION.late = " ".join(self._sentence(other) for other in watched if self._is_late(other))
+                RANK_STATUS.late = " ".join(self._sentence(other) for other in watched if self._is_late(other))
                 self._warn()
             except (DistError, RuntimeError, OSError) as error:
                 if not self._closed.is_set():
@@ -153,7 +153,7 @@ class Heartbeat:
         for other, heard in self._heard.items():
             late = self._is_late(other)
             if late and not heard.named:
-                SITUATION.warn(self._sentence(other))
+                RANK_STATUS.warn(self._sentence(other))
             elif heard.named and not late:
-                SITUATION.warn(f"Rank {other} goes on.")
+                RANK_STATUS.warn(f"Rank {other} goes on.")
             heard.named = late

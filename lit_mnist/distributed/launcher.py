@@ -22,12 +22,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from lit_mnist.distributed._private import Attempt, WatchfulAgent
 from lit_mnist.distributed.addresses import stay_on_loopback
-from lit_mnist.distributed.failure import SITUATION, describe, end_rank, foreseen, tell
+from lit_mnist.distributed.failure import RANK_STATUS, describe, end_rank, is_expected, tell
 from lit_mnist.distributed.private_folder import PrivateFolder, private_folder
 from lit_mnist.distributed.rank import Rank, die_with_parent
-from lit_mnist.distributed.rendezvous import LocalRendezvous, meet_in
+from lit_mnist.distributed.rendezvous import LocalRendezvous, use_rendezvous
 from lit_mnist.distributed.signals import STOP, STOPPING, require_main_thread, signal_name
-from lit_mnist.distributed.status_file import SCRATCH, Board
+from lit_mnist.distributed.status_file import SCRATCH, StatusFile
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 
@@ -70,10 +70,10 @@ def launch(
     # Signals are the project's own affair.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     scratch = make_scratch(logs)
-    board = Board(scratch / BOARD, world_size)
+    board = StatusFile(scratch / BOARD, world_size)
     failures: list[LitMnistError] = []
 
-    def note_failure(attempt: Attempt, restarting: bool) -> None:
+    def record_failure(attempt: Attempt, restarting: bool) -> None:
         failure = first_failure(attempt, board)
         failures.append(failure)
         board.clear()
@@ -97,7 +97,7 @@ def launch(
                 start_method=start_method,
                 private=private.path,
                 final_codes=_FINAL_CODES,
-                on_failure=note_failure,
+                on_failure=record_failure,
                 while_running=Forwarder(),
             )
             with STOP.taken():
@@ -143,17 +143,17 @@ def rank_main(work: Work, logs: Path, board: Path, private: PrivateFolder) -> No
     """
     die_with_parent(private.launcher)
     private.enter()
-    meet_in(private.path)
+    use_rendezvous(private.path)
     rank = Rank.from_environment()
-    SITUATION.open(rank, logs, Board(board))
+    RANK_STATUS.open(rank, logs, StatusFile(board))
     STOP.listen(lambda signum: end_rank(StoppedError(f"Stopped by {signum.name}.", signum)))
     try:
         work(rank)
     except BaseException as error:
-        end_rank(foreseen(error))
+        end_rank(is_expected(error))
 
 
-def first_failure(attempt: Attempt, board: Board) -> LitMnistError:
+def first_failure(attempt: Attempt, board: StatusFile) -> LitMnistError:
     """Returns the error of the failure that came first: the others often are its consequence (a closed connection).
 
     Args:

@@ -27,7 +27,7 @@ _HEADER = struct.Struct("!QQ")
 _AT_ONCE = 1 << 14
 
 
-class Exchange:
+class PeerExchange:
     """Connections of this rank to all others, made at the first use, which is a collective of the default group.
 
     Once they are made, a rank that has ended is noticed at once by the others' errors. After an error it is of no use.
@@ -41,7 +41,7 @@ class Exchange:
         self._peers: dict[int, socket.socket] | None = None
         self._calls = 0
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Exchange:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PeerExchange:
         """Returns itself: a copy of a network has the same connections."""
         return self
 

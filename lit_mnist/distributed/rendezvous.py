@@ -23,7 +23,7 @@ NOWHERE = RendezvousStoreInfo("127.0.0.1", 0)
 
 
 class LocalRendezvous(RendezvousHandler):
-    """Tells torch's agent that it is alone: the ranks of one machine meet without it, see `meet_in`.
+    """Tells torch's agent that it is alone: the ranks of one machine meet without it, see `use_rendezvous`.
 
     torch's own handlers open a store that listens on every interface, for any user, and unpickle what they find in it.
     """
@@ -61,7 +61,7 @@ class LocalRendezvous(RendezvousHandler):
         return True
 
 
-def meet_in(folder: Path) -> None:
+def use_rendezvous(folder: Path) -> None:
     """Lets the ranks of a launch find each other in a file of its private folder; called in each rank.
 
     It holds for every process group that is made by the environment (`init_method="env://"`, torch's default), by
@@ -80,7 +80,7 @@ def meet_in(folder: Path) -> None:
     find_each_other_by(meet)
 
 
-def meeting_point(rank: Rank, timeout: float) -> Store | None:
+def rendezvous_store(rank: Rank, timeout: float) -> Store | None:
     """Returns the store to make a process group with, or None where torch finds a fresh one by the environment.
 
     A lone rank has one to itself. torchrun keeps one store over all its restarts: it still holds the addresses of

@@ -18,7 +18,7 @@ from lit_mnist.distributed.launcher import BOARD, Forwarder, Work, first_failure
 from lit_mnist.distributed.private_folder import PrivateFolder, private_folder, run_id, temporary_files_in
 from lit_mnist.distributed.rendezvous import NOWHERE
 from lit_mnist.distributed.signals import STOP, blocked, require_main_thread
-from lit_mnist.distributed.status_file import Board
+from lit_mnist.distributed.status_file import StatusFile
 
 
 def spawn(work: Work, *, world_size: int, logs: Path) -> None:
@@ -36,7 +36,7 @@ def spawn(work: Work, *, world_size: int, logs: Path) -> None:
     require_main_thread()
     stay_on_loopback()
     scratch = make_scratch(logs)
-    board = Board(scratch / BOARD, world_size)
+    board = StatusFile(scratch / BOARD, world_size)
     environment = {
         "MASTER_ADDR": str(NOWHERE.master_addr),
         "MASTER_PORT": str(NOWHERE.master_port),

@@ -23,7 +23,7 @@ _LONGEST_STACK = 10_000
 Report = dict[str, Any]
 
 
-class Board:
+class StatusFile:
     """The board of the ranks of one machine.
 
     Args:

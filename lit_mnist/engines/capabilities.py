@@ -13,7 +13,7 @@ import torch
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.errors import InputError, nearest
-from lit_mnist.experiment import Experiment, Verb
+from lit_mnist.experiment import Command, Experiment
 from lit_mnist.training.precision import resolve_precision
 
 ENGINES = (
@@ -30,13 +30,13 @@ INSTALL = "pip install 'lit_mnist[engines]'"
 
 
 @dataclass(frozen=True)
-class Offer:
+class Capabilities:
     """What an engine offers beyond training and testing.
 
     Attributes:
         processes: `ranks`: one process for each device; `one`: one process on one device; `devices`: one process for
             all devices.
-        verbs: The commands.
+        commands: The commands.
         resume: Whether a run can be saved within an epoch, gone on with, and restarted by itself.
         half: Where it computes in float16.
         any_gpus: Whether it takes GPUs other than the first ones.
@@ -48,7 +48,7 @@ class Offer:
     """
 
     processes: Literal["ranks", "one", "devices"] = "ranks"
-    verbs: tuple[Verb, ...] = ("train", "fit")
+    commands: tuple[Command, ...] = ("train", "fit")
     resume: bool = False
     half: Literal["everywhere", "cuda", "nowhere"] = "cuda"
     any_gpus: bool = True
@@ -58,15 +58,15 @@ class Offer:
     compile: bool = False
     graph: bool = False
 
-    def check(self, engine: str, verb: Verb, experiment: Experiment, extras: tuple[str, ...]) -> None:
-        """Refuses, by name, what the engine does not offer.
+    def check(self, engine: str, command: Command, experiment: Experiment, extras: tuple[str, ...]) -> None:
+        """Refuses, by name, what the engine cannot do.
 
         Raises:
             InputError: Something is asked for that it does not do.
         """
         run = experiment.run
         asked = {
-            verb: verb not in self.verbs,
+            command: command not in self.commands,
             "run.resume": run.resume is not None and not self.resume,
             "run.save_every": run.save_every is not None and not self.resume,
             "run.max_restarts": run.max_restarts > 0 and not self.resume,
@@ -78,7 +78,7 @@ class Offer:
         }
         for name, refused in asked.items():
             if refused:
-                raise InputError(f"The engine {engine} does not offer {name}: use the engine {_who_offers(name)}.")
+                raise InputError(f"The engine {engine} does not offer {name}: use the engine {_engines_with(name)}.")
 
     def check_devices(self, engine: str, experiment: Experiment, devices: Devices, world_size: int) -> None:
         """Refuses devices and precisions that the engine does not compute on.
@@ -163,7 +163,7 @@ def _restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
 
-def _who_offers(name: str) -> str:
+def _engines_with(name: str) -> str:
     if name.startswith("trainer."):
         return "lightning"
     others = {"run.servers": "parameter_server", "run.launcher spawn": "raw_ddp"}

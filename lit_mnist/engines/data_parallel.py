@@ -16,14 +16,14 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.engines.capabilities import Offer
+from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.models.build import build_net
 from lit_mnist.run.finish import finish
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
 from lit_mnist.training.examples import Example
@@ -33,7 +33,7 @@ from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
 from lit_mnist.training.schedule import make_schedule
 
-OFFER = Offer(processes="devices")
+CAPABILITIES = Capabilities(processes="devices")
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -59,32 +59,32 @@ def run(job: Job, rank: Rank) -> None:
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
     # The scaler leaves out a step whose gradient overflowed: the optimizer tells of those that it makes.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.optimizer_steps + 1))
 
     # --- resume: not offered here
     def save() -> None:
-        keeper.write(state.checkpoint(job, keeper.best))
+        manager.write(state.checkpoint(job, manager.best))
 
-    keeper = Keeper(job, rank, net, save)
+    manager = CheckpointManager(job, rank, net, save)
 
     # --- train
     validation = None
-    recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
+    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net)
     for epoch in range(plan.epochs):
         _train_epoch(job, rank, epoch, model, state, recorder)
         if len(job.splits.validation):
             clock.pause()
             validation, _ = _evaluate(job, rank, net, job.splits.validation)
-        recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
-        keeper.epoch_done(state.step, recorder.show_epoch)
-    keeper.wait()
-    trained = recorder.close(steps_made=state.steps_made)
+        recorder.epoch_done(epoch, validation, is_best=manager.update_best(validation))
+        manager.epoch_done(state.step, recorder.show_epoch)
+    manager.wait()
+    trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
     test: Evaluation | None = None
     examples: list[Example] = []
-    if job.verb == "train":
+    if job.command == "train":
         net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
         test, examples = _evaluate(job, rank, net, job.splits.test)
 
@@ -103,7 +103,7 @@ def run(job: Job, rank: Rank) -> None:
 
 
 def _train_epoch(
-    job: Job, rank: Rank, epoch: int, model: nn.DataParallel[nn.Module], state: TrainingState, recorder: Recorder
+    job: Job, rank: Rank, epoch: int, model: nn.DataParallel[nn.Module], state: TrainingState, recorder: MetricsRecorder
 ) -> None:
     plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
     optimizer, scaler, max_norm = state.optimizer, state.scaler, job.experiment.trainer.gradient_clip_val
@@ -121,12 +121,12 @@ def _train_epoch(
         scaler.unscale_(optimizer)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        rate, made = optimizer.param_groups[0]["lr"], state.steps_made
+        rate, made = optimizer.param_groups[0]["lr"], state.optimizer_steps
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         state.step += 1
-        if state.steps_made > made:
+        if state.optimizer_steps > made:
             state.schedule.step()
         else:
             recorder.step_skipped(scaler)

@@ -20,15 +20,15 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.engines.capabilities import Offer
+from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
@@ -39,7 +39,7 @@ from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import weight_dtype
 from lit_mnist.training.schedule import make_schedule
 
-OFFER = Offer(half="everywhere")
+CAPABILITIES = Capabilities(half="everywhere")
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -72,34 +72,34 @@ def run(job: Job, rank: Rank) -> None:
     scaler = getattr(fabric.strategy.precision, "scaler", None) or GradScaler(fabric.device.type, enabled=False)
     state = TrainingState(net, optimizer, schedule, scaler)
     # Fabric does not tell whether its scaler has left a step out; the optimizer does.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.optimizer_steps + 1))
     fabric_optimizer = fabric.setup_optimizers(optimizer)
 
     # --- resume: not offered here
     def save() -> None:
         if fabric.is_global_zero:
-            keeper.write(state.checkpoint(job, keeper.best))
+            manager.write(state.checkpoint(job, manager.best))
 
-    keeper = Keeper(job, rank, net, save)
+    manager = CheckpointManager(job, rank, net, save)
 
     # --- train
     validation = None
-    recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
+    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net)
     for epoch in range(plan.epochs):
         _train_epoch(job, rank, epoch, fabric, model, fabric_optimizer, state, recorder)
         if len(job.splits.validation):
             clock.pause()
             validation, _ = _evaluate(job, rank, fabric, net, job.splits.validation)
-        recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
-        keeper.epoch_done(state.step, recorder.show_epoch)
-    keeper.wait()
-    trained = recorder.close(steps_made=state.steps_made)
+        recorder.epoch_done(epoch, validation, is_best=manager.update_best(validation))
+        manager.epoch_done(state.step, recorder.show_epoch)
+    manager.wait()
+    trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
     test: Evaluation | None = None
     examples: list[Example] = []
-    if job.verb == "train":
+    if job.command == "train":
         if fabric.is_global_zero:
             net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
         if plan.world_size > 1:
@@ -158,7 +158,7 @@ def _train_epoch(
     model: Any,
     optimizer: Any,
     state: TrainingState,
-    recorder: Recorder,
+    recorder: MetricsRecorder,
 ) -> None:
     plan, settings, max_norm = job.plan, job.experiment.model, job.experiment.trainer.gradient_clip_val
     model.train()
@@ -177,11 +177,11 @@ def _train_epoch(
         if max_norm is not None:
             # By default Fabric raises where a gradient has overflowed, which is the scaler's affair.
             fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
-        rate, made = state.optimizer.param_groups[0]["lr"], state.steps_made
+        rate, made = state.optimizer.param_groups[0]["lr"], state.optimizer_steps
         optimizer.step()
         optimizer.zero_grad()
         state.step += 1
-        if state.steps_made > made:
+        if state.optimizer_steps > made:
             state.schedule.step()
         else:
             recorder.step_skipped(state.scaler)

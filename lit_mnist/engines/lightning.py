@@ -19,23 +19,23 @@ from lightning.pytorch import Callback
 
 from lit_mnist.callbacks import KeepCheckpoints, RecordTraining, VerifiedCheckpointIO
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.rendezvous import meeting_point
+from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.engines.capabilities import Offer
+from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins._private import leave_signals_alone
 from lit_mnist.run.finish import finish, write_predictions
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.trainer import LitTrainer
 from lit_mnist.training.job import Job
 from lit_mnist.training.precision import weight_dtype
 
-OFFER = Offer(
-    verbs=("train", "fit", "validate", "test", "predict"),
+CAPABILITIES = Capabilities(
+    commands=("train", "fit", "validate", "test", "predict"),
     resume=True,
     half="everywhere",
     extras=True,
@@ -51,7 +51,7 @@ def run(job: Job, rank: Rank) -> None:
     device = job.devices.of(rank)
     clock = StepClock(job.plan.batch_size * job.plan.accumulate, job.first_process)
     quieten()
-    if rank.world_size > 1 and (store := meeting_point(rank, experiment.run.timeout)):
+    if rank.world_size > 1 and (store := rendezvous_store(rank, experiment.run.timeout)):
         # Under torchrun, whose restarts Lightning would mistake for one another; it takes the group that it finds.
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -85,34 +85,34 @@ def run(job: Job, rank: Rank) -> None:
     recorder = keep = None
     if job.trains:
         step = resumed["global_step"] if resumed else 0
-        recorder = Recorder(job=job, rank=rank, clock=clock, net=module.net, step=step)
+        recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=module.net, step=step)
         keep = KeepCheckpoints(job, recorder)
         callbacks = [RecordTraining(recorder), keep]
-    trainer = _trainer(job, callbacks, keep.keeper if keep else None)
+    trainer = _trainer(job, callbacks, keep.manager if keep else None)
 
     # --- train
     trained = None
     if recorder and keep:
         # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
-        with STOP.deferred(), keep.keeper:
+        with STOP.deferred(), keep.manager:
             trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
         early = trainer.global_step < job.plan.total_steps
         trained = recorder.close(
-            steps_made=module.steps_made, stopped_early=_reason_to_stop(trainer) if early else None
+            optimizer_steps=module.optimizer_steps, stopped_early=_reason_to_stop(trainer) if early else None
         )
     elif resumed:
         module.load_state_dict(resumed["state_dict"])
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.net.state_dict().items()}
 
     # --- evaluate
-    if job.verb == "train":
+    if job.command == "train":
         # The Trainer has moved the module to the CPU, from where NCCL sends nothing.
         _take_weights(module.to(device), job.folder / "checkpoints" / BEST, rank)
-    if job.verb in {"train", "test"}:
+    if job.command in {"train", "test"}:
         trainer.test(module, datamodule=data, verbose=False)
-    elif job.verb == "validate":
+    elif job.command == "validate":
         trainer.validate(module, datamodule=data, verbose=False)
-    elif job.verb == "predict":
+    elif job.command == "predict":
         write_predictions(job, rank, cast(list[Any], trainer.predict(module, datamodule=data)))
 
     # --- record
@@ -131,7 +131,7 @@ def run(job: Job, rank: Rank) -> None:
         dist.destroy_process_group()
 
 
-def _trainer(job: Job, callbacks: list[Callback], keeper: Keeper | None) -> LitTrainer:
+def _trainer(job: Job, callbacks: list[Callback], manager: CheckpointManager | None) -> LitTrainer:
     settings = job.experiment.trainer
     extras = job.extras() if job.extras else {}
     own = extras.pop("callbacks", [])
@@ -149,7 +149,7 @@ def _trainer(job: Job, callbacks: list[Callback], keeper: Keeper | None) -> LitT
         deterministic=settings.deterministic,
         timeout=job.experiment.run.timeout,
         callbacks=[*callbacks, *(own if isinstance(own, list) else [own])],
-        plugins=[VerifiedCheckpointIO(keeper)],
+        plugins=[VerifiedCheckpointIO(manager)],
         logger=False,
         limit_val_batches=1.0 if len(job.splits.validation) else 0,
         num_sanity_val_steps=0,

@@ -20,16 +20,16 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.rendezvous import meeting_point
-from lit_mnist.engines.capabilities import Offer
+from lit_mnist.distributed.rendezvous import rendezvous_store
+from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
 from lit_mnist.training.examples import Example
@@ -39,7 +39,7 @@ from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, weight_dtype
 from lit_mnist.training.schedule import make_schedule
 
-OFFER = Offer(servers=True, half="nowhere")
+CAPABILITIES = Capabilities(servers=True, half="nowhere")
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -51,7 +51,7 @@ def run(job: Job, rank: Rank) -> None:
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=meeting_point(rank, experiment.run.timeout),
+        store=rendezvous_store(rank, experiment.run.timeout),
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),
@@ -77,28 +77,28 @@ def run(job: Job, rank: Rank) -> None:
     # --- resume: not offered here
     def save() -> None:
         if rank.is_first:
-            keeper.write(state.checkpoint(job, keeper.best))
+            manager.write(state.checkpoint(job, manager.best))
 
-    keeper = Keeper(job, rank, net, save)
+    manager = CheckpointManager(job, rank, net, save)
 
     # --- train
     validation = None
-    recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
+    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net)
     for epoch in range(plan.epochs):
         _train_epoch(job, rank, epoch, state, recorder)
         if len(job.splits.validation):
             clock.pause()
             validation, _ = _evaluate(job, rank, net, job.splits.validation)
-        recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
-        keeper.epoch_done(state.step, recorder.show_epoch)
-    keeper.wait()
-    trained = recorder.close(steps_made=state.steps_made)
+        recorder.epoch_done(epoch, validation, is_best=manager.update_best(validation))
+        manager.epoch_done(state.step, recorder.show_epoch)
+    manager.wait()
+    trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
     test: Evaluation | None = None
     examples: list[Example] = []
-    if job.verb == "train":
+    if job.command == "train":
         if rank.is_first:
             net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
         for tensor in net.state_dict().values():
@@ -120,7 +120,7 @@ def run(job: Job, rank: Rank) -> None:
     dist.destroy_process_group()
 
 
-def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorder: Recorder) -> None:
+def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorder: MetricsRecorder) -> None:
     plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
     net, optimizer, max_norm = state.net, state.optimizer, job.experiment.trainer.gradient_clip_val
     parameters = list(net.parameters())
@@ -146,7 +146,7 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorde
         optimizer.step()
         optimizer.zero_grad()
         state.step += 1
-        state.steps_made += 1
+        state.optimizer_steps += 1
         state.schedule.step()
         recorder.step_done(logits, targets, rate)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from lit_mnist.checkpoint.store import newest_sound
-from lit_mnist.distributed.failure import SITUATION
+from lit_mnist.checkpoint.store import newest_valid
+from lit_mnist.distributed.failure import RANK_STATUS
 from lit_mnist.distributed.rank import Rank, keep_memory
 from lit_mnist.engines.capabilities import load_engine
 from lit_mnist.training.job import Job
@@ -25,6 +25,6 @@ def do_job(job: Job, rank: Rank) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         # Started again after a loss: what was saved before is not lost.
-        found = newest_sound(job.folder, SITUATION.warn if rank.is_first else lambda _: None)
+        found = newest_valid(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)
         job = replace(job, checkpoint=found.path if found else job.checkpoint)
     load_engine(job.engine).run(job, rank)

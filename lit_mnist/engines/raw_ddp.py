@@ -31,17 +31,17 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.rendezvous import meeting_point
+from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.engines.capabilities import Offer
+from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.run.finish import Prediction, finish, write_predictions
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, Tally, predictions_of
@@ -52,7 +52,9 @@ from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
 from lit_mnist.training.schedule import make_schedule
 
-OFFER = Offer(verbs=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere", spawn=True)
+CAPABILITIES = Capabilities(
+    commands=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere", spawn=True
+)
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -66,7 +68,7 @@ def run(job: Job, rank: Rank) -> None:
     # The launcher has written into the environment where the ranks meet.
     dist.init_process_group(  # (1)
         "nccl" if device.type == "cuda" else "gloo",
-        store=meeting_point(rank, experiment.run.timeout),
+        store=rendezvous_store(rank, experiment.run.timeout),
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),
@@ -92,7 +94,7 @@ def run(job: Job, rank: Rank) -> None:
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
     # The scaler leaves out a step whose gradient overflowed: the optimizer tells of those that it makes.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.optimizer_steps + 1))
 
     # --- resume: every rank reads the checkpoint, onto the CPU and from there to its own device
     best = None
@@ -107,38 +109,38 @@ def run(job: Job, rank: Rank) -> None:
 
         def save() -> None:
             if rank.is_first:  # (5)
-                keeper.write(state.checkpoint(job, keeper.best))
+                manager.write(state.checkpoint(job, manager.best))
 
-        recorder = Recorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
-        keeper = Keeper(job, rank, net, save, step=state.step, look=recorder.look)
+        recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
+        manager = CheckpointManager(job, rank, net, save, step=state.step, check_finite=recorder.check_finite)
         if best is not None:
-            keeper.resume(best)
+            manager.resume(best)
         # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
-        with STOP.deferred(), keeper:
+        with STOP.deferred(), manager:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
-                _train_epoch(job, rank, epoch, model, state, keeper, recorder)
+                _train_epoch(job, rank, epoch, model, state, manager, recorder)
                 if len(job.splits.validation):
                     clock.pause()
                     validation = _evaluate(job, rank, net, job.splits.validation)
-                recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
-                keeper.epoch_done(state.step, recorder.show_epoch)
-        trained = recorder.close(steps_made=state.steps_made)
+                recorder.epoch_done(epoch, validation, is_best=manager.update_best(validation))
+                manager.epoch_done(state.step, recorder.show_epoch)
+        trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
     test: Evaluation | None = None
     examples: list[Example] = []
-    if job.verb == "train":
+    if job.command == "train":
         # Rank 0 has written the file, and on another machine there is none: it reads, and sends the weights around.
         if rank.is_first:
             net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
         for tensor in net.state_dict().values():
             dist.broadcast(tensor, src=0)
-    if job.verb in {"train", "test"}:
+    if job.command in {"train", "test"}:
         test = _evaluate(job, rank, net, job.splits.test, examples)
-    elif job.verb == "validate":
+    elif job.command == "validate":
         validation = _evaluate(job, rank, net, job.splits.validation)
-    elif job.verb == "predict":
+    elif job.command == "predict":
         write_predictions(job, rank, _predict(job, rank, net))
 
     # --- record: every rank takes part in the sums, rank 0 writes
@@ -162,8 +164,8 @@ def _train_epoch(
     epoch: int,
     model: DistributedDataParallel,
     state: TrainingState,
-    keeper: Keeper,
-    recorder: Recorder,
+    manager: CheckpointManager,
+    recorder: MetricsRecorder,
 ) -> None:
     plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
     optimizer, scaler, max_norm = state.optimizer, state.scaler, job.experiment.trainer.gradient_clip_val
@@ -188,18 +190,18 @@ def _train_epoch(
         recorder.gradients_done(model.parameters())
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        rate, made = optimizer.param_groups[0]["lr"], state.steps_made
+        rate, made = optimizer.param_groups[0]["lr"], state.optimizer_steps
         # Leaves the step out where a gradient overflowed: on all ranks, since all have the same gradient.
         scaler.step(optimizer)
         scaler.update()  # (4)
         optimizer.zero_grad()
         state.step += 1
-        if state.steps_made > made:
+        if state.optimizer_steps > made:
             state.schedule.step()
         else:
             recorder.step_skipped(scaler)
         recorder.step_done(logits, targets, rate)
-        keeper.step_done(state.step, ends_epoch=number + 1 == len(batches))
+        manager.step_done(state.step, ends_epoch=number + 1 == len(batches))
 
 
 @torch.no_grad()

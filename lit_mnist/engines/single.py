@@ -15,16 +15,16 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.data.device import Batch
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.engines.capabilities import Offer
+from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.models.build import build_net
 from lit_mnist.run.finish import Prediction, finish, write_predictions
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.cuda_graph import GraphedPasses, Passes
 from lit_mnist.training.evaluation import Evaluation, Tally, predictions_of
@@ -35,9 +35,9 @@ from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
 from lit_mnist.training.schedule import make_schedule
 
-OFFER = Offer(
+CAPABILITIES = Capabilities(
     processes="one",
-    verbs=("train", "fit", "validate", "test", "predict"),
+    commands=("train", "fit", "validate", "test", "predict"),
     resume=True,
     half="everywhere",
     compile=True,
@@ -70,7 +70,7 @@ def run(job: Job, rank: Rank) -> None:
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
     # The scaler leaves out a step whose gradient overflowed: the optimizer tells of those that it makes.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.optimizer_steps + 1))
 
     # --- resume
     best = None
@@ -84,37 +84,37 @@ def run(job: Job, rank: Rank) -> None:
     if job.trains:
 
         def save() -> None:
-            keeper.write(state.checkpoint(job, keeper.best))
+            manager.write(state.checkpoint(job, manager.best))
 
-        recorder = Recorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
-        keeper = Keeper(job, rank, net, save, step=state.step, look=recorder.look)
+        recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
+        manager = CheckpointManager(job, rank, net, save, step=state.step, check_finite=recorder.check_finite)
         if best is not None:
-            keeper.resume(best)
+            manager.resume(best)
         passes: Passes = partial(_passes, job, device, state)
         if job.cuda_graph:
             passes = GraphedPasses(passes, net.parameters())
         # From here on a signal is obeyed between two steps, once the training is saved.
-        with STOP.deferred(), keeper:
+        with STOP.deferred(), manager:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
-                _train_epoch(job, rank, epoch, passes, state, keeper, recorder)
+                _train_epoch(job, rank, epoch, passes, state, manager, recorder)
                 if len(job.splits.validation):
                     clock.pause()
                     validation = _evaluate(job, rank, net, job.splits.validation)
-                recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
-                keeper.epoch_done(state.step, recorder.show_epoch)
-        trained = recorder.close(steps_made=state.steps_made)
+                recorder.epoch_done(epoch, validation, is_best=manager.update_best(validation))
+                manager.epoch_done(state.step, recorder.show_epoch)
+        trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
     test: Evaluation | None = None
     examples: list[Example] = []
-    if job.verb == "train":
+    if job.command == "train":
         net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
-    if job.verb in {"train", "test"}:
+    if job.command in {"train", "test"}:
         test = _evaluate(job, rank, net, job.splits.test, examples)
-    elif job.verb == "validate":
+    elif job.command == "validate":
         validation = _evaluate(job, rank, net, job.splits.validation)
-    elif job.verb == "predict":
+    elif job.command == "predict":
         write_predictions(job, rank, _predict(job, rank, net))
 
     # --- record
@@ -146,7 +146,13 @@ def _passes(
 
 
 def _train_epoch(
-    job: Job, rank: Rank, epoch: int, passes: Passes, state: TrainingState, keeper: Keeper, recorder: Recorder
+    job: Job,
+    rank: Rank,
+    epoch: int,
+    passes: Passes,
+    state: TrainingState,
+    manager: CheckpointManager,
+    recorder: MetricsRecorder,
 ) -> None:
     plan, device = job.plan, job.devices.of(rank)
     net, optimizer, scaler = state.net.train(), state.optimizer, state.scaler
@@ -164,18 +170,18 @@ def _train_epoch(
         recorder.gradients_done(parameters)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(parameters, max_norm)
-        rate, steps_made = optimizer.param_groups[0]["lr"], state.steps_made
+        rate, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         state.step += 1
         # The schedule waits where the scaler left the step out.
-        if state.steps_made > steps_made:
+        if state.optimizer_steps > optimizer_steps:
             state.schedule.step()
         else:
             recorder.step_skipped(scaler)
         recorder.step_done(logits, batch.targets, rate)
-        keeper.step_done(state.step, ends_epoch=number + 1 == len(batches))
+        manager.step_done(state.step, ends_epoch=number + 1 == len(batches))
 
 
 @torch.no_grad()

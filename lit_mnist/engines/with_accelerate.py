@@ -22,15 +22,15 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.engines.capabilities import Offer
+from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import accelerate_options
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
@@ -41,7 +41,7 @@ from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import weight_dtype
 from lit_mnist.training.schedule import make_schedule
 
-OFFER = Offer(any_gpus=False)
+CAPABILITIES = Capabilities(any_gpus=False)
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -80,28 +80,28 @@ def run(job: Job, rank: Rank) -> None:
     # --- resume: not offered here
     def save() -> None:
         if accelerator.is_main_process:
-            keeper.write(state.checkpoint(job, keeper.best))
+            manager.write(state.checkpoint(job, manager.best))
 
-    keeper = Keeper(job, rank, net, save)
+    manager = CheckpointManager(job, rank, net, save)
 
     # --- train
     validation = None
-    recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
+    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net)
     for epoch in range(plan.epochs):
         _train_epoch(job, rank, epoch, accelerator, model, prepared_optimizer, state, recorder)
         if len(job.splits.validation):
             clock.pause()
             validation, _ = _evaluate(job, rank, net, job.splits.validation)
-        recorder.epoch_done(epoch, validation, is_best=keeper.judge(validation))
-        keeper.epoch_done(state.step, recorder.show_epoch)
-    keeper.wait()
-    trained = recorder.close(steps_made=state.steps_made)
+        recorder.epoch_done(epoch, validation, is_best=manager.update_best(validation))
+        manager.epoch_done(state.step, recorder.show_epoch)
+    manager.wait()
+    trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
     test: Evaluation | None = None
     examples: list[Example] = []
-    if job.verb == "train":
+    if job.command == "train":
         if accelerator.is_main_process:
             net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
         if plan.world_size > 1:
@@ -132,7 +132,7 @@ def _train_epoch(
     model: nn.Module,
     optimizer: Any,
     state: TrainingState,
-    recorder: Recorder,
+    recorder: MetricsRecorder,
 ) -> None:
     plan, settings, max_norm = job.plan, job.experiment.model, job.experiment.trainer.gradient_clip_val
     model.train()
@@ -155,7 +155,7 @@ def _train_epoch(
         optimizer.zero_grad()
         state.step += 1
         if not accelerator.optimizer_step_was_skipped:
-            state.steps_made += 1
+            state.optimizer_steps += 1
             state.schedule.step()
         else:
             recorder.step_skipped(state.scaler)

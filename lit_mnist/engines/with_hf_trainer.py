@@ -18,17 +18,17 @@ from torch.amp.grad_scaler import GradScaler
 from transformers import TrainerCallback, TrainingArguments
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.data.loader import Batch
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.engines.capabilities import Offer
+from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import accelerate_options
 from lit_mnist.training.evaluation import Evaluation, ExactMetrics
@@ -39,7 +39,7 @@ from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import weight_dtype
 from lit_mnist.training.schedule import make_schedule
 
-OFFER = Offer(any_gpus=False)
+CAPABILITIES = Capabilities(any_gpus=False)
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -66,18 +66,18 @@ def run(job: Job, rank: Rank) -> None:
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
     # The Trainer tells its callbacks of a step also where the scaler has left it out; the optimizer does not.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.steps_made + 1))
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.optimizer_steps + 1))
 
     # --- resume: not offered here
     def save() -> None:
         if rank.is_first:
-            keeper.write(state.checkpoint(job, keeper.best))
+            manager.write(state.checkpoint(job, manager.best))
 
-    keeper = Keeper(job, rank, net, save)
+    manager = CheckpointManager(job, rank, net, save)
 
     # --- train
-    recorder = Recorder(job=job, rank=rank, clock=clock, net=net)
-    report = _Report(job, rank, state, keeper, recorder)
+    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net)
+    report = _Report(job, rank, state, manager, recorder)
     trainer = _Trainer(
         job,
         rank,
@@ -95,14 +95,14 @@ def run(job: Job, rank: Rank) -> None:
     state.scaler = trainer.accelerator.scaler or state.scaler
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
-    keeper.wait()
-    trained = recorder.close(steps_made=state.steps_made)
+    manager.wait()
+    trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
     test: Evaluation | None = None
     examples: list[Example] = []
-    if job.verb == "train":
+    if job.command == "train":
         if rank.is_first:
             net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
         if plan.world_size > 1:
@@ -180,8 +180,10 @@ class _Epochs:
 class _Report(TrainerCallback):
     """Passes steps and epochs on to the project's own recorder, and evaluates each epoch exactly."""
 
-    def __init__(self, job: Job, rank: Rank, state: TrainingState, keeper: Keeper, recorder: Recorder) -> None:
-        self.job, self.rank, self.training, self.keeper, self.recorder = job, rank, state, keeper, recorder
+    def __init__(
+        self, job: Job, rank: Rank, state: TrainingState, manager: CheckpointManager, recorder: MetricsRecorder
+    ) -> None:
+        self.job, self.rank, self.training, self.manager, self.recorder = job, rank, state, manager, recorder
         self.validation: Evaluation | None = None
         self.logits = self.targets = torch.empty(0)
         self.rate, self.epoch, self.made = 0.0, 0, 0
@@ -189,12 +191,12 @@ class _Report(TrainerCallback):
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Notes the learning rate of the step that comes."""
         self.rate = self.training.optimizer.param_groups[0]["lr"]
-        self.made = self.training.steps_made
+        self.made = self.training.optimizer_steps
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Records an optimizer step."""
         self.training.step += 1
-        if self.training.steps_made == self.made:
+        if self.training.optimizer_steps == self.made:
             self.recorder.step_skipped(self.training.scaler)
         self.recorder.step_done(self.logits, self.targets, self.rate)
 
@@ -204,8 +206,8 @@ class _Report(TrainerCallback):
         if len(validation):
             self.recorder.clock.pause()
             self.validation, _examples = _evaluate(self.job, self.rank, self.training.net, validation)
-        self.recorder.epoch_done(self.epoch, self.validation, is_best=self.keeper.judge(self.validation))
-        self.keeper.epoch_done(self.training.step, self.recorder.show_epoch)
+        self.recorder.epoch_done(self.epoch, self.validation, is_best=self.manager.update_best(self.validation))
+        self.manager.epoch_done(self.training.step, self.recorder.show_epoch)
         self.epoch += 1
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from lit_mnist.errors import require
 
 DATA_NAMES = ("mnist", "fashion_mnist", "kmnist", "qmnist", "emnist")
-SCENE_NAMES = ("voc2012", "shapes")
+SEGMENTATION_NAMES = ("voc2012", "shapes")
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class DataSettings:
         require(0 <= self.workers <= 64, f"data.workers must be from 0 to 64, but is {self.workers}.")
         require(16 <= self.image_size <= 4096, f"data.image_size must be from 16 to 4096, but is {self.image_size}.")
         require(
-            self.workers == 0 or self.pipeline == "per_sample" or self.name in SCENE_NAMES,
+            self.workers == 0 or self.pipeline == "per_sample" or self.name in SEGMENTATION_NAMES,
             f"data.workers {self.workers} needs data.pipeline per_sample: whole batches are cut without workers.",
         )
 
     @property
     def evaluated_at_once(self) -> int:
         """Samples that a rank evaluates at once."""
-        return self.eval_batch_size or (16 if self.name in SCENE_NAMES else 1000)
+        return self.eval_batch_size or (16 if self.name in SEGMENTATION_NAMES else 1000)

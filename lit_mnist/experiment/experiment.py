@@ -19,7 +19,7 @@ from lit_mnist.experiment.run import RunSettings
 from lit_mnist.experiment.trainer import TrainerSettings
 
 # `train` is a fit, and then the exact test of the best weights.
-Verb = Literal["train", "fit", "validate", "test", "predict"]
+Command = Literal["train", "fit", "validate", "test", "predict"]
 
 
 @dataclass(frozen=True)

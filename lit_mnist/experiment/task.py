@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import DATA_NAMES, SCENE_NAMES, DataSettings, Experiment
+from lit_mnist.experiment import DATA_NAMES, SEGMENTATION_NAMES, DataSettings, Experiment
 
 DIGIT_NETS = ("convnet", "basicnet")
 SCENE_NETS = ("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "deeplabv3_small")
@@ -19,10 +19,10 @@ def check_task(experiment: Experiment) -> None:
         InputError: Two contradict each other, or one means nothing for the data set.
     """
     model, data = experiment.model, experiment.data
-    scenes = data.name in SCENE_NAMES
+    scenes = data.name in SEGMENTATION_NAMES
     nets = SCENE_NETS if scenes else DIGIT_NETS
     if model.net not in nets:
-        sets = SCENE_NAMES if model.net in SCENE_NETS else DATA_NAMES
+        sets = SEGMENTATION_NAMES if model.net in SCENE_NETS else DATA_NAMES
         raise InputError(
             f"model.net {model.net} does not fit data.name {data.name}: choose model.net {_either(nets)}, or data.name "
             f"{_either(sets)}."

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from lit_mnist.distributed.peer_exchange import Exchange
+from lit_mnist.distributed.peer_exchange import PeerExchange
 
 
 class PortableSyncBatchNorm(nn.BatchNorm2d):
@@ -25,7 +25,7 @@ class PortableSyncBatchNorm(nn.BatchNorm2d):
         exchange: This rank's connections to the others, shared by all layers of a network.
     """
 
-    exchange: Exchange
+    exchange: PeerExchange
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalises each channel.
@@ -54,7 +54,7 @@ class PortableSyncBatchNorm(nn.BatchNorm2d):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
 
 
-def _global_statistics(x: torch.Tensor, exchange: Exchange) -> tuple[int, torch.Tensor, torch.Tensor]:
+def _global_statistics(x: torch.Tensor, exchange: PeerExchange) -> tuple[int, torch.Tensor, torch.Tensor]:
     """Returns count, mean and biased variance of each channel over all ranks.
 
     Each rank sends its count, mean and sum of squared deviations; these are combined pairwise in rank order (Chan,
@@ -93,7 +93,7 @@ class _Normalise(torch.autograd.Function):
         variance: torch.Tensor,
         count: int,
         eps: float,
-        exchange: Exchange,
+        exchange: PeerExchange,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.count, ctx.eps, ctx.exchange = count, eps, exchange
@@ -138,7 +138,7 @@ def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) ->
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(net)
         return converted
     _replace(net, nn.BatchNorm2d, PortableSyncBatchNorm)
-    exchange = Exchange(timeout)
+    exchange = PeerExchange(timeout)
     for layer in net.modules():
         if isinstance(layer, PortableSyncBatchNorm):
             layer.exchange = exchange

@@ -19,7 +19,7 @@ def leave_signals_alone(trainer: Trainer) -> None:
     """Keeps Lightning's Trainer from handling signals, and from asking at each step whether one has come.
 
     Its handler of SIGTERM takes part in a collective, which waits for ever where the other ranks are not in it, and
-    each step pays a broadcast to learn of a signal. The project's own `STOP` and `Agreement` do both.
+    each step pays a broadcast to learn of a signal. The project's own `STOP` and `Consensus` do both.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

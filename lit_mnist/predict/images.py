@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from lit_mnist.data.pictures import opened_picture
+from lit_mnist.data.pictures import open_image
 from lit_mnist.errors import InputError
 from lit_mnist.predict.digit import FIELD, Field, Floats, fit_digit
 
@@ -127,7 +127,7 @@ def _read_digit(path: Path) -> Field | None:
 
 def _read_grey(path: Path) -> Floats:
     """Decodes a picture into grey values, float32 [height, width] from 0 to 255, reduced to a working size."""
-    with opened_picture(path, FORMATS) as image:
+    with open_image(path, FORMATS) as image:
         return _grey(image)
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from lit_mnist.checkpoint.atomic_io import whole_file
 from lit_mnist.data.dataset import IGNORED, Dataset, class_names
 from lit_mnist.data.segmentation.palette import palette_png, tinted
-from lit_mnist.data.segmentation.scenes import Scenes, read_own_picture, read_picture
+from lit_mnist.data.segmentation.scenes import Scenes, read_image, read_user_image
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 from lit_mnist.predict.images import read_all
@@ -46,13 +46,13 @@ class PredictedScene(NamedTuple):
     shares: list[float]
 
 
-def own_scenes(files: Sequence[Path], settings: DataSettings) -> Dataset:
+def user_images(files: Sequence[Path], settings: DataSettings) -> Dataset:
     """Returns the user's pictures as the test split of a data set of which nothing else is needed.
 
     Raises:
-        InputError: Files cannot be decoded; see `opened_picture`. The message names them all.
+        InputError: Files cannot be decoded; see `open_image`. The message names them all.
     """
-    read_all(files, lambda path: read_own_picture(path).size)
+    read_all(files, lambda path: read_user_image(path).size)
     nothing = Scenes((), ())
     names = class_names(settings.name, border=settings.border)
     return Dataset(settings.name, "pictures of the user's", "", names, nothing, Scenes(tuple(files), ()))
@@ -102,7 +102,7 @@ def write_scenes(
             for index, small, probability in zip(
                 indices.tolist(), predicted.cpu().numpy(), probabilities.tolist(), strict=True
             ):
-                read = read_picture if scenes.masks else read_own_picture
+                read = read_image if scenes.masks else read_user_image
                 picture = read(scenes.images[index])
                 mask = _enlarged(small, picture.size)
                 shares = np.bincount(mask.ravel(), minlength=classes) / mask.size

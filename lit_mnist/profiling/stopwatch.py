@@ -1,7 +1,7 @@
 """Where a rank's time goes: the parts of an optimizer step, each timed where every engine calls it.
 
 `--run.trace times` puts a probe around the functions that all engines share (the batches, the network, the backward
-pass, the collectives, the optimizer, the recorder, the keeper) and takes it away at the training's end. The time of a
+pass, the collectives, the optimizer, the recorder, the manager) and takes it away at the training's end. The time of a
 part is its own alone: what a probe within it sees is left out of it. What no probe sees is the engine's loop. Every few
 steps the probes are taken away for as many: so the steps of one and the same run tell what the probes themselves cost.
 
@@ -29,9 +29,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lit_mnist.checkpoint.atomic_io import write_text
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.data.loader import Batch, TrainBatches
-from lit_mnist.distributed.peer_exchange import Exchange
+from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.profiling._private import hidden_all_reduce_ms, measure_every_step
 from lit_mnist.profiling.timer import (
@@ -61,7 +61,7 @@ _NAMES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_sing
 _COLLECTIVES = (
     *((dist, name) for name in _NAMES if hasattr(dist, name)),
     (dist.Work, "wait"),
-    (Exchange, "all_gather"),
+    (PeerExchange, "all_gather"),
 )
 # Where each part is called, by every engine.
 _CALLS: tuple[tuple[Any, str, str], ...] = (
@@ -71,7 +71,7 @@ _CALLS: tuple[tuple[Any, str, str], ...] = (
     *((torch.amp.GradScaler, name, OPTIMIZER) for name in ("scale", "unscale_", "step", "update", "get_scale")),
     (Optimizer, "zero_grad", OPTIMIZER),
     (LRScheduler, "step", OPTIMIZER),
-    (Keeper, "step_done", KEEPING),
+    (CheckpointManager, "step_done", KEEPING),
 )
 # What a collective is for, by the part that calls it; others, such as the recorder, pay for their own.
 _PURPOSES = {FORWARD: BATCH_NORM, BACKWARD: BATCH_NORM, OUTSIDE: ALL_REDUCE}

@@ -60,7 +60,7 @@ class Trace:
         with self._one_by_one:
             # Only now: engines convert and restore a network after they have made it.
             self._initial = self._initial or self._digests()
-            digests = picture_digests(arguments[0].to(self._dtype))
+            digests = image_digests(arguments[0].to(self._dtype))
             self._samples = (self._samples + int(digests.sum(dtype=np.uint64))) % 2**64
 
     def batch_done(self, loss: torch.Tensor) -> None:
@@ -107,7 +107,7 @@ class Trace:
         write_text(self.folder / f"rank-{self.rank.rank}.json", json.dumps(content) + "\n")
 
 
-def picture_digests(images: torch.Tensor) -> npt.NDArray[np.uint64]:
+def image_digests(images: torch.Tensor) -> npt.NDArray[np.uint64]:
     """Returns a 64-bit digest of each picture of a batch, uint64 [batch]."""
     flat = images.detach().cpu().contiguous().view(torch.uint8).reshape(len(images), -1).numpy()
     words = flat.view(np.uint32).astype(np.uint64)

@@ -15,7 +15,7 @@ from typing import Any
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.report.axes import Axis, linear_axis, log_axis, step_axis
 from lit_mnist.report.formats import count, number, percent, short, text
-from lit_mnist.training.schedule import rate_factor
+from lit_mnist.training.schedule import lr_factor
 
 Point = tuple[float, float]
 
@@ -60,7 +60,7 @@ def curves(history: Sequence[Mapping[str, float]], result: Mapping[str, Any]) ->
         HTML; a sentence takes the place of the pictures where nothing was logged.
     """
     test = result.get("test") or {}
-    plots = [loss_plot(history), score_plot(history, result.get("steps"), test), rate_plot(result)]
+    plots = [loss_plot(history), score_plot(history, result.get("steps"), test), lr_plot(result)]
     drawn = [plot for plot in plots if plot is not None]
     if not drawn:
         return "<p class=quiet>No metrics were logged.</p>"
@@ -108,18 +108,18 @@ def score_plot(history: Sequence[Mapping[str, float]], steps: int | None, test: 
     return Plot(title, unit, series, axis, axis.tick_labels(percent=True))
 
 
-def rate_plot(result: Mapping[str, Any]) -> Plot | None:
+def lr_plot(result: Mapping[str, Any]) -> Plot | None:
     """Returns the learning rate of each step, from zero: the schedule itself, of which only a few rates are logged."""
-    rates = scheduled_rates(result)
-    if not rates:
+    lrs = scheduled_lrs(result)
+    if not lrs:
         return None
-    highest = max(y for _, y in rates)
+    highest = max(y for _, y in lrs)
     axis = linear_axis([0.0, highest], least=1e-12 if highest else 1.0, target=2)
-    series = Series("rate", "highest", short(float(f"{highest:.4g}")), rates)
+    series = Series("rate", "highest", short(float(f"{highest:.4g}")), lrs)
     return Plot("Learning rate", "per step", [series], axis, axis.tick_labels(), height="low")
 
 
-def scheduled_rates(result: Mapping[str, Any]) -> list[Point]:
+def scheduled_lrs(result: Mapping[str, Any]) -> list[Point]:
     """Returns the learning rate that the schedule gives to the steps that were made, at `MOST_POINTS` of them at most.
 
     Of a long schedule they are spread evenly; the first, the highest and the last are always among them.
@@ -130,10 +130,10 @@ def scheduled_rates(result: Mapping[str, Any]) -> list[Point]:
         return []
     settings = ModelSettings(schedule=schedule, warmup=model.get("warmup"))
     total = train.get("scheduled_steps") or made
-    rates = [peak * rate_factor(settings, step, total) for step in range(made)]
+    lrs = [peak * lr_factor(settings, step, total) for step in range(made)]
     stride = math.ceil(made / (MOST_POINTS - 2))
-    chosen = {*range(0, made, stride), rates.index(max(rates)), made - 1}
-    return [(step + 1.0, rates[step]) for step in sorted(chosen)]
+    chosen = {*range(0, made, stride), lrs.index(max(lrs)), made - 1}
+    return [(step + 1.0, lrs[step]) for step in sorted(chosen)]
 
 
 def points(history: Sequence[Mapping[str, float]], name: str) -> list[Point]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lit_mnist.data.digits.idx import Split
-from lit_mnist.data.segmentation.scenes import Scenes, read_mask, read_picture, resized
+from lit_mnist.data.segmentation.scenes import Scenes, read_image, read_mask, resized
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import print_line, shown
@@ -22,7 +22,7 @@ from lit_mnist.predict.scenes import MASKS, OVERLAYS, PredictedScene, write_scen
 from lit_mnist.report.page import Mistake, write_report
 from lit_mnist.report.scenes import ShownScene
 from lit_mnist.run.folder import REPORT, RESULT, RunFolder
-from lit_mnist.run.metrics_log import read_history
+from lit_mnist.run.metrics_log import read_metrics
 from lit_mnist.run.result import Trained, build_result, total_gpu_memory, total_memory
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.evaluation import Evaluation
@@ -64,7 +64,7 @@ def finish(
     # nn.DataParallel is one rank on several GPUs.
     gpus = job.devices.numbers if job.devices.count > rank.local_world_size else [device]
     gpu_memory = total_gpu_memory(rank, device, gpus)
-    if not rank.is_first or job.verb == "predict":
+    if not rank.is_first or job.command == "predict":
         return
     result = build_result(
         job,
@@ -82,7 +82,7 @@ def finish(
     write_report(
         job.folder / REPORT,
         result=result,
-        history=read_history(job.folder),
+        history=read_metrics(job.folder),
         mistakes=_mistakes(job, examples),
         class_names=job.dataset.class_names,
         scenes=_scenes(job, examples),
@@ -114,7 +114,7 @@ def _scenes(job: Job, examples: list[Example]) -> list[ShownScene]:
             truth = read_mask(
                 split.masks[example.sample], job.dataset.num_classes, border_is_class=data.border == "class"
             )
-            picture, true = resized(read_picture(path), truth, data.image_size)
+            picture, true = resized(read_image(path), truth, data.image_size)
             pixels, classes = np.asarray(picture), np.asarray(true)
             shown.append(ShownScene(pixels, classes, example.mask, path.stem, example.sample, example.score))
     return shown

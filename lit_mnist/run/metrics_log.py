@@ -18,7 +18,7 @@ SCENE_COLUMNS = (*COLUMNS, "val_mean_iou")
 Row = dict[str, float]
 
 
-class History:
+class MetricsLog:
     """Writes the rows of `metrics.csv`, each as it comes, to the file and for TensorBoard.
 
     Args:
@@ -29,11 +29,11 @@ class History:
 
     def __init__(self, folder: Path, step: int = 0, columns: tuple[str, ...] = COLUMNS) -> None:
         self._folder, self._columns = folder, columns
-        rows = [row for row in read_history(folder) if row["step"] <= step]
+        rows = [row for row in read_metrics(folder) if row["step"] <= step]
         # Rewritten as a whole, so that a kill at this moment does not lose the rows of before.
         write_text(folder / METRICS, "".join(map(self._line, [None, *rows])))
         self._file = (folder / METRICS).open("a", newline="")
-        self._board: SummaryWriter | None = None
+        self._tensorboard: SummaryWriter | None = None
         # What an interrupted run has told beyond the step that is gone on from.
         self._purge_step = step + 1 if step else None
 
@@ -41,20 +41,20 @@ class History:
         """Adds the figures of a step; a second row of the same step is another row."""
         self._file.write(self._line(row))
         self._file.flush()
-        if self._board is None:
+        if self._tensorboard is None:
             # Imported with the first row, since it takes a good part of a second that the first step need not wait for.
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._purge_step)
+            self._tensorboard = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._purge_step)
         for name, value in row.items():
             if name not in {"step", "epoch"}:
-                self._board.add_scalar(name.replace("_", "/", 1), value, int(row["step"]))
+                self._tensorboard.add_scalar(name.replace("_", "/", 1), value, int(row["step"]))
 
     def close(self) -> None:
         """Closes the files."""
         self._file.close()
-        if self._board:
-            self._board.close()
+        if self._tensorboard:
+            self._tensorboard.close()
 
     def _line(self, row: Row | None) -> str:
         """Returns a row as a line of CSV, or the header for None."""
@@ -63,7 +63,7 @@ class History:
         return ",".join(values) + "\n"
 
 
-def read_history(folder: Path) -> list[Row]:
+def read_metrics(folder: Path) -> list[Row]:
     """Returns the rows of a run folder's `metrics.csv`, or none where there is none.
 
     Raises:

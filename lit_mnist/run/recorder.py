@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.distributed.failure import SITUATION
+from lit_mnist.distributed.failure import RANK_STATUS
 from lit_mnist.distributed.heartbeat import Heartbeat
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.experiment import SCENE_NAMES
+from lit_mnist.experiment import SEGMENTATION_NAMES
 from lit_mnist.profiling.faults import inject
 from lit_mnist.profiling.trace import Trace
-from lit_mnist.run.metrics_log import COLUMNS, SCENE_COLUMNS, History
+from lit_mnist.run.metrics_log import COLUMNS, SCENE_COLUMNS, MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.result import Trained
 from lit_mnist.run.timing import StepClock
@@ -30,10 +30,10 @@ from lit_mnist.training.precision import autocast_dtype, weight_dtype
 if TYPE_CHECKING:
     from lit_mnist.profiling.stopwatch import Stopwatch
 
-STEPS_BETWEEN_FIGURES = 50
+STEPS_BETWEEN_METRICS = 50
 
 
-class Recorder:
+class MetricsRecorder:
     """Notes each step, and every few steps puts the ranks' figures together: that is its only collective.
 
     Args:
@@ -51,12 +51,12 @@ class Recorder:
         self.finite = FiniteCheck(job, rank)
         self.heartbeat = Heartbeat(rank, net, step) if rank.world_size > 1 else None
         inject(job, rank, net, step)
-        SITUATION.begin_step(step + 1)
-        columns = SCENE_COLUMNS if job.experiment.data.name in SCENE_NAMES else COLUMNS
-        self.history = History(job.folder, step, columns) if rank.is_first else None
+        RANK_STATUS.begin_step(step + 1)
+        columns = SCENE_COLUMNS if job.experiment.data.name in SEGMENTATION_NAMES else COLUMNS
+        self.history = MetricsLog(job.folder, step, columns) if rank.is_first else None
         self.display = ProgressDisplay(job.plan.total_steps, step) if rank.is_first else None
         if self.display:
-            SITUATION.clear_display = self.display.clear
+            RANK_STATUS.clear_display = self.display.clear
         run = job.experiment.run
         self.trace: Trace | None = None
         self.stopwatch: Stopwatch | None = None
@@ -87,9 +87,9 @@ class Recorder:
         """Notes that the scaler leaves out the step that ends; see `FiniteCheck.step_skipped`."""
         self.finite.step_skipped(self.step + 1, scaler)
 
-    def look(self) -> None:
-        """Looks at the gradients that were noted and not looked at; see `FiniteCheck.look`."""
-        self.finite.look()
+    def check_finite(self) -> None:
+        """Looks at the gradients that were noted and not looked at; see `FiniteCheck.check`."""
+        self.finite.check()
 
     def step_done(self, logits: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
         """Notes the end of an optimizer step.
@@ -107,14 +107,14 @@ class Recorder:
         self.step += 1
         ends_epoch = self.step % self.plan.steps_per_epoch == 0 or self.step == self.plan.total_steps
         figures: tuple[float, float] | None = None
-        if self.step == 1 or self.step % STEPS_BETWEEN_FIGURES == 0 or ends_epoch:
-            self.look()
+        if self.step == 1 or self.step % STEPS_BETWEEN_METRICS == 0 or ends_epoch:
+            self.check_finite()
             figures = self._over_all_ranks(logits, targets)
         self.clock.step_done(waited=self.finite.at_once or figures is not None)
         if self.stopwatch:
             self.stopwatch.step_done()
         self.finite.forget()
-        SITUATION.begin_step(self.step + 1)
+        RANK_STATUS.begin_step(self.step + 1)
         if self.trace:
             self.trace.step_done(self.step, lr)
         if figures is None:
@@ -160,14 +160,14 @@ class Recorder:
         if self.display:
             self.display.line(self._epoch_told)
 
-    def close(self, *, steps_made: int, stopped_early: str | None = None) -> Trained:
+    def close(self, *, optimizer_steps: int, stopped_early: str | None = None) -> Trained:
         """Ends the display, closes the files, and returns the training's figures.
 
         Args:
-            steps_made: Steps that the optimizer really made, from the first of the run.
+            optimizer_steps: Steps that the optimizer really made, from the first of the run.
             stopped_early: Why it ended before its last step, where a callback ended it.
         """
-        SITUATION.begin_step(0)
+        RANK_STATUS.begin_step(0)
         if self.heartbeat:
             self.heartbeat.close()
         if self.trace:
@@ -181,7 +181,7 @@ class Recorder:
         return Trained(
             steps=self.step,
             steps_now=self.step - self.first_step,
-            skipped_steps=self.step - steps_made,
+            skipped_steps=self.step - optimizer_steps,
             epochs=math.ceil(self.step / self.plan.steps_per_epoch),
             loss=self.train_loss,
             seconds=self.clock.seconds,
@@ -201,7 +201,7 @@ class Recorder:
         return loss / self.rank.world_size, right_ones / max(count, 1)
 
 
-def _start_stopwatch(recorder: Recorder, job: Job) -> Stopwatch:
+def _start_stopwatch(recorder: MetricsRecorder, job: Job) -> Stopwatch:
     from lit_mnist.profiling.stopwatch import Stopwatch
 
     stopwatch = Stopwatch(recorder, job.folder)

@@ -120,6 +120,6 @@ def build_result(
         "peak_gpu_memory_bytes": gpu_memory,
         "versions": versions(),
         "commit": commit(),
-        "command": job.command,
+        "command": job.command_line,
         "run_dir": str(job.folder),
     }

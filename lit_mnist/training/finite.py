@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import get_total_norm
 
 from lit_mnist.data.sampler import train_indices
-from lit_mnist.distributed.failure import SITUATION
+from lit_mnist.distributed.failure import RANK_STATUS
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import shown
@@ -47,7 +47,7 @@ class FiniteCheck:
     affair, as long as the loss is finite.
 
     On a CPU it looks before the optimizer makes the step. On a GPU the steps are kept, and looked at together where
-    `look` is called: with the figures, and before anything is saved.
+    `check` is called: with the figures, and before anything is saved.
 
     Args:
         job: The job.
@@ -82,15 +82,15 @@ class FiniteCheck:
             step: The step, counted from 1.
 
         Raises:
-            NonFiniteError: As of `look`.
+            NonFiniteError: As of `check`.
         """
         losses, self._losses = self._losses, []
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         self._steps.append(_Step(step, _largest(gradients), losses))
         if self.at_once:
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Looks at the steps that were noted since the last look; every rank must call it.
 
         Raises:
@@ -101,7 +101,7 @@ class FiniteCheck:
         largest = torch.stack([step.largest for step in steps]).tolist() if steps else []
         for step, value in zip(steps, largest, strict=True):
             if not math.isfinite(value):
-                self._judge(step.number, [loss for loss in map(float, step.losses) if not math.isfinite(loss)])
+                self._find_cause(step.number, [loss for loss in map(float, step.losses) if not math.isfinite(loss)])
         scaler, self._scaler = self._scaler, None
         if scaler:
             self._check_scale(scaler)
@@ -114,12 +114,12 @@ class FiniteCheck:
             scaler: The scaler, already updated.
 
         Raises:
-            NonFiniteError: As of `look`.
+            NonFiniteError: As of `check`.
         """
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if step == self._last_skipped + 1 else 1
         self._last_skipped, self._scaler = step, scaler
         if self.at_once or self._skipped_in_a_row >= _MOST_SKIPPED:
-            self.look()
+            self.check()
 
     def _check_scale(self, scaler: GradScaler) -> None:
         """Ends a training in float16 whose gradient is never finite: no step would be made until its end.
@@ -136,7 +136,7 @@ class FiniteCheck:
             "lower --lr, or use --precision bf16-mixed or 32-true."
         )
 
-    def _judge(self, step: int, bad: list[float]) -> None:
+    def _find_cause(self, step: int, bad: list[float]) -> None:
         """Finds out whose loss it was; every rank must call it, with its own losses that are not finite."""
         told: list[list[float]] = all_gather_json(bad)
         failed = [number for number, losses in enumerate(told) if losses]
@@ -173,7 +173,7 @@ class FiniteCheck:
             )
             for rank in ranks:
                 numbers += whole[rank * share : (rank + 1) * share].tolist()
-        SITUATION.log(f"The samples of step {step} on {_named(ranks)} are {', '.join(map(str, numbers))}.")
+        RANK_STATUS.log(f"The samples of step {step} on {_named(ranks)} are {', '.join(map(str, numbers))}.")
 
 
 def _named(ranks: Sequence[int]) -> str:

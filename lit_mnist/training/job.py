@@ -15,7 +15,7 @@ from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.sampler import validation_split
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.experiment import Experiment, Verb
+from lit_mnist.experiment import Command, Experiment
 from lit_mnist.experiment.plan import Plan, make_plan
 from lit_mnist.training.precision import UsedPrecision, weight_dtype
 
@@ -34,7 +34,7 @@ class Job:
     """Everything that a rank needs to know.
 
     Attributes:
-        verb: `train` (fit, then test the best weights), `fit`, `validate`, `test` or `predict`.
+        command: `train` (fit, then test the best weights), `fit`, `validate`, `test` or `predict`.
         engine: Name of the engine.
         experiment: The experiment, as it was asked for.
         dataset: The data set, loaded and verified.
@@ -44,7 +44,7 @@ class Job:
         precision: The precision to use.
         threads: Threads of each rank.
         folder: The run folder.
-        command: The command as it was typed.
+        command_line: The command as it was typed.
         first_process: The process from whose start times count.
         checkpoint: The checkpoint to resume from or to evaluate.
         weights: Weights to begin a training with, by name, in place of the random ones.
@@ -56,7 +56,7 @@ class Job:
         testable: Whether the engine has the command `test`.
     """
 
-    verb: Verb
+    command: Command
     engine: str
     experiment: Experiment
     dataset: Dataset
@@ -66,7 +66,7 @@ class Job:
     precision: UsedPrecision
     threads: int
     folder: Path
-    command: str
+    command_line: str
     first_process: int
     checkpoint: Path | None = None
     weights: Mapping[str, torch.Tensor] | None = None
@@ -80,7 +80,7 @@ class Job:
     @property
     def trains(self) -> bool:
         """Whether the job trains."""
-        return self.verb in {"train", "fit"}
+        return self.command in {"train", "fit"}
 
     @property
     def sync_batchnorm(self) -> bool:
@@ -106,7 +106,7 @@ class Job:
     def evaluation_batches(self, split: AnySplit, rank: Rank) -> EvaluationBatches:
         """Returns the batches of a split that a rank evaluates."""
         # A picture's own figures round otherwise beside others: alone, it is the same on any number of ranks.
-        alone = self.verb == "predict" and isinstance(split, Scenes)
+        alone = self.command == "predict" and isinstance(split, Scenes)
         return EvaluationBatches(
             split,
             rank=rank.rank,

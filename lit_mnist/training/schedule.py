@@ -16,7 +16,7 @@ _ONECYCLE_END = 1e-3
 _POWER = 0.9
 
 
-def rate_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
+def lr_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
     """Returns the learning rate of an optimizer step as a share of its peak.
 
     `onecycle` rises linearly from 1/25 of the peak and falls linearly towards 1/1000 of it (Smith and Topin:
@@ -27,7 +27,7 @@ def rate_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
     the first of the fall, uses again. A fall reaches its end one step after the last. One-cycle over 859 steps begins
     at 0.0445 of the peak, stays at it for two steps, and ends at 0.0026:
 
-        >>> [round(rate_factor(ModelSettings(), step, 859), 4) for step in (0, 213, 214, 215, 216, 857, 858)]
+        >>> [round(lr_factor(ModelSettings(), step, 859), 4) for step in (0, 213, 214, 215, 216, 857, 858)]
         [0.0445, 0.9955, 1.0, 1.0, 0.9984, 0.0041, 0.0026]
 
     Args:
@@ -58,4 +58,4 @@ def make_schedule(optimizer: Optimizer, settings: ModelSettings, total_steps: in
     # Here, so that the report can draw a schedule without importing torch.
     from torch.optim.lr_scheduler import LambdaLR
 
-    return LambdaLR(optimizer, lambda step: rate_factor(settings, step, total_steps))
+    return LambdaLR(optimizer, lambda step: lr_factor(settings, step, total_steps))

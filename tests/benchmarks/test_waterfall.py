@@ -16,7 +16,7 @@ from test_report import DASH, Page
 
 from benchmarks.pages.waterfall import waterfall_section
 from benchmarks.waterfall import ENGINES, FRAMEWORK, WaterfallOptions, analyse, train_nearly_nothing, waterfall
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.cli.main import main
 from lit_mnist.data.loader import Batch, TrainBatches
 from lit_mnist.profiling.stopwatch import STEPS_WATCHED
@@ -94,7 +94,7 @@ def test_a_closed_stopwatch_leaves_everything_as_it_was(tmp_path: Path) -> None:
             (torch.amp.GradScaler, "step"),
             (Batch, "to"),
             (TrainBatches, "__iter__"),
-            (Keeper, "step_done"),
+            (CheckpointManager, "step_done"),
             (F, "cross_entropy"),
             (dist, "all_reduce"),
             (dist.Work, "wait"),

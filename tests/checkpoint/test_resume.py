@@ -22,7 +22,7 @@ from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.errors import InputError
 from lit_mnist.run import folder as run_folder
 from lit_mnist.run.folder import RunFolder
-from lit_mnist.run.metrics_log import read_history
+from lit_mnist.run.metrics_log import read_metrics
 
 SMALL = (
     *("--data.train_size", 960, "--data.val_size", 100, "--data.test_size", 100, "--run.threads", 1),
@@ -66,7 +66,7 @@ def test_a_constant_schedule_resumed_after_an_epoch_ends_with_the_same_bits(
     assert told in (parts / "report.html").read_text()
     assert "since the resume" not in (whole / "report.html").read_text()
     # All but the speed.
-    rows = [[{**row, "images_per_s": None} for row in read_history(folder)] for folder in (parts, whole)]
+    rows = [[{**row, "images_per_s": None} for row in read_metrics(folder)] for folder in (parts, whole)]
     assert rows[0] == rows[1]
 
 

@@ -24,7 +24,7 @@ from lit_mnist.data.dataset import IGNORED, Dataset, class_names, dataset_of
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
 from lit_mnist.data.segmentation import voc
 from lit_mnist.data.segmentation.augmentation import random_crop
-from lit_mnist.data.segmentation.scenes import MEAN, STD, Scenes, read_mask, read_picture
+from lit_mnist.data.segmentation.scenes import MEAN, STD, Scenes, read_image, read_mask
 from lit_mnist.data.segmentation.voc import LISTS, MASKS, PICTURES
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment
@@ -74,7 +74,7 @@ def test_scenes_are_those_that_torchvision_reads(folder: Path, tmp_path: Path) -
         known = VOCSegmentation(str(tmp_path), year="2012", image_set=split)
         assert len(known) == len(scenes) > 0
         for number, (picture, mask) in enumerate(known):
-            assert np.array_equal(np.asarray(picture), np.asarray(read_picture(scenes.images[number])))
+            assert np.array_equal(np.asarray(picture), np.asarray(read_image(scenes.images[number])))
             assert np.array_equal(np.asarray(mask), np.asarray(read_mask(scenes.masks[number], 21)))
 
 
@@ -95,7 +95,7 @@ def test_batches_hold_whole_pictures_brought_to_one_size(folder: Path, tmp_path:
     assert first.targets.shape == (2, SIDE, SIDE)
     assert first.targets.dtype == torch.int64
     assert first.indices.tolist() == [3, 4]
-    picture = read_picture(split.images[3]).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    picture = read_image(split.images[3]).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     share = torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1).double() / 255
     expected = (share - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     torch.testing.assert_close(first.images[0], expected, rtol=0, atol=1e-6)

@@ -36,7 +36,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.spawn import spawn
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, LitMnistError
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 
 SMALL = ("--data.train_size", 640, "--data.val_size", 0, "--data.test_size", 100, "--batch-size", 32)
 LONG = ("--data.val_size", 0, "--epochs", 50, "--batch-size", 32)
@@ -115,14 +115,14 @@ def test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle(
 
     (nn.DataParallel is one process on several GPUs, and connects to nothing.)
     """
-    step_done = Recorder.step_done
+    step_done = MetricsRecorder.step_done
 
-    def looked(self: Recorder, *arguments: Any) -> None:
+    def looked(self: MetricsRecorder, *arguments: Any) -> None:
         step_done(self, *arguments)
         own, parents = listening([os.getpid()]), listening([os.getppid()]) if several else []
         (program.folder / f"listening-{self.rank.rank}").write_text(json.dumps([own, parents]))
 
-    monkeypatch.setattr(Recorder, "step_done", looked)
+    monkeypatch.setattr(MetricsRecorder, "step_done", looked)
     monkeypatch.setattr(distributed_c10d, "_tensor_to_object", no_pickle)
     several = engine != "single"
     devices = ("--devices", 2 if several else 1)

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 
 from lit_mnist.distributed.addresses import own_address
 from lit_mnist.distributed.gather import all_gather_json
-from lit_mnist.distributed.peer_exchange import SENT, Exchange
+from lit_mnist.distributed.peer_exchange import SENT, PeerExchange
 from lit_mnist.distributed.private_folder import VARIABLE, own_private_folder
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
@@ -38,7 +38,7 @@ def leave_private_folder() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_path: Path, world_size: int) -> None:
     def work(rank: Rank) -> None:
-        exchange = Exchange(timeout=20)
+        exchange = PeerExchange(timeout=20)
         # The largest does not fit into a connection's buffers.
         for size, dtype in ((1, torch.float32), (33, torch.float64), (1_000_003, torch.float32)):
             generator = torch.Generator().manual_seed(size)
@@ -56,7 +56,7 @@ def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_pat
     on_ranks(work, tmp_path, world_size)
 
 
-def listeners_of(exchange: Exchange) -> list[socket.socket]:
+def listeners_of(exchange: PeerExchange) -> list[socket.socket]:
     """Returns the listening sockets that this rank has opened while it connected."""
     opened = []
     listen = socket.socket.listen
@@ -76,7 +76,7 @@ def test_the_ranks_of_a_launch_are_connected_by_sockets_that_nobody_else_reaches
         folder = own_private_folder()
         assert folder is not None
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        exchange = Exchange(timeout=20)
+        exchange = PeerExchange(timeout=20)
         opened = listeners_of(exchange)
         assert [server.family for server in opened] == [socket.AF_UNIX]
         assert [server.fileno() for server in opened] == [-1]
@@ -96,9 +96,9 @@ def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monk
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
     def work(rank: Rank) -> None:
-        exchange = Exchange(timeout=20)
+        exchange = PeerExchange(timeout=20)
         assert exchange.all_gather(torch.tensor([float(rank.rank)])).tolist() == [[0.0], [1.0]]
-        assert [server.family for server in listeners_of(Exchange(timeout=20))] == [socket.AF_UNIX]
+        assert [server.family for server in listeners_of(PeerExchange(timeout=20))] == [socket.AF_UNIX]
 
     on_ranks(work, tmp_path, 2)
 
@@ -106,7 +106,7 @@ def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monk
 def test_only_loopback_is_listened_on_and_nothing_once_all_are_connected(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         leave_private_folder()
-        exchange = Exchange(timeout=20)
+        exchange = PeerExchange(timeout=20)
         addresses = []
         create = socket.create_server
 
@@ -128,7 +128,7 @@ def test_only_loopback_is_listened_on_and_nothing_once_all_are_connected(tmp_pat
 
 def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
-        exchange = Exchange(timeout=60)
+        exchange = PeerExchange(timeout=60)
         exchange.all_gather(torch.ones(1))
         if rank.rank == 1:
             # As the kernel does for a process that has ended.
@@ -143,7 +143,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_the_time_out(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
-        exchange = Exchange(timeout=30)
+        exchange = PeerExchange(timeout=30)
         exchange.all_gather(torch.ones(1))
         assert exchange._peers is not None
         if rank.rank == 0:
@@ -158,7 +158,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_the_time_out(tm
 
 def test_a_rank_that_exchanges_something_else_is_noticed(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
-        exchange = Exchange(timeout=30)
+        exchange = PeerExchange(timeout=30)
         exchange.all_gather(torch.ones(1))
         with pytest.raises((RuntimeError, OSError), match=r"call 2 with \d+ bytes|closed by peer|reset by peer"):
             exchange.all_gather(torch.ones(5 + rank.rank))
@@ -217,7 +217,7 @@ def test_strangers_that_call_first_are_turned_away(
             return server
 
         socket.create_server = watched  # type: ignore[assignment]
-        exchange = Exchange(timeout=10)
+        exchange = PeerExchange(timeout=10)
         own = torch.tensor([float(rank.rank)])
         assert exchange.all_gather(own).tolist() == [[0.0], [1.0], [2.0]]
         if rank.rank == 0 and said:

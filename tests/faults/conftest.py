@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import Program, processes_of, wait_for
 
-from lit_mnist.distributed.status_file import Board
+from lit_mnist.distributed.status_file import StatusFile
 from lit_mnist.run.folder import SCRATCH
 
 # 20 steps in an epoch, of samples for up to four ranks; the validation makes each epoch's end a place of its own.
@@ -43,7 +43,7 @@ def step_of(folder: Path, rank: int = 0) -> int:
     """Returns the step that a rank is in, from 1, as its launcher knows it; 0 before the training."""
     for path in (folder / "logs").glob(f"{SCRATCH}*/board"):
         with suppress(FileNotFoundError):
-            board = Board(path)
+            board = StatusFile(path)
             step, _ = board.read(rank)
             board.close()
             return step

@@ -16,7 +16,7 @@ from torch import nn
 
 from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.manager import Keeper
+from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.run import recorder
 from lit_mnist.training.job import Job
@@ -139,15 +139,15 @@ def lose(monkeypatch: pytest.MonkeyPatch, losses: tuple[tuple[int, int], ...], n
 
         net.register_forward_hook(fail)
 
-    def write_at_once(self: Keeper, checkpoint: Any) -> None:
+    def write_at_once(self: CheckpointManager, checkpoint: Any) -> None:
         write(self, checkpoint)
         self.wait()
 
     notes.mkdir()
-    write = Keeper.write
+    write = CheckpointManager.write
     monkeypatch.setattr(recorder, "inject", planted)
     # So that a run resumes after the very step before the one in which it was lost.
-    monkeypatch.setattr(Keeper, "write", write_at_once)
+    monkeypatch.setattr(CheckpointManager, "write", write_at_once)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from lit_mnist.data.dataset import class_names
 from lit_mnist.data.segmentation.shapes_folder import NAME as SHAPES
 from lit_mnist.data.segmentation.shapes_folder import load_shapes
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SCENE_NAMES, DataSettings, Experiment, ModelSettings
+from lit_mnist.experiment import SEGMENTATION_NAMES, DataSettings, Experiment, ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.run.folder import RunFolder
 
@@ -155,7 +155,7 @@ def test_what_a_sound_checkpoint_names_beside_its_experiment_is_never_looked_at(
 def of_another_data_set(trained: Path, **data: Any) -> dict[str, Any]:
     """Returns a checkpoint, well hashed when written, whose experiment names other data than it was trained on."""
     content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
-    net = "deeplabv3_small" if data["name"] in SCENE_NAMES else "convnet"
+    net = "deeplabv3_small" if data["name"] in SEGMENTATION_NAMES else "convnet"
     settings = ModelSettings(net=net, schedule="constant")
     classes = len(class_names(data["name"]))
     weights = build_net(settings, num_classes=classes, seed=0).state_dict()

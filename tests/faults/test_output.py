@@ -28,10 +28,10 @@ from faults.conftest import SMALL, end_of, kill, named, step_of
 from faults.terminal import in_terminal
 from faults.test_kill import torchrun
 from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
-from lit_mnist.checkpoint.store import newest_sound
+from lit_mnist.checkpoint.store import newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.distributed.failure import is_consequence
-from lit_mnist.distributed.peer_exchange import Exchange
+from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import printable
 from lit_mnist.run.progress import ProgressDisplay
@@ -128,7 +128,7 @@ def test_an_epoch_is_saved_before_it_is_shown(program: Program, monkeypatch: pyt
     done = program(*SMALL, "--run-dir", folder, engine=engine)
     assert done.code == 3, done.err
     assert "ZeroDivisionError: planted" in done.err
-    saved = newest_sound(folder, pytest.fail)
+    saved = newest_valid(folder, pytest.fail)
     assert saved is not None
     assert saved.step == 20
 
@@ -155,16 +155,16 @@ def test_no_traceback_is_hidden_where_no_other_rank_has_failed(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connections of both ranks fail at once, and no rank is known to have ended."""
-    trade = Exchange._trade
+    trade = PeerExchange._trade
 
-    def cut(self: Exchange, rows: Any, rank: int, peers: dict[int, socket.socket]) -> None:
+    def cut(self: PeerExchange, rows: Any, rank: int, peers: dict[int, socket.socket]) -> None:
         if self._calls == 30:
             for peer in peers.values():
                 peer.settimeout(0.0001 if rank else 0.001)
             time.sleep(rank)
         trade(self, rows, rank, peers)
 
-    monkeypatch.setattr(Exchange, "_trade", cut)
+    monkeypatch.setattr(PeerExchange, "_trade", cut)
     done = program(*SMALL, "--devices", 2, "--run-dir", program.folder / "run", engine="raw_ddp")
     assert done.code == 3
     assert "Traceback (most recent call last)" in done.err, done.err
@@ -194,7 +194,7 @@ def test_a_connection_that_fails_is_no_cause(tmp_path: Path, call: str, ends: bo
 
     def work(rank: Rank) -> None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=30 if ends else 2))
-        model, exchange = DistributedDataParallel(nn.Linear(2, 2)), Exchange(timeout=2)
+        model, exchange = DistributedDataParallel(nn.Linear(2, 2)), PeerExchange(timeout=2)
         exchange.all_gather(torch.ones(1))
         calls: dict[str, Callable[[], object]] = {
             "all_reduce": lambda: dist.all_reduce(torch.ones(2)),
@@ -233,7 +233,7 @@ def test_an_error_that_is_handled_when_a_connection_fails_is_the_cause(tmp_path:
     """Such as where a library's way out of an error waits for the other ranks."""
 
     def work(rank: Rank) -> None:
-        exchange = Exchange(timeout=1)
+        exchange = PeerExchange(timeout=1)
         dist.init_process_group("gloo", timeout=timedelta(seconds=30))
         exchange.all_gather(torch.ones(1))
         if rank.rank == 1:

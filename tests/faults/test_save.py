@@ -26,14 +26,14 @@ from lit_mnist.checkpoint.atomic_io import remove_temporary, write_text
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.state import KEEPER
-from lit_mnist.checkpoint.store import CheckpointFolder, newest_sound
+from lit_mnist.checkpoint.store import CheckpointFolder, newest_valid
 from lit_mnist.data.digits.fetch import exclusive
 from lit_mnist.run.folder import RunFolder
 
 
 def newest(folder: Path) -> dict[str, Any]:
     """Returns the newest checkpoint of a run folder, which must be there and sound."""
-    found = newest_sound(folder, pytest.fail)
+    found = newest_valid(folder, pytest.fail)
     assert found is not None
     return read_checkpoint(found.path)
 
@@ -50,7 +50,7 @@ def trained(program: Program) -> Path:
 
 
 def saving(folder: Path, step: int, *, is_best: bool) -> Callable[[], None]:
-    """Returns what puts a run's next checkpoint on the disk, as its keeper does."""
+    """Returns what puts a run's next checkpoint on the disk, as its manager does."""
     content = newest(folder)
     files = CheckpointFolder(folder / "checkpoints", keep=2, last_step=content["global_step"])
     score = content["callbacks"][KEEPER]["best"] + is_best * 1e-3

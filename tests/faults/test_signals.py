@@ -17,7 +17,7 @@ import pytest
 from conftest import Program, processes_of, ranks_of, result_of, run_forked, wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, kill, step_of
-from lit_mnist.checkpoint.store import newest_sound
+from lit_mnist.checkpoint.store import newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.distributed import launcher as launch
 from lit_mnist.distributed.signals import STOP
@@ -36,7 +36,7 @@ def terminal() -> Iterator[None]:
 
 def saved_step(folder: Path) -> int:
     """Returns the step of a run's newest checkpoint, which must be sound; 0 where there is none."""
-    saved = newest_sound(folder, pytest.fail)
+    saved = newest_valid(folder, pytest.fail)
     return saved.step if saved else 0
 
 

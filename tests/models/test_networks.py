@@ -22,7 +22,7 @@ from lit_mnist.models.sync_batch_norm import PortableSyncBatchNorm, sync_batch_n
 from lit_mnist.training import schedule as schedules
 from lit_mnist.training.evaluation import ExactMetrics
 from lit_mnist.training.examples import MISTAKES_KEPT, Wrong
-from lit_mnist.training.schedule import rate_factor
+from lit_mnist.training.schedule import lr_factor
 
 
 def test_sizes_of_the_networks() -> None:
@@ -202,7 +202,7 @@ def test_metrics_are_torchmetrics_own() -> None:
 @pytest.mark.parametrize("total", [1, 2, 400])
 def test_a_schedule_stays_between_nothing_and_its_peak(schedule: str, warmup: float | None, total: int) -> None:
     settings = ModelSettings(schedule=schedule, warmup=warmup)  # type: ignore[arg-type]
-    factors = [rate_factor(settings, step, total) for step in range(total + 3)]
+    factors = [lr_factor(settings, step, total) for step in range(total + 3)]
     assert all(0 <= factor <= 1 for factor in factors)
     assert max(factors[:total]) == pytest.approx(1, abs=0.01)
     if schedule == "onecycle" and total == 400 and warmup is None:

@@ -33,7 +33,7 @@ from lit_mnist.predict.answers import answers
 from lit_mnist.predict.doubts import NO_INK, doubts
 from lit_mnist.predict.grid import draw_grid
 from lit_mnist.predict.images import find_images, read_digits
-from lit_mnist.predict.scenes import own_scenes
+from lit_mnist.predict.scenes import user_images
 from lit_mnist.predict.table import write_table
 
 Array = npt.NDArray[Any]
@@ -429,7 +429,7 @@ def test_one_message_names_all_images_that_cannot_be_read(tmp_path: Path, digits
         "4.png: no such",
         "5.png: neither",
     )
-    for read in (read_digits, lambda files: own_scenes(files, DataSettings(name="shapes"))):
+    for read in (read_digits, lambda files: user_images(files, DataSettings(name="shapes"))):
         with pytest.raises(InputError, match=r"^5 of 6 images cannot be read: ") as caught:
             read(find_images([tmp_path]))
         assert all(problem in str(caught.value) for problem in problems), caught.value

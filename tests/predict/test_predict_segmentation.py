@@ -18,7 +18,7 @@ from lit_mnist.data.dataset import class_names
 from lit_mnist.data.segmentation.palette import PALETTE, palette_png, tinted
 from lit_mnist.data.segmentation.scenes import Scenes
 from lit_mnist.experiment import DataSettings
-from lit_mnist.predict.scenes import names_of, own_scenes, write_scenes
+from lit_mnist.predict.scenes import names_of, user_images, write_scenes
 from lit_mnist.training.extremes import KEPT, Scored, extremes_of, scene_scores
 
 VOC = class_names("voc2012")
@@ -150,7 +150,7 @@ def test_a_mask_is_enlarged_smoothly_to_the_picture_s_own_size(tmp_path: Path) -
     small[0, 3:5, 3:5] = 21
     settings = DataSettings(name="voc2012", border="class")
     batch = (torch.tensor([0]), torch.from_numpy(small), torch.tensor([0.75]))
-    (row,) = write_scenes(tmp_path, own_scenes([tmp_path / "wide.png"], settings).test, [batch], settings)
+    (row,) = write_scenes(tmp_path, user_images([tmp_path / "wide.png"], settings).test, [batch], settings)
     with Image.open(tmp_path / "masks" / "wide.png") as image:
         mask = np.asarray(image)
     assert mask.shape == (100, 200)

@@ -25,7 +25,7 @@ from lit_mnist.report import formats
 from lit_mnist.report.axes import linear_axis, log_axis, step_axis
 from lit_mnist.report.curves import thin
 from lit_mnist.report.page import Mistake, write_report
-from lit_mnist.training.schedule import rate_factor
+from lit_mnist.training.schedule import lr_factor
 
 DASH = "\u2013"
 SPACE = "\u00a0"
@@ -396,8 +396,8 @@ def test_the_learning_rate_is_that_of_the_schedule_with_its_exact_peak(
     history = [{"step": 1, "epoch": 0, "train_loss": 2.0, "lr": 0.02}, {"step": steps, "train_loss": 1.0, "lr": 1e-4}]
     page = write(tmp_path, result=with_schedule(steps, schedule=schedule, warmup=0.25), history=history, mistakes=[])
     settings = ModelSettings(schedule=schedule, warmup=0.25)
-    rates = [0.1 * rate_factor(settings, step, steps) for step in range(steps)]
-    highest = max(rates)
+    lrs = [0.1 * lr_factor(settings, step, steps) for step in range(steps)]
+    highest = max(lrs)
     (legend,) = (e["text"] for e in page.find("span", "key") if "highest" in e["text"])
     assert legend == f"highest {formats.short(highest)}"
     assert legend == "highest 0.1" or steps <= 3
@@ -408,7 +408,7 @@ def test_the_learning_rate_is_that_of_the_schedule_with_its_exact_peak(
     assert len(line) <= 400
     top = max(float(e["text"]) for e in page.find("text", "y")[-3:])
     for x, y in line:
-        assert y * top == pytest.approx(rates[max(1, round(x * steps)) - 1], abs=2e-3 * top)
+        assert y * top == pytest.approx(lrs[max(1, round(x * steps)) - 1], abs=2e-3 * top)
     assert max(y for _, y in line) == pytest.approx(highest / top, abs=1e-3)
     assert line[0][0] == pytest.approx(1 / steps, abs=1e-4)
     assert line[-1][0] == 1.0
@@ -418,7 +418,7 @@ def test_a_run_that_was_stopped_early_shows_its_part_of_the_schedule(tmp_path: P
     page = write(tmp_path, result=with_schedule(200, made=25), history=[{"step": 25, "train_loss": 1.0}], mistakes=[])
     settings = ModelSettings()
     (legend,) = (e["text"] for e in page.find("span", "key") if "highest" in e["text"])
-    assert legend == f"highest {formats.short(float(f'{0.1 * rate_factor(settings, 24, 200):.4g}'))}"
+    assert legend == f"highest {formats.short(float(f'{0.1 * lr_factor(settings, 24, 200):.4g}'))}"
 
 
 def test_a_resumed_run_says_which_steps_its_time_covers(tmp_path: Path) -> None:

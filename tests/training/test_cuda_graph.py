@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.engines import lightning, raw_ddp, single
-from lit_mnist.engines.capabilities import Offer
+from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 
@@ -80,7 +80,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.BatchNorm2d, "__init__", noted)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(Offer, "uses_cuda_graph", lambda *_: True)
+    monkeypatch.setattr(Capabilities, "uses_cuda_graph", lambda *_: True)
 
 
 @pytest.mark.parametrize("engine", ["single", "lightning"])
@@ -101,11 +101,11 @@ GPU = Devices("cuda", (0,))
 DEFAULT = Experiment()
 
 
-@pytest.mark.parametrize("offer", [single.OFFER, lightning.OFFER])
-def test_one_gpu_records_the_convnet_by_itself(offer: Offer) -> None:
-    assert offer.uses_cuda_graph("it", DEFAULT, GPU, 1, ())
-    assert not offer.uses_cuda_graph("it", DEFAULT.replace("run", cuda_graph=False), GPU, 1, ())
-    assert not offer.uses_cuda_graph("it", DEFAULT, Devices("cpu", (0,)), 1, ())
+@pytest.mark.parametrize("offer", [single.CAPABILITIES, lightning.CAPABILITIES])
+def test_one_gpu_records_the_convnet_by_itself(capabilities: Capabilities) -> None:
+    assert capabilities.uses_cuda_graph("it", DEFAULT, GPU, 1, ())
+    assert not capabilities.uses_cuda_graph("it", DEFAULT.replace("run", cuda_graph=False), GPU, 1, ())
+    assert not capabilities.uses_cuda_graph("it", DEFAULT, Devices("cpu", (0,)), 1, ())
 
 
 @pytest.mark.parametrize(
@@ -119,19 +119,19 @@ def test_one_gpu_records_the_convnet_by_itself(offer: Offer) -> None:
 )
 def test_what_no_graph_shows_is_not_recorded(section: str, setting: dict[str, Any], told: str) -> None:
     experiment = DEFAULT.replace(section, **setting)
-    assert not single.OFFER.uses_cuda_graph("single", experiment, GPU, 1, ())
+    assert not single.CAPABILITIES.uses_cuda_graph("single", experiment, GPU, 1, ())
     asked = replace(experiment, run=replace(experiment.run, cuda_graph=True))
     with pytest.raises(InputError, match=told):
-        single.OFFER.uses_cuda_graph("single", asked, GPU, 1, ())
+        single.CAPABILITIES.uses_cuda_graph("single", asked, GPU, 1, ())
 
 
 def test_a_graph_that_cannot_be_is_refused() -> None:
     asked = DEFAULT.replace("run", cuda_graph=True)
-    for offer, devices, world_size, extras, told in (
-        (raw_ddp.OFFER, GPU, 1, (), "the engine it records none"),
-        (single.OFFER, Devices("cpu", (0,)), 1, (), "on cpu"),
-        (lightning.OFFER, Devices("cuda", (0, 1)), 2, (), "2 ranks"),
-        (lightning.OFFER, GPU, 1, ("callbacks",), "trainer.callbacks"),
+    for capabilities, devices, world_size, extras, told in (
+        (raw_ddp.CAPABILITIES, GPU, 1, (), "the engine it records none"),
+        (single.CAPABILITIES, Devices("cpu", (0,)), 1, (), "on cpu"),
+        (lightning.CAPABILITIES, Devices("cuda", (0, 1)), 2, (), "2 ranks"),
+        (lightning.CAPABILITIES, GPU, 1, ("callbacks",), "trainer.callbacks"),
     ):
         with pytest.raises(InputError, match=told):
-            offer.uses_cuda_graph("it", asked, devices, world_size, extras)
+            capabilities.uses_cuda_graph("it", asked, devices, world_size, extras)

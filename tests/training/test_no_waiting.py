@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_leaves
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.rng import Draw
-from lit_mnist.distributed.consensus import Agreement
+from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.run.recorder import Recorder
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import WARM_UP_STEPS, StepClock
 from lit_mnist.training import finite
 from lit_mnist.training.finite import FiniteCheck
@@ -144,22 +144,22 @@ class FinishedError(Exception):
 
 def test_an_epoch_is_trained_on_a_device_that_has_no_numbers(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever reads one raises; but for the figures and the look at the gradients, which have their own steps."""
-    step_done, crossings = Recorder.step_done, Crossings()
+    step_done, crossings = MetricsRecorder.step_done, Crossings()
 
-    def watched(self: Recorder, *arguments: Any) -> None:
+    def watched(self: MetricsRecorder, *arguments: Any) -> None:
         step_done(self, *arguments)
         if self.step == 1:
             crossings.__enter__()
 
-    def finish(self: Recorder, *_: Any, **__: Any) -> None:
+    def finish(self: MetricsRecorder, *_: Any, **__: Any) -> None:
         raise FinishedError(f"{self.step} steps, {crossings.found} crossed over")
 
     monkeypatch.setattr(Devices, "of", lambda *_: META)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: torch.enable_grad())
-    monkeypatch.setattr(Recorder, "_over_all_ranks", lambda *_: (0.0, 0.0))
-    monkeypatch.setattr(FiniteCheck, "look", lambda *_: None)
-    monkeypatch.setattr(Recorder, "step_done", watched)
-    monkeypatch.setattr(Recorder, "epoch_done", finish)
+    monkeypatch.setattr(MetricsRecorder, "_over_all_ranks", lambda *_: (0.0, 0.0))
+    monkeypatch.setattr(FiniteCheck, "check", lambda *_: None)
+    monkeypatch.setattr(MetricsRecorder, "step_done", watched)
+    monkeypatch.setattr(MetricsRecorder, "epoch_done", finish)
     words = ("--precision", "32-true", "--trainer.gradient_clip_val", 1.0, "--model.momentum", 0.9)
     done = program(*WORDS, *words, engine="single")
     assert f"FinishedError: {STEPS} steps, [] crossed over" in done.err, done.err
@@ -169,10 +169,10 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch, notes: Path) -> None:
     """Lets rank 0 write down what was read after each step but the first, whose figures are shown, and the last."""
     found: list[str] = []
     modes = (PythonReads(found), OperatorReads(found))
-    step_done, settle = Recorder.step_done, Agreement.settle
+    step_done, settle = MetricsRecorder.step_done, Consensus.settle
     steps: list[list[str]] = []
 
-    def watched(self: Recorder, *arguments: Any) -> None:
+    def watched(self: MetricsRecorder, *arguments: Any) -> None:
         step_done(self, *arguments)
         steps.append(found.copy())
         found.clear()
@@ -185,7 +185,7 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch, notes: Path) -> None:
             if self.rank.is_first:
                 notes.write_text(json.dumps(steps[1:]))
 
-    def agreed(self: Agreement, *arguments: Any, **options: Any) -> Any:
+    def agreed(self: Consensus, *arguments: Any, **options: Any) -> Any:
         before = len(found)
         try:
             return settle(self, *arguments, **options)
@@ -193,8 +193,8 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch, notes: Path) -> None:
             # It has a clock of its own, not the step.
             del found[before:]
 
-    monkeypatch.setattr(Recorder, "step_done", watched)
-    monkeypatch.setattr(Agreement, "settle", agreed)
+    monkeypatch.setattr(MetricsRecorder, "step_done", watched)
+    monkeypatch.setattr(Consensus, "settle", agreed)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from lit_mnist.training import finite
 from lit_mnist.training.finite import FiniteCheck
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.precision import cpu_computes_bfloat16, resolve_precision
-from lit_mnist.training.schedule import rate_factor
+from lit_mnist.training.schedule import lr_factor
 
 SMALL = (
     *("--data.train_size", 160, "--data.val_size", 0, "--data.test_size", 40, "--batch-size", 8),
@@ -67,7 +67,7 @@ def test_a_skipped_step_leaves_the_schedule_where_it_was(
     assert saved["steps_made"] == steps - skipped
     assert saved["lr_schedulers"][0]["last_epoch"] == steps - skipped
     settings = ModelSettings()
-    expected = settings.lr * rate_factor(settings, steps - skipped, steps)
+    expected = settings.lr * lr_factor(settings, steps - skipped, steps)
     assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(expected)
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps
 
-from lit_mnist.data.pictures import opened_picture
+from lit_mnist.data.pictures import open_image
 from lit_mnist.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,23 +59,23 @@ class Scenes:
         return Scenes(tuple(self.images[index] for index in chosen), masks)
 
 
-def read_picture(path: Path) -> Image.Image:
+def read_image(path: Path) -> Image.Image:
     """Returns a data set's picture in RGB, of whatever JPEG: grey, CMYK, any size, as stored.
 
     Raises:
-        InputError: The file is no JPEG that can be decoded; see `opened_picture`.
+        InputError: The file is no JPEG that can be decoded; see `open_image`.
     """
-    with opened_picture(path, ("JPEG",)) as image:
+    with open_image(path, ("JPEG",)) as image:
         return image.convert("RGB")
 
 
-def read_own_picture(path: Path) -> Image.Image:
+def read_user_image(path: Path) -> Image.Image:
     """Returns a user's picture in RGB as a viewer shows it: turned as its EXIF data say, on white where transparent.
 
     Raises:
-        InputError: The file is no picture that can be decoded; see `opened_picture`.
+        InputError: The file is no picture that can be decoded; see `open_image`.
     """
-    with opened_picture(path, OWN_FORMATS) as image:
+    with open_image(path, OWN_FORMATS) as image:
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         if image.has_transparency_data:
@@ -97,7 +97,7 @@ def read_mask(path: Path, num_classes: int, *, border_is_class: bool = False) ->
     Raises:
         InputError: The file is no palette or grey PNG that can be decoded, or holds another class.
     """
-    with opened_picture(path, ("PNG",)) as image:
+    with open_image(path, ("PNG",)) as image:
         # Fewer than 8 bits of grey would be stretched to 0 to 255, and the classes with them.
         with path.open("rb") as file:
             depth, colour = file.read(26)[24:]
@@ -170,9 +170,9 @@ class SceneSamples(torch.utils.data.Dataset[tuple[torch.Tensor, Pixels] | InputE
 
     def _read(self, index: int) -> tuple[Image.Image, Image.Image]:
         if not self.scenes.masks:
-            picture = read_own_picture(self.scenes.images[index])
+            picture = read_user_image(self.scenes.images[index])
             return picture, Image.new("L", picture.size, IGNORED)
-        picture = read_picture(self.scenes.images[index])
+        picture = read_image(self.scenes.images[index])
         mask = read_mask(self.scenes.masks[index], self.num_classes, border_is_class=self.border_is_class)
         return picture, mask
 

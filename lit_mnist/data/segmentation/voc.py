@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lit_mnist.data.digits.family import user_cache
 from lit_mnist.data.digits.fetch import check_allowed, exclusive
-from lit_mnist.data.segmentation.scenes import Scenes, read_mask, read_picture
+from lit_mnist.data.segmentation.scenes import Scenes, read_image, read_mask
 from lit_mnist.data.segmentation.voc_archive import FOLDER, fetch_voc2012
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import InputError
@@ -228,7 +228,7 @@ def check_scene(picture: Path, mask: Path, num_classes: int) -> None:
     Raises:
         InputError: One of its files cannot be decoded, or they do not fit each other.
     """
-    size, found = read_picture(picture).size, read_mask(mask, num_classes).size
+    size, found = read_image(picture).size, read_mask(mask, num_classes).size
     if found != size:
         raise InputError(
             f"{mask}: the mask has {found[0]} x {found[1]} pixels, but its picture {picture} has {size[0]} x {size[1]}"
