@@ -4,7 +4,7 @@
     python -m benchmarks.bare infer
     python -m benchmarks.bare lightning
 
-`train` makes steps of the default network and optimizer on float tensors; `infer` puts the 10,000 test pictures
+`train` makes steps of the default network and optimizer on float tensors; `infer` puts the 10,000 test images
 through the network and counts the right answers; `lightning` does the same by the Trainer, with the project's exact
 metrics. The last line is JSON. Batch, precision, memory format, kept memory and threads are those of
 the engines.

@@ -64,7 +64,7 @@ class ConvNet(nn.Module):
         self.fc = nn.Linear(7 * 7 * 32, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns logits, [batch, classes], of pictures, [batch, 1, 28, 28]."""
+        """Returns logits, [batch, classes], of images, [batch, 1, 28, 28]."""
         out = self.layer2(self.layer1(x))
         return self.fc(out.reshape(out.size(0), -1))
 

@@ -113,7 +113,7 @@ def load_of(recipe: Recipe, net: nn.Module, engine: str, plan: Plan, *, gpu: boo
     model, trainer = recipe.experiment.model, recipe.experiment.trainer
     element = 8 if trainer.precision == "64-true" else 4
     each_time = batch_norm(net, element, gpu=gpu) if trainer.sync_batchnorm is not False else []
-    if recipe.is_scenes:
+    if recipe.is_segmentation:
         # The count of pixels, over which the loss is a mean.
         each_time = [*each_time, Collective("all_reduce", 8)]
     gradient = ddp_gradient if engine == RAW_DDP else server_gradient

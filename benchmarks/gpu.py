@@ -69,7 +69,7 @@ def gpu() -> Topic:
             Ratio("single, bf16-mixed", _PEAK),
         ),
         notes=(
-            "One epoch: 859 steps of 64 pictures, 54,976 in all. What is not said to go kernel by kernel replays a "
+            "One epoch: 859 steps of 64 images, 54,976 in all. What is not said to go kernel by kernel replays a "
             "recorded graph of both passes. Peak memory is that of the tensors on the GPU.",
             f"The matrix units' rate is that of bfloat16 products of {_SIDE} x {_SIDE} random numbers, divided by the "
             "operations of both passes. Copies count what is read and what is written.",
@@ -93,7 +93,7 @@ def _peak(what: str, folder: Path) -> Figures:
 
 
 def product() -> Figures:
-    """Returns the operations per second of large matrix products, and the pictures that they would train."""
+    """Returns the operations per second of large matrix products, and the images that they would train."""
     left, right = (torch.randn(_SIDE, _SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     rate = 2 * _SIDE**3 / _median_seconds(lambda: left @ right)
     return {"images_per_s": rate / operations_per_image(), "operations_per_s": rate}
@@ -107,7 +107,7 @@ def copy() -> Figures:
 
 
 def operations_per_image() -> float:
-    """Returns the floating-point operations of the default network's passes of one picture, of products only."""
+    """Returns the floating-point operations of the default network's passes of one image, of products only."""
     net, images = build_net(ModelSettings(), num_classes=10, seed=0), torch.randn(2, 1, 28, 28)
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(net(images), torch.tensor([0, 1])).backward()

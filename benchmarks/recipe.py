@@ -14,7 +14,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import SEGMENTATION_NAMES, DataSettings, Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan, make_plan
 
-# Scenes in VOC's own list `train` of its segmentation task: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
+# SegmentationSplit in VOC's own list `train` of its segmentation task: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
 VOC_TRAIN = 1464
 
 
@@ -55,7 +55,7 @@ class Recipe:
         return cls(experiment, config, len(train[: data.train_size]), timed, stand_in)
 
     @property
-    def is_scenes(self) -> bool:
+    def is_segmentation(self) -> bool:
         """Whether each pixel has a class."""
         return self.experiment.data.name in SEGMENTATION_NAMES
 
@@ -95,8 +95,8 @@ class Recipe:
         """Yields what a reader must know of how the timed runs differ from the experiment."""
         if self.stand_in:
             yield (
-                "Stand-in: Pascal VOC is not on this machine. What a step takes does not depend on what the pictures "
-                f"show, so the runs read scenes of shapes in its place, brought to the same {self._size}, as many a "
+                "Stand-in: Pascal VOC is not on this machine. What a step takes does not depend on what the images "
+                f"show, so the runs read images of shapes in its place, brought to the same {self._size}, as many a "
                 f"batch, with VOC's classes. An epoch is taken to be that of VOC: {VOC_TRAIN:,} training scenes. The "
                 "shapes are smaller files, which take less time to decode; workers hide that time as long as they "
                 "keep up."

@@ -90,7 +90,7 @@ class Stage:
             plan = self.recipe.plan(count)
             if plan.batch_size > self.recipe.timed_count:
                 return f"A batch of {plan.batch_size} is more than the {self.recipe.timed_count} samples at hand."
-            if self.recipe.is_scenes:
+            if self.recipe.is_segmentation:
                 # It imports Lightning.
                 from lit_mnist.cli.checks import check_batch_norm
 

@@ -1,7 +1,7 @@
 """The waterfall of one training step: what each part of it takes, in raw DDP and in Lightning.
 
 The parts are timed by `--run.trace times`, where both engines call the same functions. The loop around them is timed by
-itself: the same engine, with the same loop, callbacks and calls, trains a network of one layer on one picture per rank,
+itself: the same engine, with the same loop, callbacks and calls, trains a network of one layer on one image per rank,
 and what is spent there outside of all parts is the loop's own. The step that the parts are compared with is that of
 the steps of a traced run that no probe is in: they take turns with the others every few steps, since on a busy machine
 two runs differ by more than the parts that are looked for. Runs without any trace stand beside it.
@@ -68,7 +68,7 @@ def waterfall(options: WaterfallOptions) -> Topic:
             "the warm-up and over the rounds.",
             "Waiting for another rank counts where it happens: in the collectives of batch norm, of the gradient, or "
             "of the figures for the screen.",
-            f"The {FRAMEWORK} is the time outside of all parts in a training of one layer on one picture per rank.",
+            f"The {FRAMEWORK} is the time outside of all parts in a training of one layer on one image per rank.",
         ),
     )
 
@@ -139,7 +139,7 @@ def _times(folder: Path) -> Figures:
 
 
 class NearlyNothing(nn.Module):
-    """One linear layer over the first row of a picture: a network that takes no time.
+    """One linear layer over the first row of a image: a network that takes no time.
 
     Args:
         num_classes: Number of classes.
@@ -151,7 +151,7 @@ class NearlyNothing(nn.Module):
         self.fc = nn.Linear(28, num_classes)
 
     def forward(self, images: torch.Tensor, draw: object = None) -> torch.Tensor:
-        """Returns logits, [batch, num_classes], of pictures [batch, 1, 28, 28]."""
+        """Returns logits, [batch, num_classes], of images [batch, 1, 28, 28]."""
         return self.fc(images[:, 0, 0])
 
 

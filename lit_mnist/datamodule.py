@@ -1,4 +1,4 @@
-"""The LightningDataModule: verified pictures, cut into batches by the project's own order."""
+"""The LightningDataModule: verified images, cut into batches by the project's own order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
-from lit_mnist.data.dataset import AnySplit, Scenes, dataset_of
+from lit_mnist.data.dataset import AnySplit, SegmentationSplit, dataset_of
 from lit_mnist.data.device import CPU
 from lit_mnist.data.epoch_loader import EpochLoader
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
@@ -125,7 +125,7 @@ class MNISTDataModule(LightningDataModule):
         """Returns this rank's part of the test split."""
         split = self.splits.test
         # See Job.evaluation_batches.
-        return self._evaluation(split, batch_size=1 if isinstance(split, Scenes) else None)
+        return self._evaluation(split, batch_size=1 if isinstance(split, SegmentationSplit) else None)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Moves a batch as the other engines do, without a search for tensors in all that it holds."""

@@ -33,7 +33,7 @@ from lit_mnist.training.schedule import make_schedule
 
 
 class LitClassifier(PlainHookName, LightningModule):
-    """A classifier of pictures, or of their pixels; `LitClassifier.load_from_checkpoint(RUN)` gives a trained one.
+    """A classifier of images, or of their pixels; `LitClassifier.load_from_checkpoint(RUN)` gives a trained one.
 
     It takes the batches of `MNISTDataModule`, and those of any loader: (images, targets), where the images are
     normalised, float [batch, channels, height, width], and the targets int64 [batch], or [batch, height, width].
@@ -66,7 +66,7 @@ class LitClassifier(PlainHookName, LightningModule):
         self._graphed: GraphedPasses | None = None
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns logits, [batch, classes, ...], of normalised pictures, [batch, channels, height, width]."""
+        """Returns logits, [batch, classes, ...], of normalised images, [batch, channels, height, width]."""
         return self.net(images)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Writes a small folder in the form of Pascal VOC: odd sizes, grey and CMYK pictures, a mask that is only border."""
+"""Writes a small folder in the form of Pascal VOC: odd sizes, grey and CMYK images, a mask that is only border."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from PIL import Image
 from lit_mnist.data.segmentation.palette import palette_png
 from lit_mnist.data.segmentation.voc import LISTS, MASKS, PICTURES
 
-# Width and height in pixels, and the picture's mode, of scene after scene.
+# Width and height in pixels, and the image's mode, of scene after scene.
 KINDS = (((61, 47), "RGB"), ((33, 64), "L"), ((50, 50), "CMYK"), ((97, 40), "RGB"), ((40, 71), "RGB"))
 ONLY_BORDER = 3
 
 
-def write_scene(folder: Path, name: str, number: int) -> None:
-    """Writes a picture of noise with a bright block in it, whose class depends on the number."""
+def write_image(folder: Path, name: str, number: int) -> None:
+    """Writes a image of noise with a bright block in it, whose class depends on the number."""
     noise = np.random.default_rng(number)
     (width, height), mode = KINDS[number % len(KINDS)]
     pixels = noise.integers(0, 100, (height, width, 3), dtype=np.uint8)
@@ -39,7 +39,7 @@ def write_voc(root: Path, train: int = 16, test: int = 6) -> Path:
         (folder / place).mkdir(parents=True)
     names = [f"2007_{number:06}" for number in range(train + test)]
     for number, name in enumerate(names):
-        write_scene(folder, name, number)
+        write_image(folder, name, number)
     (folder / LISTS / "train.txt").write_text("\n".join(names[:train]) + "\n")
     (folder / LISTS / "val.txt").write_text("\n".join(names[train:]) + "\n")
     return folder

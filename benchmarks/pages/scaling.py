@@ -163,7 +163,7 @@ def _figure(
     share: bool = False,
     log: bool = False,
 ) -> str:
-    """Returns a picture over the ranks, or nothing where there is none; from `edge` ranks on they share cores."""
+    """Returns a image over the ranks, or nothing where there is none; from `edge` ranks on they share cores."""
     points = [point for one in (*lines, *dots) for point in one.points]
     if not points:
         return ""

@@ -57,7 +57,7 @@ def waterfall_section(topic: Mapping[str, Any]) -> str:
 
 
 def _figure(name: str, engine: Mapping[str, Any], longest: float) -> str:
-    """Returns one engine's picture."""
+    """Returns one engine's image."""
     parts, step = _parts(engine), finite(engine.get("plain_ms"))
     covered = finite(engine.get("covered"))
     share = MISSING if covered is None else percent(covered)

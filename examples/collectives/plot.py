@@ -1,4 +1,4 @@
-"""The bench as a picture: latency and bus bandwidth over the message size."""
+"""The bench as a image: latency and bus bandwidth over the message size."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def write_plot(path: Path, measured: Mapping[str, Any]) -> None:
     # Not at the top: the tour draws nothing, and need not wait for the import.
     from matplotlib.figure import Figure
 
-    picture = Figure(figsize=(10, 4.2), layout="constrained")
-    latency, bandwidth = picture.subplots(1, 2)
+    image = Figure(figsize=(10, 4.2), layout="constrained")
+    latency, bandwidth = image.subplots(1, 2)
     share = 2 * (measured["world_size"] - 1) / measured["world_size"]
     for name, style in _STYLES.items():
         figures = [figure for figure in measured["figures"] if figure["operation"] == name]
@@ -55,5 +55,5 @@ def write_plot(path: Path, measured: Mapping[str, Any]) -> None:
         axes.grid(color="#e3e3dd")
         axes.spines[["top", "right"]].set_visible(False)
     latency.legend(frameon=False)
-    picture.suptitle(f"All-reduce on {measured['world_size']} ranks, medians and quartiles of the repeats")
-    picture.savefig(path, dpi=150)
+    image.suptitle(f"All-reduce on {measured['world_size']} ranks, medians and quartiles of the repeats")
+    image.savefig(path, dpi=150)

@@ -58,7 +58,7 @@ def check_deterministic(experiment: Experiment, kind: str) -> None:
         kind: Kind of the devices: `cpu` or `cuda`.
 
     Raises:
-        InputError: Scenes are to be trained on GPUs, deterministically.
+        InputError: SegmentationSplit are to be trained on GPUs, deterministically.
     """
     if experiment.trainer.deterministic and kind == "cuda" and experiment.data.name in SEGMENTATION_NAMES:
         raise InputError("trainer.deterministic: torch has no deterministic loss of pixels on GPUs: leave it out.")
@@ -103,5 +103,5 @@ def check_evaluation(request: Request, splits: Splits, world_size: int) -> None:
     sizes["test"] = len(splits.test) if request.command in {"train", "test", "predict"} else 0
     for name, size in sizes.items():
         if 0 < size < world_size:
-            what = f"There are {size} pictures" if request.images else f"The {name} split has {size} samples"
+            what = f"There are {size} images" if request.images else f"The {name} split has {size} samples"
             raise InputError(f"{what}, fewer than the {world_size} ranks: use fewer ranks.")

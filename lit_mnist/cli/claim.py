@@ -15,7 +15,7 @@ from lit_mnist.cli.parser import Request
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import SEGMENTATION_NAMES, Experiment
-from lit_mnist.predict.scenes import MASKS, OVERLAYS
+from lit_mnist.predict.masks import MASKS, OVERLAYS
 from lit_mnist.profiling.faults import injected
 from lit_mnist.run.finish import GRID, PREDICTIONS
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, lock_folder, was_restarted

@@ -1,4 +1,4 @@
-"""The samples that a command works on: the data set's, or the user's own pictures in place of its test set."""
+"""The samples that a command works on: the data set's, or the user's own images in place of its test set."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def load_samples(
 
     Args:
         experiment: What is trained on or evaluated.
-        images: The user's pictures or folders of them; none for those of the data set.
+        images: The user's images or folders of them; none for those of the data set.
         fetch: Whether data that are missing may be downloaded or made.
 
     Returns:
-        The data set; its samples, as the experiment splits them; the user's pictures, which stand in the test split.
+        The data set; its samples, as the experiment splits them; the user's images, which stand in the test split.
 
     Raises:
-        InputError: The data are missing or damaged, or a picture cannot be read.
+        InputError: The data are missing or damaged, or a image cannot be read.
     """
     if not images:
         dataset = dataset_of(experiment.data, fetch=fetch)
         return dataset, split_dataset(experiment, dataset), ()
     # Whoever does not predict need not wait for what this imports.
     from lit_mnist.predict.images import find_images, read_digits
-    from lit_mnist.predict.scenes import user_images
+    from lit_mnist.predict.masks import user_images
 
     files = tuple(find_images(images))
     if experiment.data.name in SEGMENTATION_NAMES:

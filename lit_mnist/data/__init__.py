@@ -1,1 +1,1 @@
-"""Verified pictures and labels, their order, and the random numbers that shape both."""
+"""Verified images and labels, their order, and the random numbers that shape both."""

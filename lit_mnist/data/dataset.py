@@ -12,13 +12,13 @@ from pathlib import Path
 from lit_mnist.data.digits.family import load_family
 from lit_mnist.data.digits.idx import Split
 from lit_mnist.data.digits.mnist import load_mnist
-from lit_mnist.data.segmentation.scenes import IGNORED, Scenes
+from lit_mnist.data.segmentation.images import IGNORED, SegmentationSplit
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import SEGMENTATION_NAMES, DataSettings
 
-__all__ = ["IGNORED", "AnySplit", "Dataset", "Scenes", "Split", "class_names", "dataset_of", "load_dataset"]
+__all__ = ["IGNORED", "AnySplit", "Dataset", "SegmentationSplit", "Split", "class_names", "dataset_of", "load_dataset"]
 
-AnySplit = Split | Scenes
+AnySplit = Split | SegmentationSplit
 
 _DIGITS = tuple(string.digits)
 # In EMNIST's own order; 15 small letters that look like their capitals are merged with them.

@@ -1,4 +1,4 @@
-"""Data on a rank's device: a batch, pictures that stay there, and copies for which the host does not wait."""
+"""Data on a rank's device: a batch, images that stay there, and copies for which the host does not wait."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Batch(NamedTuple):
     """One rank's part of a micro-batch.
 
     Attributes:
-        images: Normalised pictures, float [batch, 1, 28, 28], or of scenes [batch, 3, height, width].
-        targets: Classes, int64 [batch], or of scenes [batch, height, width], with `IGNORED` where a pixel has none.
+        images: Normalised images, float [batch, 1, 28, 28], or for segmentation [batch, 3, height, width].
+        targets: Classes, int64 [batch], or for segmentation [batch, height, width], `IGNORED` where a pixel has none.
         indices: The samples' numbers in their split, int64 [batch].
         draw: The random numbers of this micro-batch, in training only.
     """

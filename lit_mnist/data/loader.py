@@ -1,9 +1,9 @@
-"""Batches cut from pictures in memory: index, convert, augment, normalise, each in one vectorised step per batch.
+"""Batches cut from images in memory: index, convert, augment, normalise, each in one vectorised step per batch.
 
-All of it happens on the rank's device, where the pictures stay. What the host knows of an epoch, which samples and
+All of it happens on the rank's device, where the images stay. What the host knows of an epoch, which samples and
 which random numbers, it works out and sends there once, at the epoch's first batch.
 
-Where the experiment asks for the classic way, sample by sample, `per_sample.py` makes the pictures instead; so it does
+Where the experiment asks for the classic way, sample by sample, `per_sample.py` makes the images instead; so it does
 with scenes, whose files are read one by one.
 """
 
@@ -22,20 +22,20 @@ from lit_mnist.data.device import CPU, Batch, moved, resident
 from lit_mnist.data.digits.augmentation import augment, changed, changes
 from lit_mnist.data.rng import Draw
 from lit_mnist.data.sampler import Indices, evaluation_rows, rank_rows, train_indices
-from lit_mnist.data.segmentation.scenes import Scenes, SceneSamples, normalised
+from lit_mnist.data.segmentation.images import SegmentationSamples, SegmentationSplit, normalised
 from lit_mnist.experiment import DataSettings
 from lit_mnist.experiment.plan import Plan
 
 if TYPE_CHECKING:
     from lit_mnist.data.per_sample import Augment
-    from lit_mnist.data.segmentation.scenes import Change
+    from lit_mnist.data.segmentation.images import Change
 
 __all__ = ["PIXEL_MEAN", "PIXEL_STD", "Batch", "EvaluationBatches", "TrainBatches", "normalise"]
 
 # Mean and standard deviation of MNIST's training pixels as shares of 255; the whole family is brought to this scale.
 PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
 
-# Pictures that a GPU cuts at once: a few kernels for many batches. A CPU cuts each batch when it is needed, since it
+# Images that a GPU cuts at once: a few kernels for many batches. A CPU cuts each batch when it is needed, since it
 # then still lies in the cache.
 _CUT_AT_ONCE = 4096
 
@@ -67,12 +67,12 @@ class TrainBatches:
     Args:
         split: The training samples.
         plan: Size and number of the micro-batches.
-        settings: Kind and strength of the augmentation, and which way the pictures are made.
+        settings: Kind and strength of the augmentation, and which way the images are made.
         seed: The experiment's seed.
         epoch: The epoch, from 0.
         rank: This rank.
         first: The first micro-batch to give, from 0: where an epoch is taken up in the middle.
-        dtype: Floating-point type of the pictures.
+        dtype: Floating-point type of the images.
         device: Where whole batches are made; what is made sample by sample is on the host.
     """
 
@@ -111,8 +111,8 @@ class TrainBatches:
             return
         batches = range(self.first, len(self))
         chosen = [self._indices(batch) for batch in batches]
-        if isinstance(self.split, Scenes):
-            made = _scenes(self.split, chosen, self.settings, self.dtype, self._scene_change())
+        if isinstance(self.split, SegmentationSplit):
+            made = _scenes(self.split, chosen, self.settings, self.dtype, self._segmentation_change())
         else:
             change = partial(augment, settings=self.settings, seed=self.seed, epoch=self.epoch)
             made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype, change)
@@ -148,7 +148,7 @@ class TrainBatches:
     def _own_rows(self) -> torch.Tensor:
         return moved(torch.arange(self.rows.start, self.rows.stop), self.device)
 
-    def _scene_change(self) -> Change | None:
+    def _segmentation_change(self) -> Change | None:
         if self.settings.augment == "none":
             return None
         from lit_mnist.data.segmentation.augmentation import random_crop
@@ -177,8 +177,8 @@ class EvaluationBatches:
         rank: This rank.
         world_size: Number of ranks.
         batch_size: Samples of a batch; the last may be smaller.
-        settings: Which way the pictures are made; by default in whole batches.
-        dtype: Floating-point type of the pictures.
+        settings: Which way the images are made; by default in whole batches.
+        dtype: Floating-point type of the images.
         device: Where whole batches are made; what is made sample by sample is on the host.
     """
 
@@ -207,7 +207,7 @@ class EvaluationBatches:
         starts = range(self.rows.start, self.rows.stop, self.batch_size)
         parts = [slice(start, min(start + self.batch_size, self.rows.stop)) for start in starts]
         chosen = [np.arange(part.start, part.stop) for part in parts]
-        if isinstance(self.split, Scenes):
+        if isinstance(self.split, SegmentationSplit):
             made = _scenes(self.split, chosen, self.settings, self.dtype)
         elif self.settings.pipeline == "batched":
             yield from map(self._cut, parts)
@@ -228,7 +228,7 @@ class EvaluationBatches:
 def _one_by_one(
     split: Split, chosen: Sequence[Indices], workers: int, dtype: torch.dtype, change: Augment | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the pictures and classes of each batch, made sample by sample."""
+    """Yields the images and classes of each batch, made sample by sample."""
     # It imports torchvision, which takes more than a second: only who asks for this way waits for it.
     from lit_mnist.data.per_sample import Samples, load_batches
 
@@ -237,21 +237,21 @@ def _one_by_one(
 
 
 def _scenes(
-    split: Scenes,
+    split: SegmentationSplit,
     chosen: Sequence[Indices],
     settings: DataSettings,
     dtype: torch.dtype,
     change: Change | None = None,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the pictures and targets of each batch, read from files."""
+    """Yields the images and targets of each batch, read from files."""
     from lit_mnist.data.per_sample import load_batches
 
-    samples = SceneSamples(
+    samples = SegmentationSamples(
         split,
         size=settings.image_size,
         num_classes=len(class_names(settings.name, border=settings.border)),
         border_is_class=settings.border == "class",
         change=change,
     )
-    for pictures, targets in load_batches(samples, chosen, settings.workers):
-        yield normalised(pictures, dtype), targets.long()
+    for images, targets in load_batches(samples, chosen, settings.workers):
+        yield normalised(images, dtype), targets.long()

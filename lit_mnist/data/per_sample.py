@@ -1,8 +1,8 @@
 """The classic data path: every sample is turned by itself, as most MNIST scripts do, in loader workers or without.
 
 `--data.pipeline per_sample --data.workers 4` chooses it. It is kept as a yardstick: up to rounding its batches are
-those that `loader.py` cuts in one step, in the same order, so that only the time differs. Scenes, which are files, are
-read in no other way.
+those that `loader.py` cuts in one step, in the same order, so that only the time differs. Segmentation images are
+files, and are read in no other way.
 
 A loader worker is a forked child of a rank. It uses one thread, ends with its rank however that ends, and leaves
 stopping to it: a signal to the whole process group, such as Ctrl-C in a terminal, must not take the workers away from
@@ -26,7 +26,7 @@ from torchvision import transforms
 
 from lit_mnist.data.digits.idx import Split
 from lit_mnist.data.sampler import Indices
-from lit_mnist.data.segmentation.scenes import Pixels, SceneSamples
+from lit_mnist.data.segmentation.images import Pixels, SegmentationSamples
 from lit_mnist.distributed.rank import die_with_parent
 from lit_mnist.distributed.signals import STOPPING, blocked
 from lit_mnist.errors import InputError
@@ -40,14 +40,14 @@ _SECONDS_AFTER_SIGTERM = 10
 
 
 class Samples(Dataset[tuple[torch.Tensor, int]]):
-    """The samples of a split, each turned from grey values to a normalised picture when it is asked for.
+    """The samples of a split, each turned from grey values to a normalised image when it is asked for.
 
     Args:
         split: The samples.
         mean: Mean of the pixels as a share of 255.
         std: Their standard deviation, likewise.
-        dtype: Floating-point type of the pictures. The grey values are divided in float32 first, as ToTensor does.
-        augment: Changes float pictures, [1, 1, height, width], given their numbers, int64 [1]; unset: nothing does.
+        dtype: Floating-point type of the images. The grey values are divided in float32 first, as ToTensor does.
+        augment: Changes float images, [1, 1, height, width], given their numbers, int64 [1]; unset: nothing does.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
         return len(self.split)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        """Returns a sample's picture, [1, height, width], and its class."""
-        picture = self.to_tensor(Image.fromarray(self.split.images[index].numpy())).to(self.dtype)
+        """Returns a sample's image, [1, height, width], and its class."""
+        image = self.to_tensor(Image.fromarray(self.split.images[index].numpy())).to(self.dtype)
         if self.augment:
-            picture = self.augment(picture[None], np.array([index]))[0]
-        return self.normalise(picture), int(self.split.labels[index])
+            image = self.augment(image[None], np.array([index]))[0]
+        return self.normalise(image), int(self.split.labels[index])
 
 
 def load_batches(
-    samples: Samples | SceneSamples, chosen: Sequence[Indices], workers: int
+    samples: Samples | SegmentationSamples, chosen: Sequence[Indices], workers: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the pictures and the targets of one batch after the other, each stacked as the samples give them.
+    """Yields the images and the targets of one batch after the other, each stacked as the samples give them.
 
     Args:
-        samples: The samples: of digits [1, height, width] and a number, of scenes see `SceneSamples`.
+        samples: The samples: of digits [1, height, width] and a number, of scenes see `SegmentationSamples`.
         chosen: The samples' numbers of each batch, int64 [batch].
         workers: Processes that load ahead; 0: the samples are turned in this process, when a batch is asked for.
 

@@ -129,7 +129,7 @@ def keep_memory() -> None:
     """Lets this process keep memory that a step has freed for the next one (glibc; elsewhere nothing).
 
     By default malloc gives large blocks back to the kernel, which clears them, page by page, before the next step gets
-    them again: 2,000 pages in each step of 128 pictures.
+    them again: 2,000 pages in each step of 128 images.
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt

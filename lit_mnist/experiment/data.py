@@ -17,7 +17,7 @@ class DataSettings:
 
     Args:
         name: Digits: `mnist` (embedded in the package), or `fashion_mnist`, `kmnist`, `qmnist`, `emnist` (downloaded
-            once). Scenes, of which every pixel has a class: `voc2012` (Pascal VOC), or `shapes` (made once).
+            once). SegmentationSplit, of which every pixel has a class: `voc2012` (Pascal VOC), or `shapes` (made once).
         root: Folder of the data files. Without one, MNIST comes from the package, the others from the user's cache.
         download: Whether `voc2012` is downloaded, once, where its files are missing.
         emnist_split: Which of EMNIST's splits, where `name` is `emnist`.
@@ -35,7 +35,7 @@ class DataSettings:
         max_shift: Largest shift in pixels, each way, of `shift` and `affine`.
         max_rotate: Largest rotation in degrees, each way, of `affine`.
         max_scale: Largest relative change of size of `affine`: 0.1 is from 0.9 to 1.1.
-        pipeline: `batched`: pictures become a float batch in one step; `per_sample`: each is turned by itself, by PIL
+        pipeline: `batched`: images become a float batch in one step; `per_sample`: each is turned by itself, by PIL
             and torchvision, as the classic scripts do: slower, and equal up to rounding.
         workers: Processes of each rank that load ahead, with `per_sample` and for scenes, which are always read one by
             one; 0: the rank itself turns the samples.

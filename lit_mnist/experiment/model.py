@@ -46,7 +46,7 @@ class ModelSettings:
             are left).
         warmup: Share of the steps, from 0 to 1, over which the rate rises linearly; unset: 0.25 for `onecycle`, else 0.
         label_smoothing: Share of the target probability spread over all classes, in training only.
-        views: Views of a picture whose logits an evaluation takes the mean of: 1, the picture alone; 5 or 9, also
+        views: Views of a image whose logits an evaluation takes the mean of: 1, the image alone; 5 or 9, also
             copies shifted by a pixel. Training does not see them.
         compile: Whether torch.compile makes the network's kernels: it takes from ten seconds to minutes at the start,
             needs a C++ compiler on a CPU, and rounds otherwise.

@@ -8,7 +8,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import DATA_NAMES, SEGMENTATION_NAMES, DataSettings, Experiment
 
 DIGIT_NETS = ("convnet", "basicnet")
-SCENE_NETS = ("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "deeplabv3_small")
+SEGMENTATION_NETS = ("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "deeplabv3_small")
 _WITHOUT_PUBLISHED_BACKBONE = (*DIGIT_NETS, "deeplabv3_small")
 
 
@@ -20,9 +20,9 @@ def check_task(experiment: Experiment) -> None:
     """
     model, data = experiment.model, experiment.data
     scenes = data.name in SEGMENTATION_NAMES
-    nets = SCENE_NETS if scenes else DIGIT_NETS
+    nets = SEGMENTATION_NETS if scenes else DIGIT_NETS
     if model.net not in nets:
-        sets = SEGMENTATION_NAMES if model.net in SCENE_NETS else DATA_NAMES
+        sets = SEGMENTATION_NAMES if model.net in SEGMENTATION_NETS else DATA_NAMES
         raise InputError(
             f"model.net {model.net} does not fit data.name {data.name}: choose model.net {_either(nets)}, or data.name "
             f"{_either(sets)}."

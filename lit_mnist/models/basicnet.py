@@ -18,7 +18,7 @@ class BasicNet(nn.Module):
     Args:
         num_classes: Number of classes.
         dropout: Dropout rate before the last layer; the first dropout has half of it.
-        views: Views of a picture that an evaluation takes the mean of.
+        views: Views of a image that an evaluation takes the mean of.
     """
 
     def __init__(self, num_classes: int = 10, dropout: float = 0.5, views: int = 1) -> None:
@@ -32,13 +32,13 @@ class BasicNet(nn.Module):
         self.fc2 = nn.Linear(128, num_classes)
 
     def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
-        """Returns logits, [batch, num_classes], of pictures [batch, 1, 28, 28]; in training it needs a draw."""
+        """Returns logits, [batch, num_classes], of images [batch, 1, 28, 28]; in training it needs a draw."""
         if self.training:
             return self.logits(images, draw)
         return mean_over_views(lambda view: self.logits(view, None), images, self.views)
 
     def logits(self, images: torch.Tensor, draw: Draw | None) -> torch.Tensor:
-        """Returns logits, [batch, num_classes], of one view of each picture."""
+        """Returns logits, [batch, num_classes], of one view of each image."""
         x = F.relu(self.conv1(channels_last(images)))
         # Before the ReLU, which is the same function with the same gradient: it then computes on a quarter.
         x = F.relu(F.max_pool2d(self.conv2(x), 2))

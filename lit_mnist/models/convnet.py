@@ -17,7 +17,7 @@ class ConvNet(nn.Module):
 
     Args:
         num_classes: Number of classes.
-        views: Views of a picture that an evaluation takes the mean of.
+        views: Views of a image that an evaluation takes the mean of.
     """
 
     def __init__(self, num_classes: int = 10, views: int = 1) -> None:
@@ -38,9 +38,9 @@ class ConvNet(nn.Module):
         )
 
     def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
-        """Returns logits, [batch, num_classes], of pictures [batch, 1, 28, 28]; uses no random numbers."""
+        """Returns logits, [batch, num_classes], of images [batch, 1, 28, 28]; uses no random numbers."""
         return self.logits(images) if self.training else mean_over_views(self.logits, images, self.views)
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns logits, [batch, num_classes], of one view of each picture."""
+        """Returns logits, [batch, num_classes], of one view of each image."""
         return self.fc(self.layer2(self.layer1(channels_last(images))).flatten(1))

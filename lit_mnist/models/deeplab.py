@@ -1,4 +1,4 @@
-"""DeepLabV3, torchvision's networks and a small one of the same kind: a class for every pixel of a picture."""
+"""DeepLabV3, torchvision's networks and a small one of the same kind: a class for every pixel of a image."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class DeepLab(nn.Module):
         self.dropout = SeededDropout(dropout, layer=1)
 
     def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
-        """Returns logits, [batch, classes, height, width], of pictures [batch, 3, height, width].
+        """Returns logits, [batch, classes, height, width], of images [batch, 3, height, width].
 
-        In training it needs a draw, and batch norm more than one picture, on all ranks together where it is
+        In training it needs a draw, and batch norm more than one image, on all ranks together where it is
         synchronised: a branch of the pyramid sees each as a single pixel.
         """
         x = channels_last(images)
@@ -87,7 +87,7 @@ def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractC
 
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Keeps batch norm from counting pictures into its running statistics that it has counted already.
+    """Keeps batch norm from counting images into its running statistics that it has counted already.
 
     It counts them into copies: without any statistics it would keep other tensors for its backward pass than before.
     """

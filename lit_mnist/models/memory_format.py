@@ -6,9 +6,9 @@ import torch
 
 
 def channels_last(images: torch.Tensor) -> torch.Tensor:
-    """Returns pictures, [batch, channels, height, width], with the channels of a pixel side by side in memory.
+    """Returns images, [batch, channels, height, width], with the channels of a pixel side by side in memory.
 
-    Pictures of one channel look the same in both formats, and torch then takes the other one, for all that follows:
+    Images of one channel look the same in both formats, and torch then takes the other one, for all that follows:
     their strides must say it. Nothing is copied for them.
     """
     if images.shape[1] == 1:

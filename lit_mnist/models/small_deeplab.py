@@ -16,7 +16,7 @@ _RATES = (2, 4, 6)
 
 
 def small_deeplab(num_classes: int) -> DeepLabV3:
-    """Returns the network, with random weights; its features have a quarter of the picture's height and width."""
+    """Returns the network, with random weights; its features have a quarter of the image's height and width."""
     channels = _STEM
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(3, _STEM, kernel_size=3, stride=2, padding=1, bias=False),

@@ -63,7 +63,7 @@ def _global_statistics(x: torch.Tensor, exchange: PeerExchange) -> tuple[int, to
     channels = x.shape[1]
     dtype = torch.promote_types(x.dtype, torch.float32)
     # The fused kernel takes a tenth of the time of `torch.var_mean`. Its running statistics, which a momentum of 0
-    # leaves alone, are only given for their type: without them those of 16-bit pictures would have 16 bits.
+    # leaves alone, are only given for their type: without them those of 16-bit images would have 16 bits.
     unused = torch.zeros(channels, dtype=dtype), torch.ones(channels, dtype=dtype)
     mean, variance = torch.batch_norm_update_stats(x, *unused, 0.0)
     count = x.numel() // channels

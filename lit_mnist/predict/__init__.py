@@ -1,1 +1,1 @@
-"""Predictions on the test set or on pictures of one's own, as a table and as a picture."""
+"""Predictions on the test set or on images of one's own, as a table and as a image."""

@@ -1,4 +1,4 @@
-"""From a grey picture of one handwritten digit to the same digit as MNIST shows it.
+"""From a grey image of one handwritten digit to the same digit as MNIST shows it.
 
 The paper's light is fitted and taken away, specks are left out, too thin strokes are thickened, and the ink is fitted
 into a box of 20 x 20 and placed by its centre of mass in a field of 28 x 28. Box and centre are those of the data set
@@ -31,10 +31,10 @@ def fit_digit(grey: Floats) -> Field | None:
     """Finds the ink of one digit and draws it light on black, 20 pixels long and centred by its mass.
 
     Args:
-        grey: The picture, float32 [height, width] from 0 (black) to 255 (white), dark on light or light on dark.
+        grey: The image, float32 [height, width] from 0 (black) to 255 (white), dark on light or light on dark.
 
     Returns:
-        The digit, uint8 [28, 28], or None where the picture shows no ink.
+        The digit, uint8 [28, 28], or None where the image shows no ink.
     """
     ink = _ink(grey)
     if ink is None:
@@ -49,7 +49,7 @@ def fit_digit(grey: Floats) -> Field | None:
 def _ink(grey: Floats) -> Floats | None:
     """Separates ink from paper.
 
-    Each round splits the picture, takes the larger part of its frame for paper and fits the paper's light; what is left
+    Each round splits the image, takes the larger part of its frame for paper and fits the paper's light; what is left
     without that light is split better in the next round.
 
     Args:
@@ -62,7 +62,7 @@ def _ink(grey: Floats) -> Floats | None:
     for _ in range(3):
         smooth = _smoothed(rest)
         light = smooth > _midway(smooth)
-        # The frame is paper but for strokes that touch it; where they cover half of it, the whole picture decides.
+        # The frame is paper but for strokes that touch it; where they cover half of it, the whole image decides.
         frame = np.concatenate([light[0], light[-1], light[:, 0], light[:, -1]])
         if frame.mean() + 0.1 * light.mean() > 0.55:
             grey, rest, smooth, light = -grey, -rest, -smooth, ~light
@@ -107,7 +107,7 @@ def _paper_light(grey: Floats, paper: Mask) -> Floats:
     row, column = np.nonzero(paper[::step, ::step])
     y, x = down[::step][row], right[::step][column]
     matrix = np.stack([np.ones_like(x), y, y * y, x, x * x, x * y], axis=1)
-    # A slight preference for even light keeps the fit tame where the digit covers most of the picture.
+    # A slight preference for even light keeps the fit tame where the digit covers most of the image.
     ridge = np.diag([0.0, 1, 1, 1, 1, 1]) * 0.002 * len(matrix)
     level, y1, y2, x1, x2, xy = np.linalg.solve(matrix.T @ matrix + ridge, matrix.T @ grey[::step, ::step][row, column])
     of_rows, of_columns = level + y1 * down + y2 * down * down, x1 * right + x2 * right * right
@@ -119,7 +119,7 @@ def _paper_light(grey: Floats, paper: Mask) -> Floats:
 def _parts(weak: Mask, strong: Mask) -> Mask:
     """Keeps the connected parts (8 neighbours) of a mask that hold enough strong pixels.
 
-    The parts are found by joining runs of pixels along the rows: far fewer than pixels, in any picture.
+    The parts are found by joining runs of pixels along the rows: far fewer than pixels, in any image.
 
     Args:
         weak: bool [height, width].
@@ -183,7 +183,7 @@ def _centred(digit: Floats) -> Field:
     """Scales the ink into the box and places it in the field, in one antialiased resampling.
 
     The digit moves by whole pixels, its centre of mass at most half a pixel from the middle of the pixel [14, 14], as
-    in the data set: a picture of it comes back unmoved.
+    in the data set: a image of it comes back unmoved.
 
     Args:
         digit: The ink, float32 [height, width], cut out closely.

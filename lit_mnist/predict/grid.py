@@ -1,4 +1,4 @@
-"""Predictions as a picture: a grid of digits, each with its class and probability, the wrong ones in red.
+"""Predictions as a image: a grid of digits, each with its class and probability, the wrong ones in red.
 
 A user's own images have the names of their files below them, and a question mark where the prediction is uncertain.
 """
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Lengths in units: a picture is a square of 1 x 1, its two lines of text lie below it.
+# Lengths in units: a image is a square of 1 x 1, its two lines of text lie below it.
 _COLUMNS = 10
 _STEP_RIGHT, _STEP_DOWN = 1.16, 1.54
-_HEAD, _EDGE = 1.06, 0.4  # above the pictures, and around them
-_LEAST_WIDTH = 4.6  # so that the title fits over a lone picture
+_HEAD, _EDGE = 1.06, 0.4  # above the images, and around them
+_LEAST_WIDTH = 4.6  # so that the title fits over a lone image
 _INCHES, _DPI = 14 / 15, 150  # a unit is 140 pixels: 5 for each of a digit's 28
 _INK, _SOFT, _WRONG, _HAIR, _PAPER = "#1c1f23", "#666c74", "#c8281e", "#dcdcd6", "#fcfcfa"
 _UNCERTAIN = "#b06a00"
-_LONGEST_NAME = 15  # of a file, in letters: more do not fit below a picture
+_LONGEST_NAME = 15  # of a file, in letters: more do not fit below a image
 
 
 def draw_grid(
@@ -44,9 +44,9 @@ def draw_grid(
     notes: Sequence[str] | None = None,
     limit: int = 100,
 ) -> None:
-    """Draws the first digits with what was predicted for them, as a PNG picture.
+    """Draws the first digits with what was predicted for them, as a PNG image.
 
-    A reader sees the old picture or the whole new one, never a part.
+    A reader sees the old image or the whole new one, never a part.
 
     Args:
         path: The PNG file; its folder must exist.
@@ -65,7 +65,7 @@ def draw_grid(
     """
     for column in (predicted, probability, labels, files, notes):
         if column is not None and len(column) != len(images):
-            raise ValueError(f"{len(images)} pictures, but a column of {len(column)}")
+            raise ValueError(f"{len(images)} images, but a column of {len(column)}")
     shown = min(len(images), limit)
     if shown < 1:
         raise ValueError("no digit to show")
@@ -73,7 +73,7 @@ def draw_grid(
     from matplotlib.figure import Figure
 
     names = [str(name) for name in class_names] if class_names is not None else []
-    # Long names share a line with the probability too: the pictures grow with them, the letters do not.
+    # Long names share a line with the probability too: the images grow with them, the letters do not.
     inches = _INCHES * max(1.0, 0.6 + 0.1 * max(map(len, names), default=0))
     columns = min(shown, max(_COLUMNS, math.isqrt(shown)))
     width = max((columns - 1) * _STEP_RIGHT + 1, _LEAST_WIDTH) + 2 * _EDGE
@@ -81,7 +81,7 @@ def draw_grid(
     figure = Figure(figsize=(width * inches, height * inches), dpi=_DPI, facecolor=_PAPER)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
-    title = f"Showing {shown:,} of {len(images):,} pictures"
+    title = f"Showing {shown:,} of {len(images):,} images"
     axes.text(0, -0.62, title, fontsize=17, fontweight="bold", color=_INK)
     subtitle = _subtitle(predicted, labels, notes, shown)
     axes.text(0, -0.3, subtitle, fontsize=10.5, color=_SOFT)
@@ -103,7 +103,7 @@ def _save(figure: Figure, path: Path, metadata: dict[str, str | None]) -> None:
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             figure.savefig(file, format="png", facecolor=_PAPER, metadata=metadata)
     except OSError as error:
-        raise InputError(f"{path}: the picture cannot be written ({error.strerror or error})") from error
+        raise InputError(f"{path}: the image cannot be written ({error.strerror or error})") from error
 
 
 def _name(index: torch.Tensor, names: Sequence[str]) -> str:
@@ -119,7 +119,7 @@ def _subtitle(predicted: torch.Tensor, labels: torch.Tensor | None, notes: Seque
 
 
 class _Caption(NamedTuple):
-    """What stands below a picture, in a colour of its own where something is the matter: two words and a line."""
+    """What stands below a image, in a colour of its own where something is the matter: two words and a line."""
 
     name: str
     share: str

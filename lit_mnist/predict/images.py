@@ -1,8 +1,8 @@
-"""Pictures of handwritten digits, found on the disk and read as MNIST would show them.
+"""Images of handwritten digits, found on the disk and read as MNIST would show them.
 
     >>> digits = read_digits(find_images([Path("scans")]))  # uint8 [N, 28, 28]
 
-What cannot be read is refused by name: a prediction for something else than the user's picture is worse than none.
+What cannot be read is refused by name: a prediction for something else than the user's image is worse than none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from lit_mnist.data.pictures import open_image
+from lit_mnist.data.image_files import open_image
 from lit_mnist.errors import InputError
 from lit_mnist.predict.digit import FIELD, Field, Floats, fit_digit
 
@@ -32,17 +32,17 @@ Value = TypeVar("Value")
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
-    """Lists picture files.
+    """Lists image files.
 
     Args:
         paths: Files, taken whatever their names are, and folders, searched with their subfolders for names that end as
-            pictures do (see `SUFFIXES`). Hidden files and folders are left out, links to folders not followed.
+            images do (see `SUFFIXES`). Hidden files and folders are left out, links to folders not followed.
 
     Returns:
         The files in the order of `paths`, those of one folder sorted. Whether they can be read is seen by `read_all`.
 
     Raises:
-        InputError: A folder may not be read or holds no picture.
+        InputError: A folder may not be read or holds no image.
     """
     return [file for path in paths for file in (_in_folder(path) if os.path.isdir(path) else [path])]  # noqa: PTH112
 
@@ -57,7 +57,7 @@ def _in_folder(folder: Path) -> list[Path]:
         files = (Path(place, name) for name in names if not name.startswith("."))
         found.extend(file for file in files if file.suffix.lower() in SUFFIXES)
     if not found:
-        raise InputError(f"{folder}: no picture in this folder (looked for {', '.join(sorted(SUFFIXES))})")
+        raise InputError(f"{folder}: no image in this folder (looked for {', '.join(sorted(SUFFIXES))})")
     return sorted(found)
 
 
@@ -100,13 +100,13 @@ def read_all(files: Sequence[Path], read: Callable[[Path], Value]) -> list[Value
 
 
 def read_digits(paths: Sequence[Path]) -> torch.Tensor:
-    """Reads pictures of one digit each, of any mode and size, dark on light or light on dark.
+    """Reads images of one digit each, of any mode and size, dark on light or light on dark.
 
-    Transparency is taken as white paper, or as black paper where all that covers it is light. A picture is turned as
-    its EXIF data say. One picture is held at a time.
+    Transparency is taken as white paper, or as black paper where all that covers it is light. A image is turned as
+    its EXIF data say. One image is held at a time.
 
     Args:
-        paths: Picture files, such as `find_images` returns.
+        paths: Image files, such as `find_images` returns.
 
     Returns:
         The digits in MNIST's convention, uint8 [N, 28, 28], light ink on black; an image without ink is all 0.
@@ -126,7 +126,7 @@ def _read_digit(path: Path) -> Field | None:
 
 
 def _read_grey(path: Path) -> Floats:
-    """Decodes a picture into grey values, float32 [height, width] from 0 to 255, reduced to a working size."""
+    """Decodes a image into grey values, float32 [height, width] from 0 to 255, reduced to a working size."""
     with open_image(path, FORMATS) as image:
         return _grey(image)
 
@@ -150,7 +150,7 @@ def _grey(image: Image.Image) -> Floats:
 
 
 def _paper_below(image: Image.Image) -> str:
-    """Returns the color of the paper on which a transparent picture, RGBA, can be seen."""
+    """Returns the color of the paper on which a transparent image, RGBA, can be seen."""
     grey, alpha = np.moveaxis(np.asarray(image.convert("LA")), 2, 0)
     return "black" if int(grey[alpha >= _OPAQUE * alpha.max()].min()) > 127 else "white"
 

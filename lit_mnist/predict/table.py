@@ -1,4 +1,4 @@
-"""Predictions as a table: one CSV row per picture, in the pictures' order."""
+"""Predictions as a table: one CSV row per image, in the images' order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_table(
     files: Sequence[Path] | None = None,
     notes: Sequence[str] | None = None,
 ) -> None:
-    """Writes `index,label,predicted,probability`, and of a user's own pictures the columns `file` and `note`.
+    """Writes `index,label,predicted,probability`, and of a user's own images the columns `file` and `note`.
 
     A reader sees the old table or the whole new one, never a part.
 
@@ -31,7 +31,7 @@ def write_table(
         predicted: The predicted classes, integers [N].
         probability: The softmax probability of each predicted class, float [N]; written with 6 decimals.
         labels: The true classes, integers [N]; None leaves the column empty.
-        files: Where each picture comes from.
+        files: Where each image comes from.
         notes: What speaks against each prediction, see `doubts`; without ink, class and probability stay empty.
 
     Raises:

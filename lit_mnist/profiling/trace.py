@@ -1,6 +1,6 @@
 """What a rank trained on and what came out, step by step, so that two trainings can be compared.
 
-The trace watches from outside: the pictures at the network's own entrance, the weights in the network itself, the
+The trace watches from outside: the images at the network's own entrance, the weights in the network itself, the
 bytes in the kernel's counters. It changes nothing and takes part in no collective.
 """
 
@@ -33,7 +33,7 @@ class Trace:
         net: The bare network.
         folder: The run folder.
         rank: This rank.
-        dtype: The type that the network computes in: some engines convert the pictures before it does.
+        dtype: The type that the network computes in: some engines convert the images before it does.
         last_watched: What the rank sends is counted over at most 8 steps, from step 4 to this one; 0 for not at all.
         keep: A step after which whole weights are kept, in `trace/rank-N-step-S.npz`.
     """
@@ -54,7 +54,7 @@ class Trace:
         self._hook = net.register_forward_pre_hook(self._see)
 
     def _see(self, net: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Adds up the digests of the pictures that enter the network: a sum, so that ranks can be added up, too."""
+        """Adds up the digests of the images that enter the network: a sum, so that ranks can be added up, too."""
         if not net.training:
             return
         with self._one_by_one:
@@ -108,10 +108,10 @@ class Trace:
 
 
 def image_digests(images: torch.Tensor) -> npt.NDArray[np.uint64]:
-    """Returns a 64-bit digest of each picture of a batch, uint64 [batch]."""
+    """Returns a 64-bit digest of each image of a batch, uint64 [batch]."""
     flat = images.detach().cpu().contiguous().view(torch.uint8).reshape(len(images), -1).numpy()
     words = flat.view(np.uint32).astype(np.uint64)
-    weights = random_bits(0, "picture digest", np.arange(words.shape[1])) | np.uint64(1)
+    weights = random_bits(0, "image digest", np.arange(words.shape[1])) | np.uint64(1)
     with np.errstate(over="ignore"):
         sums = (words * weights).sum(axis=1, dtype=np.uint64)
-    return random_bits(0, "picture", sums)
+    return random_bits(0, "image", sums)

@@ -1,7 +1,7 @@
 """Loss, accuracy and learning rate over the optimizer steps, drawn as inline SVG.
 
-The pictures stretch to the page's width while text and line widths keep their size: positions are percentages, and
-only the lines lie in an inner picture that is scaled unevenly. Colours come from the page's style sheet.
+The images stretch to the page's width while text and line widths keep their size: positions are percentages, and
+only the lines lie in an inner image that is scaled unevenly. Colours come from the page's style sheet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Point = tuple[float, float]
 
 MOST_POINTS = 400  # more than a screen can show: longer curves are drawn as means with their range
 MOST_DOTS = 24
-GRID = 1000  # units of the inner picture
+GRID = 1000  # units of the inner image
 _ACCURACY = ("Accuracy", "share of images")
 
 
@@ -37,7 +37,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture: what it shows, its series, its vertical axis and the labels of that axis' ticks."""
+    """One image: what it shows, its series, its vertical axis and the labels of that axis' ticks."""
 
     title: str
     unit: str
@@ -57,7 +57,7 @@ def curves(history: Sequence[Mapping[str, float]], result: Mapping[str, Any]) ->
             IoU, the mark at the end.
 
     Returns:
-        HTML; a sentence takes the place of the pictures where nothing was logged.
+        HTML; a sentence takes the place of the images where nothing was logged.
     """
     test = result.get("test") or {}
     plots = [loss_plot(history), score_plot(history, result.get("steps"), test), lr_plot(result)]
@@ -89,15 +89,15 @@ def loss_plot(history: Sequence[Mapping[str, float]]) -> Plot | None:
 
 def score_plot(history: Sequence[Mapping[str, float]], steps: int | None, test: Mapping[str, Any]) -> Plot | None:
     """Returns the validation accuracy or mean IoU, and the final test's as one mark at the last step."""
-    of_scenes = "mean_iou" in test or bool(points(history, "val_mean_iou"))
-    metric, title, unit = ("mean_iou", "Mean IoU", "over the classes") if of_scenes else ("accuracy", *_ACCURACY)
+    is_segmentation = "mean_iou" in test or bool(points(history, "val_mean_iou"))
+    metric, title, unit = ("mean_iou", "Mean IoU", "over the classes") if is_segmentation else ("accuracy", *_ACCURACY)
     series = []
     if valid := points(history, f"val_{metric}"):
         series.append(Series("valid", "validation", percent(valid[-1][1]), valid))
     score = test.get(metric)
     if steps is not None and score is not None and math.isfinite(score):
         mark = [(float(steps), float(score))]
-        samples = None if of_scenes else test.get("count")
+        samples = None if is_segmentation else test.get("count")
         series.append(Series("test", "test, at the end", percent(score, samples), mark))
     if not series:
         return None
@@ -150,7 +150,7 @@ def epoch_edges(history: Sequence[Mapping[str, float]]) -> list[float]:
 
 
 def figure(plot: Plot, steps: Axis, epochs: Sequence[float]) -> str:
-    """Returns one picture with its title, legend, axes and curves."""
+    """Returns one image with its title, legend, axes and curves."""
     keys = "".join(
         f'<span class="key {one.style}"><i></i>{text(one.name)} <b>{text(one.value)}</b></span>' for one in plot.series
     )
@@ -224,10 +224,10 @@ def thin(series: Sequence[Point]) -> list[tuple[float, float, float, float]]:
 
 
 def path(line: Sequence[Point], steps: Axis, axis: Axis) -> str:
-    """Returns points in the units of the inner picture, y downwards."""
+    """Returns points in the units of the inner image, y downwards."""
     return " ".join(f"{GRID * steps.share(x):.1f},{GRID * (1 - axis.share(y)):.1f}" for x, y in line)
 
 
 def place(share: float) -> str:
-    """Returns a share of the picture's width or height as a percentage."""
+    """Returns a share of the image's width or height as a percentage."""
     return f"{100 * share:.2f}%"

@@ -20,13 +20,13 @@ from lit_mnist.report.confusion import confusion
 from lit_mnist.report.curves import curves
 from lit_mnist.report.facts import covered, facts
 from lit_mnist.report.formats import SPACE, count, duration, number, percent, text
-from lit_mnist.report.scenes import (
-    SCENE_STYLE,
-    ShownScene,
+from lit_mnist.report.segmentation import (
+    SEGMENTATION_STYLE,
+    ShownImage,
     classes_section,
-    is_of_scenes,
-    scene_gallery,
-    scene_headline,
+    is_segmentation,
+    segmentation_gallery,
+    segmentation_headline,
 )
 from lit_mnist.report.style import STYLE
 
@@ -69,7 +69,7 @@ def write_report(
     history: Sequence[Mapping[str, float]],
     mistakes: Sequence[Mistake],
     class_names: Sequence[str],
-    scenes: Sequence[ShownScene] = (),
+    segmentation: Sequence[ShownImage] = (),
 ) -> None:
     """Writes the report of a run; a reader sees the old file or the whole new one, never a part.
 
@@ -79,13 +79,13 @@ def write_report(
         history: The rows of `metrics.csv` in order; metrics that a row does not have are absent or NaN.
         mistakes: Test images answered wrongly; those with the most probable wrong answers are shown.
         class_names: The name of every class.
-        scenes: Of a test on scenes, the best and the worst.
+        segmentation: Of a segmentation test, the best and the worst.
 
     Raises:
         ValueError: The result or a mistake does not fit the class names.
         OSError: The file cannot be written.
     """
-    write_page(path, render(result, history, mistakes, class_names, scenes))
+    write_page(path, render(result, history, mistakes, class_names, segmentation))
 
 
 def write_page(path: Path, page: str) -> None:
@@ -104,20 +104,20 @@ def render(
     history: Sequence[Mapping[str, float]],
     mistakes: Sequence[Mistake],
     class_names: Sequence[str],
-    scenes: Sequence[ShownScene] = (),
+    segmentation: Sequence[ShownImage] = (),
 ) -> str:
     """Returns the whole page as HTML; the arguments and errors are those of `write_report`."""
     test = result.get("test") or {}
     name = (result.get("data") or {}).get("name")
-    if is_of_scenes(result):
+    if is_segmentation(result):
         sections = [
             ("Learning", curves(history, result)),
             ("Classes", classes_section(test, class_names)),
-            ("Best and worst scenes", scene_gallery(scenes, class_names)),
+            ("Best and worst images", segmentation_gallery(segmentation, class_names)),
             ("The run", facts(result)),
         ]
         title = f"{percent(test.get('mean_iou'))} mean IoU on {text(name)}"
-        return frame(title, header(result) + _sections(sections), STYLE + SCENE_STYLE)
+        return frame(title, header(result) + _sections(sections), STYLE + SEGMENTATION_STYLE)
     sections = [
         ("Learning", curves(history, result)),
         ("Confusion", confusion(test, class_names)),
@@ -159,8 +159,8 @@ def header(result: Mapping[str, Any]) -> str:
         f"{number(train.get('images_per_s'))}{SPACE}images/s",
         *filter(None, [covered(result)]),
     ]
-    if is_of_scenes(result):
-        score, what, sentence = scene_headline(test)
+    if is_segmentation(result):
+        score, what, sentence = segmentation_headline(test)
     else:
         score, what = percent(test.get("accuracy"), test.get("count")), "test accuracy"
         sentence = f"<b>{count(errors)}</b> wrong of <b>{count(test.get('count'))}</b> test images"
@@ -186,13 +186,13 @@ def errors_of(test: Mapping[str, Any]) -> int | None:
 
 
 def gallery(mistakes: Sequence[Mistake], errors: int | None, class_names: Sequence[str]) -> str:
-    """Returns the pictures of the mistakes, the most probable wrong answer first.
+    """Returns the images of the mistakes, the most probable wrong answer first.
 
     Raises:
         ValueError: A mistake's class has no name.
     """
     if not mistakes:
-        none = "Every test image was answered correctly." if errors == 0 else "No pictures were recorded."
+        none = "Every test image was answered correctly." if errors == 0 else "No images were recorded."
         return f"<p class=quiet>{none}</p>"
     classes = range(len(class_names))
     for mistake in mistakes:
@@ -203,7 +203,7 @@ def gallery(mistakes: Sequence[Mistake], errors: int | None, class_names: Sequen
             )
     shown = sorted(mistakes, key=lambda mistake: (-mistake.probability, mistake.index))[:MOST_MISTAKES]
     total = "" if errors is None else f" of {count(errors)}"
-    figures = "".join(map(picture, shown, [class_names] * len(shown)))
+    figures = "".join(map(image, shown, [class_names] * len(shown)))
     return (
         f"<p class=quiet>{len(shown)}{total}, the surest wrong answers first: true → predicted, "
         f"the probability of the wrong answer, and the image's index in the test set.</p>"
@@ -211,7 +211,7 @@ def gallery(mistakes: Sequence[Mistake], errors: int | None, class_names: Sequen
     )
 
 
-def picture(mistake: Mistake, class_names: Sequence[str]) -> str:
+def image(mistake: Mistake, class_names: Sequence[str]) -> str:
     """Returns one mistake: the image as an embedded PNG and what was made of it."""
     buffer = io.BytesIO()
     # dark on light, as on paper and as `predict` draws them

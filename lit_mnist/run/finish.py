@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from lit_mnist.data.digits.idx import Split
-from lit_mnist.data.segmentation.scenes import Scenes, read_image, read_mask, resized
+from lit_mnist.data.segmentation.images import SegmentationSplit, read_image, read_mask, resized
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import print_line, shown
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.predict.scenes import MASKS, OVERLAYS, PredictedScene, write_scene_table, write_scenes
+from lit_mnist.predict.masks import MASKS, OVERLAYS, PredictedMask, write_mask_table, write_masks
 from lit_mnist.report.page import Mistake, write_report
-from lit_mnist.report.scenes import ShownScene
+from lit_mnist.report.segmentation import ShownImage
 from lit_mnist.run.folder import REPORT, RESULT, RunFolder
 from lit_mnist.run.metrics_log import read_metrics
 from lit_mnist.run.result import Trained, build_result, total_gpu_memory, total_memory
@@ -85,7 +85,7 @@ def finish(
         history=read_metrics(job.folder),
         mistakes=_mistakes(job, examples),
         class_names=job.dataset.class_names,
-        scenes=_scenes(job, examples),
+        segmentation=_scenes(job, examples),
     )
     _summarise(job, rank, trained, validation, test)
 
@@ -93,7 +93,7 @@ def finish(
 def _mistakes(job: Job, examples: list[Example]) -> list[Mistake]:
     """Returns the surest of the digits classified wrongly, for the report."""
     split = job.splits.test
-    if isinstance(split, Scenes):
+    if isinstance(split, SegmentationSplit):
         return []
     wrong = [example for example in examples if isinstance(example, Wrong)]
     return [
@@ -102,10 +102,10 @@ def _mistakes(job: Job, examples: list[Example]) -> list[Mistake]:
     ]
 
 
-def _scenes(job: Job, examples: list[Example]) -> list[ShownScene]:
+def _scenes(job: Job, examples: list[Example]) -> list[ShownImage]:
     """Returns the best and worst scenes, for the report, as the network saw them."""
     split, data = job.splits.test, job.experiment.data
-    if not isinstance(split, Scenes):
+    if not isinstance(split, SegmentationSplit):
         return []
     shown = []
     for example in examples:
@@ -114,9 +114,9 @@ def _scenes(job: Job, examples: list[Example]) -> list[ShownScene]:
             truth = read_mask(
                 split.masks[example.sample], job.dataset.num_classes, border_is_class=data.border == "class"
             )
-            picture, true = resized(read_image(path), truth, data.image_size)
-            pixels, classes = np.asarray(picture), np.asarray(true)
-            shown.append(ShownScene(pixels, classes, example.mask, path.stem, example.sample, example.score))
+            image, true = resized(read_image(path), truth, data.image_size)
+            pixels, classes = np.asarray(image), np.asarray(true)
+            shown.append(ShownImage(pixels, classes, example.mask, path.stem, example.sample, example.score))
     return shown
 
 
@@ -163,7 +163,7 @@ def program(engine: str = "lightning") -> str:
 
 
 def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> None:
-    """Writes one ordered table of all ranks' predictions, and pictures; every rank must call it.
+    """Writes one ordered table of all ranks' predictions, and images; every rank must call it.
 
     Of digits, rank 0 draws the first; of scenes, each rank writes masks and overlays of those that it has predicted.
 
@@ -172,8 +172,8 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
         rank: This rank.
         batches: This rank's predictions.
     """
-    if isinstance(job.splits.test, Scenes):
-        _write_scenes(job, rank, job.splits.test, batches)
+    if isinstance(job.splits.test, SegmentationSplit):
+        _write_masks(job, rank, job.splits.test, batches)
         return
     rows = [
         (index, predicted, probability)
@@ -211,19 +211,19 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
     for line in answers(files, predicted.tolist(), probability.tolist(), notes, names) if notes else ():
         print_line(line)
     places = ", ".join(shown(job.folder / name) for name in (PREDICTIONS, GRID))
-    print_line(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
+    print_line(f"predicted {len(rows)} image{'s' * (len(rows) != 1)}: {places}")
 
 
-def _write_scenes(job: Job, rank: Rank, scenes: Scenes, batches: Iterable[Prediction]) -> None:
-    own = write_scenes(job.folder, scenes, batches, job.experiment.data)
-    rows = sorted(PredictedScene(*row) for row in _gathered(own))
+def _write_masks(job: Job, rank: Rank, scenes: SegmentationSplit, batches: Iterable[Prediction]) -> None:
+    own = write_masks(job.folder, scenes, batches, job.experiment.data)
+    rows = sorted(PredictedMask(*row) for row in _gathered(own))
     _check_finite(row.probability for row in rows)
     if not rank.is_first:
         return
     assert [row.sample for row in rows] == list(range(len(scenes)))
-    write_scene_table(job.folder / PREDICTIONS, rows, scenes.images, job.dataset.class_names)
+    write_mask_table(job.folder / PREDICTIONS, rows, scenes.images, job.dataset.class_names)
     places = ", ".join(shown(job.folder / name) for name in (PREDICTIONS, MASKS, OVERLAYS))
-    print_line(f"predicted {len(rows)} picture{'s' * (len(rows) != 1)}: {places}")
+    print_line(f"predicted {len(rows)} image{'s' * (len(rows) != 1)}: {places}")
 
 
 def _gathered(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 COLUMNS = ("step", "epoch", "train_loss", "train_accuracy", "lr", "images_per_s", "val_loss", "val_accuracy")
-SCENE_COLUMNS = (*COLUMNS, "val_mean_iou")
+SEGMENTATION_COLUMNS = (*COLUMNS, "val_mean_iou")
 Row = dict[str, float]
 
 

@@ -18,7 +18,7 @@ from lit_mnist.errors import NonFiniteError
 from lit_mnist.experiment import SEGMENTATION_NAMES
 from lit_mnist.profiling.faults import inject
 from lit_mnist.profiling.trace import Trace
-from lit_mnist.run.metrics_log import COLUMNS, SCENE_COLUMNS, MetricsLog
+from lit_mnist.run.metrics_log import COLUMNS, SEGMENTATION_COLUMNS, MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.result import Trained
 from lit_mnist.run.timing import StepClock
@@ -52,7 +52,7 @@ class MetricsRecorder:
         self.heartbeat = Heartbeat(rank, net, step) if rank.world_size > 1 else None
         inject(job, rank, net, step)
         RANK_STATUS.begin_step(step + 1)
-        columns = SCENE_COLUMNS if job.experiment.data.name in SEGMENTATION_NAMES else COLUMNS
+        columns = SEGMENTATION_COLUMNS if job.experiment.data.name in SEGMENTATION_NAMES else COLUMNS
         self.history = MetricsLog(job.folder, step, columns) if rank.is_first else None
         self.display = ProgressDisplay(job.plan.total_steps, step) if rank.is_first else None
         if self.display:
@@ -97,8 +97,8 @@ class MetricsRecorder:
         Only where it puts the figures together does it read what the device has computed.
 
         Args:
-            logits: The last micro-batch's, [batch, classes], or of scenes [batch, classes, height, width].
-            targets: Its classes, int64 [batch], or of scenes [batch, height, width].
+            logits: The last micro-batch's, [batch, classes], or for segmentation [batch, classes, height, width].
+            targets: Its classes, int64 [batch], or for segmentation [batch, height, width].
             lr: The step's learning rate.
 
         Raises:

@@ -26,7 +26,7 @@ class GraphedPasses:
 
     Args:
         passes: Leaves the gradients in the parameters, which have none before. It may read no number back, and use
-            nothing of the batch but its pictures and targets.
+            nothing of the batch but its images and targets.
         parameters: The parameters.
     """
 

@@ -25,13 +25,13 @@ class Evaluation:
     """Figures over a whole split.
 
     Attributes:
-        accuracy: Share of the samples classified rightly, from 0 to 1; of scenes, the share of the pixels.
-        loss: Mean cross-entropy in nats, of scenes over the pixels.
+        accuracy: Share of the samples classified rightly, from 0 to 1; for segmentation, of the pixels.
+        loss: Mean cross-entropy in nats, for segmentation over the pixels.
         count: Number of samples.
         per_class: Accuracy of each class; 0 for a class without samples.
-        confusion: Counts, rows the true and columns the predicted class; of scenes, of pixels.
-        iou: Of scenes, each class's intersection over union: of the pixels that belong to it or are predicted to, the
-            share that both holds for; None for a class without such pixels.
+        confusion: Counts, rows the true and columns the predicted class; for segmentation, of pixels.
+        iou: For segmentation, each class's intersection over union: of the pixels that belong to it or are predicted
+            to, the share that both holds for; None for a class without such pixels.
         mean_iou: The mean over the classes that have one.
     """
 
@@ -53,7 +53,9 @@ class Evaluation:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int | None, *, scenes: bool) -> Evaluation:
+def evaluation_of(
+    confusion: torch.Tensor, sums: torch.Tensor, expected: int | None, *, segmentation: bool
+) -> Evaluation:
     """Returns the figures that follow from the sums over all ranks.
 
     The confusion matrix is the root of every figure but the loss: accuracy is its diagonal (what torchmetrics calls the
@@ -63,7 +65,7 @@ def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int | N
         confusion: Counts, rows the true and columns the predicted class, integers [classes, classes].
         sums: The sum of the cross-entropies in nats, and the number of samples, [2].
         expected: Number of samples of the split; None where not all of it was evaluated, or nobody knows its size.
-        scenes: Whether the counts are pixels of scenes.
+        segmentation: Whether the counts are pixels.
 
     Raises:
         NonFiniteError: The loss is infinite or not a number.
@@ -71,13 +73,13 @@ def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int | N
     confusion = confusion.long().cpu()
     loss_sum, samples = sums.tolist()
     assert expected in {samples, None}, f"{samples:.0f} samples were evaluated, but the split has {expected}"
-    # Scenes may be all border.
+    # Segmentation images may be all border.
     counted = max(int(confusion.sum()), 1)
     loss = loss_sum / counted
     if not math.isfinite(loss):
         raise NonFiniteError("The network's outputs are not finite: the training has diverged; lower --lr.")
     right, of_class = confusion.diagonal().double(), confusion.sum(dim=1)
-    iou = _intersection_over_union(confusion) if scenes else None
+    iou = _intersection_over_union(confusion) if segmentation else None
     known = [share for share in iou or [] if share is not None]
     return Evaluation(
         accuracy=float(right.sum() / counted),
@@ -86,7 +88,7 @@ def evaluation_of(confusion: torch.Tensor, sums: torch.Tensor, expected: int | N
         per_class=(right / of_class.clamp(min=1)).tolist(),
         confusion=confusion.tolist(),
         iou=iou,
-        mean_iou=sum(known) / max(len(known), 1) if scenes else None,
+        mean_iou=sum(known) / max(len(known), 1) if segmentation else None,
     )
 
 
@@ -112,8 +114,8 @@ def predictions_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits: Floating point, [batch, classes] or [batch, classes, height, width].
 
     Returns:
-        Classes, int64 [batch], or of scenes, which are many pixels, uint8 [batch, height, width]; and probabilities,
-        float32 [batch], of scenes the mean over the pixels.
+        Classes, int64 [batch], or for segmentation uint8 [batch, height, width]; and probabilities,
+        float32 [batch], for segmentation the mean over the pixels.
     """
     probability, predicted = logits.float().softmax(dim=1).max(dim=1)
     if predicted.ndim == 1:
@@ -139,13 +141,13 @@ class Tally:
         self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
         self.sums = torch.zeros(2, dtype=torch.float64, device=device)
         self.examples = Examples(num_classes)
-        self.scenes = False
+        self.segmentation = False
 
     def add(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
         """Adds a batch.
 
         Args:
-            logits: [batch, classes], or of scenes [batch, classes, height, width].
+            logits: [batch, classes], or for segmentation [batch, classes, height, width].
             targets: Classes, int64 [batch] or [batch, height, width], in which `IGNORED` counts nowhere.
             indices: The samples' numbers, int64 [batch]: given where examples are to be noted.
         """
@@ -155,13 +157,13 @@ class Tally:
         self.confusion += cells.bincount(minlength=self.confusion.numel()).view_as(self.confusion)
         self.sums[0] += _loss_sum(logits, targets)
         self.sums[1] += len(targets)
-        self.scenes = targets.ndim > 1
+        self.segmentation = targets.ndim > 1
         if indices is not None:
             self.examples.add(logits, targets, indices)
 
     def evaluation(self, expected: int) -> Evaluation:
         """Returns the figures, once the sums are those over all ranks; arguments and errors as of `evaluation_of`."""
-        return evaluation_of(self.confusion, self.sums, expected, scenes=self.scenes)
+        return evaluation_of(self.confusion, self.sums, expected, segmentation=self.segmentation)
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:
@@ -188,7 +190,7 @@ class ExactMetrics(nn.Module):
         self.loss_sum = SumMetric(nan_strategy="disable").set_dtype(torch.float64)
         self.samples = SumMetric(nan_strategy="disable").set_dtype(torch.float64)
         self._examples = Examples(num_classes)
-        self._scenes = False
+        self._segmentation = False
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
         """Adds a batch; arguments as of `Tally.add`."""
@@ -196,7 +198,7 @@ class ExactMetrics(nn.Module):
         self.confusion.update(*classified(logits, targets))
         self.loss_sum.update(_loss_sum(logits, targets))
         self.samples.update(float(len(targets)))
-        self._scenes = targets.ndim > 1
+        self._segmentation = targets.ndim > 1
         if indices is not None:
             self._examples.add(logits, targets, indices)
 
@@ -214,7 +216,7 @@ class ExactMetrics(nn.Module):
             NonFiniteError: The loss is infinite or not a number; all ranks raise it together.
         """
         sums = torch.stack([self.loss_sum.compute(), self.samples.compute()])
-        return evaluation_of(self.confusion.compute(), sums, expected, scenes=self._scenes)
+        return evaluation_of(self.confusion.compute(), sums, expected, segmentation=self._segmentation)
 
     def reset(self) -> None:
         """Forgets all samples."""

@@ -14,7 +14,7 @@ import torch
 from lit_mnist.data.dataset import IGNORED
 from lit_mnist.distributed.gather import all_gather_json
 
-# Scenes that are kept of each kind.
+# Images that are kept of each kind.
 KEPT = 6
 
 
@@ -52,7 +52,7 @@ class Extremes:
             indices: The samples' numbers, int64 [batch].
         """
         predicted = logits.argmax(dim=1)
-        scores = scene_scores(predicted, targets, self._num_classes)
+        scores = image_scores(predicted, targets, self._num_classes)
         # A scene without any pixel of a class has no score.
         found = [(row, score) for row, score in enumerate(scores.tolist()) if math.isfinite(score)]
         masks = predicted.to(torch.uint8).cpu().numpy()
@@ -60,7 +60,7 @@ class Extremes:
         self.scored = extremes_of([*self.scored, *added])
 
 
-def scene_scores(predicted: torch.Tensor, targets: torch.Tensor, num_classes: int) -> torch.Tensor:
+def image_scores(predicted: torch.Tensor, targets: torch.Tensor, num_classes: int) -> torch.Tensor:
     """Returns each scene's own mean IoU, float64 [batch], not a number where no pixel counts.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_mnist.data.dataset import AnySplit, Dataset, Scenes
+from lit_mnist.data.dataset import AnySplit, Dataset, SegmentationSplit
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.sampler import validation_split
 from lit_mnist.distributed.devices import Devices
@@ -48,7 +48,7 @@ class Job:
         first_process: The process from whose start times count.
         checkpoint: The checkpoint to resume from or to evaluate.
         weights: Weights to begin a training with, by name, in place of the random ones.
-        files: The user's pictures, where they are predicted instead of the test set; they stand in `splits.test`.
+        files: The user's images, where they are predicted instead of the test set; they stand in `splits.test`.
         extras: Makes the further options of Lightning's Trainer.
         stated: What a configuration file says of them.
         cuda_graph: Whether a GPU is given the passes of a micro-batch as one recorded graph.
@@ -105,8 +105,8 @@ class Job:
 
     def evaluation_batches(self, split: AnySplit, rank: Rank) -> EvaluationBatches:
         """Returns the batches of a split that a rank evaluates."""
-        # A picture's own figures round otherwise beside others: alone, it is the same on any number of ranks.
-        alone = self.command == "predict" and isinstance(split, Scenes)
+        # A image's own figures round otherwise beside others: alone, it is the same on any number of ranks.
+        alone = self.command == "predict" and isinstance(split, SegmentationSplit)
         return EvaluationBatches(
             split,
             rank=rank.rank,

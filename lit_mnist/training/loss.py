@@ -12,9 +12,9 @@ from lit_mnist.data.dataset import IGNORED
 def mean_loss(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
     """Returns this rank's loss of a micro-batch, such that the mean over the ranks is the mean of the whole one.
 
-    Each rank has equally many pictures, but not equally many pixels that count: the mean of the ranks' means would
+    Each rank has equally many images, but not equally many pixels that count: the mean of the ranks' means would
     weigh a pixel by how many others its rank holds. So a sum is divided by the count over all ranks, and multiplied by
-    the number of ranks, since they average their gradients. The count is one collective; pictures need none.
+    the number of ranks, since they average their gradients. The count is one collective; images need none.
 
     Args:
         logits: Floating point, [batch, classes] or [batch, classes, height, width].

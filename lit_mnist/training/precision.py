@@ -57,7 +57,7 @@ def autocast(precision: UsedPrecision, device: torch.device) -> torch.autocast:
 
 
 def weight_dtype(precision: UsedPrecision) -> torch.dtype:
-    """Returns the type of the weights and pictures."""
+    """Returns the type of the weights and images."""
     return torch.float64 if precision == "64-true" else torch.float32
 
 

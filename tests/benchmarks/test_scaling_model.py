@@ -252,7 +252,7 @@ def test_the_section_says_what_was_measured_and_what_is_predicted(loads: dict[st
     predicted = [each["text"] for each in page.find("span", "key") if "predicted" in each["text"]]
     assert len(predicted) == 2 * 5
     assert "1,024" in page.text
-    # Three measured points of raw DDP lie on the predicted picture.
+    # Three measured points of raw DDP lie on the predicted image.
     drawn = [each["text"] for each in page.find("title") if "measured here" in each["text"]]
     assert len(drawn) == 3
     assert "+6.6" in page.text

@@ -41,7 +41,7 @@ def splits(embedded: Dataset) -> Splits:
 
 
 def assert_alike(fast: list[Batch], classic: list[Batch]) -> None:
-    """Asserts the same samples, and the same pictures up to rounding; pixels reach 2.8."""
+    """Asserts the same samples, and the same images up to rounding; pixels reach 2.8."""
     assert len(fast) == len(classic) > 1
     for one, other in zip(fast, classic, strict=True):
         torch.testing.assert_close(other.images, one.images, rtol=0, atol=1e-6)

@@ -12,10 +12,10 @@ import pytest
 from conftest import forked, wait_for
 from PIL import Image
 
-from lit_mnist.data.dataset import Dataset, Scenes, class_names, dataset_of
+from lit_mnist.data.dataset import Dataset, SegmentationSplit, class_names, dataset_of
 from lit_mnist.data.segmentation import shapes_folder
-from lit_mnist.data.segmentation.scenes import IGNORED
-from lit_mnist.data.segmentation.shapes import make_scene
+from lit_mnist.data.segmentation.images import IGNORED
+from lit_mnist.data.segmentation.shapes import make_image
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 
@@ -49,17 +49,17 @@ def ended(child: int) -> int:
 def test_a_scene_has_the_same_pixels_on_every_machine() -> None:
     digest = hashlib.sha256()
     for number in range(8):
-        picture, mask = make_scene(seed=2012, number=number, side=96)
-        digest.update(picture.tobytes() + mask.tobytes())
+        image, mask = make_image(seed=2012, number=number, side=96)
+        digest.update(image.tobytes() + mask.tobytes())
     assert digest.hexdigest() == FIRST_EIGHT
 
 
 def test_scenes_show_every_class_within_a_border_of_one_pixel() -> None:
     counts = np.zeros(256, np.int64)
     for number in range(100):
-        picture, mask = make_scene(seed=3, number=number, side=96)
-        assert picture.shape == (96, 96, 3)
-        assert picture.dtype == mask.dtype == np.uint8
+        image, mask = make_image(seed=3, number=number, side=96)
+        assert image.shape == (96, 96, 3)
+        assert image.dtype == mask.dtype == np.uint8
         counts += np.bincount(mask.ravel(), minlength=256)
         # Where two pixels side by side differ, at least one of them is of no class.
         for one, other in ((mask[1:], mask[:-1]), (mask[:, 1:], mask[:, :-1])):
@@ -75,12 +75,12 @@ def test_scenes_show_every_class_within_a_border_of_one_pixel() -> None:
 def test_the_set_is_made_once_and_read_as_voc(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = load()
     folder = cache / shapes_folder.NAME
-    assert isinstance(first.train, Scenes)
+    assert isinstance(first.train, SegmentationSplit)
     assert (len(first.train), len(first.test)) == (40, 12)
     assert first.class_names == ("background", "circle", "square", "triangle", "star", "ring", "cross")
     assert str(folder) in first.source
-    with Image.open(first.train.images[0]) as picture, Image.open(first.train.masks[0]) as mask:
-        assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", (48, 48))
+    with Image.open(first.train.images[0]) as image, Image.open(first.train.masks[0]) as mask:
+        assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (48, 48))
         assert (mask.format, mask.mode, mask.size) == ("PNG", "P", (48, 48))
     made = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert load().sha256 == first.sha256
@@ -98,10 +98,10 @@ def gate(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def wait_and_make(*, seed: int, number: int, side: int) -> tuple[np.ndarray, np.ndarray]:
         if number >= 5:
             wait_for(gate.exists, 60)
-        return make_scene(seed=seed, number=number, side=side)
+        return make_image(seed=seed, number=number, side=side)
 
     gate = tmp_path / "gate"
-    monkeypatch.setattr(shapes_folder, "make_scene", wait_and_make)
+    monkeypatch.setattr(shapes_folder, "make_image", wait_and_make)
     return gate
 
 
@@ -140,8 +140,8 @@ def test_a_damaged_file_is_refused_with_the_way_out(cache: Path) -> None:
 @pytest.mark.usefixtures("few")
 def test_a_file_exchanged_for_another_sound_one_is_seen(cache: Path) -> None:
     load()
-    pictures = cache / shapes_folder.NAME / "JPEGImages"
-    (pictures / "000003.jpg").write_bytes((pictures / "000004.jpg").read_bytes())
+    images = cache / shapes_folder.NAME / "JPEGImages"
+    (images / "000003.jpg").write_bytes((images / "000004.jpg").read_bytes())
     with pytest.raises(InputError, match="are not the shapes that were made here"):
         load()
 

@@ -1,4 +1,4 @@
-"""Scenes in VOC's folders: read as torchvision reads them, every damage refused by name, resumed exactly."""
+"""SegmentationSplit in VOC's folders: read as torchvision reads them, every damage refused by name, resumed exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lit_mnist.data.dataset import IGNORED, Dataset, class_names, dataset_of
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
 from lit_mnist.data.segmentation import voc
 from lit_mnist.data.segmentation.augmentation import random_crop
-from lit_mnist.data.segmentation.scenes import MEAN, STD, Scenes, read_image, read_mask
+from lit_mnist.data.segmentation.images import MEAN, STD, SegmentationSplit, read_image, read_mask
 from lit_mnist.data.segmentation.voc import LISTS, MASKS, PICTURES
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment
@@ -52,9 +52,9 @@ def settings_of(root: Path, **changes: object) -> DataSettings:
     return dataclasses.replace(DataSettings(name="voc2012", root=str(root), image_size=SIDE), **changes)  # type: ignore[arg-type]
 
 
-def scenes_of(dataset: Dataset) -> tuple[Scenes, Scenes]:
-    assert isinstance(dataset.train, Scenes)
-    assert isinstance(dataset.test, Scenes)
+def images_of(dataset: Dataset) -> tuple[SegmentationSplit, SegmentationSplit]:
+    assert isinstance(dataset.train, SegmentationSplit)
+    assert isinstance(dataset.test, SegmentationSplit)
     return dataset.train, dataset.test
 
 
@@ -70,22 +70,22 @@ def test_scenes_are_those_that_torchvision_reads(folder: Path, tmp_path: Path) -
     dataset = dataset_of(settings_of(tmp_path))
     assert dataset.class_names == class_names("voc2012")
     assert dataset.num_classes == 21
-    for scenes, split in zip(scenes_of(dataset), ("train", "val"), strict=True):
+    for scenes, split in zip(images_of(dataset), ("train", "val"), strict=True):
         known = VOCSegmentation(str(tmp_path), year="2012", image_set=split)
         assert len(known) == len(scenes) > 0
-        for number, (picture, mask) in enumerate(known):
-            assert np.array_equal(np.asarray(picture), np.asarray(read_image(scenes.images[number])))
+        for number, (image, mask) in enumerate(known):
+            assert np.array_equal(np.asarray(image), np.asarray(read_image(scenes.images[number])))
             assert np.array_equal(np.asarray(mask), np.asarray(read_mask(scenes.masks[number], 21)))
 
 
 @pytest.mark.parametrize("place", [".", "VOCdevkit", "VOCdevkit/VOC2012"])
 def test_the_folder_is_found_from_above(folder: Path, tmp_path: Path, place: str) -> None:
-    train, test = scenes_of(dataset_of(settings_of(tmp_path / place)))
+    train, test = images_of(dataset_of(settings_of(tmp_path / place)))
     assert (len(train), len(test)) == (16, 6)
     assert train.images[0].resolve() == (folder / PICTURES / "2007_000000.jpg").resolve()
 
 
-def test_batches_hold_whole_pictures_brought_to_one_size(folder: Path, tmp_path: Path) -> None:
+def test_batches_hold_whole_images_brought_to_one_size(folder: Path, tmp_path: Path) -> None:
     data = settings_of(tmp_path)
     split = dataset_of(data).test
     batches = EvaluationBatches(split, rank=1, world_size=2, batch_size=2, settings=data, dtype=torch.float64)
@@ -95,8 +95,8 @@ def test_batches_hold_whole_pictures_brought_to_one_size(folder: Path, tmp_path:
     assert first.targets.shape == (2, SIDE, SIDE)
     assert first.targets.dtype == torch.int64
     assert first.indices.tolist() == [3, 4]
-    picture = read_image(split.images[3]).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-    share = torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1).double() / 255
+    image = read_image(split.images[3]).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    share = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).double() / 255
     expected = (share - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     torch.testing.assert_close(first.images[0], expected, rtol=0, atol=1e-6)
     mask = np.asarray(read_mask(split.masks[3], 21).resize((SIDE, SIDE), Image.Resampling.NEAREST))
@@ -123,19 +123,19 @@ def test_a_crop_is_a_function_of_seed_epoch_and_sample(folder: Path, tmp_path: P
 
 
 def test_a_crop_scales_mirrors_and_ignores_its_margin() -> None:
-    picture = Image.new("RGB", (80, 60), (255, 0, 0))
+    image = Image.new("RGB", (80, 60), (255, 0, 0))
     mask = Image.new("L", (80, 60), 7)
     shares, first_columns = [], set()
     half = Image.fromarray(np.repeat([[1] * 40 + [2] * 40], 60, axis=0).astype(np.uint8))
     for index in range(200):
-        page, targets = random_crop(picture, mask, index, size=SIDE, seed=1, epoch=0)
+        page, targets = random_crop(image, mask, index, size=SIDE, seed=1, epoch=0)
         pixels, classes = np.asarray(page), np.asarray(targets)
         assert pixels.shape == (SIDE, SIDE, 3)
         assert set(np.unique(classes)) <= {7, IGNORED}
         assert np.array_equal(classes == 7, (pixels == (255, 0, 0)).all(axis=-1))
         assert (pixels[classes == IGNORED] == (124, 116, 104)).all()
         shares.append((classes == 7).mean())
-        seen = np.asarray(random_crop(picture, half, index, size=SIDE, seed=1, epoch=0)[1])
+        seen = np.asarray(random_crop(image, half, index, size=SIDE, seed=1, epoch=0)[1])
         first_columns.add(int(seen[seen != IGNORED][0]))
     assert min(shares) < 0.3
     # Two of three scales are above 1, and leave no margin.
@@ -148,7 +148,7 @@ def test_the_border_is_ignored_or_a_class_of_its_own(folder: Path, tmp_path: Pat
     data = settings_of(tmp_path, border=border)
     dataset = dataset_of(data)
     assert dataset.num_classes == (22 if border == "class" else 21)
-    train, _ = scenes_of(dataset)
+    train, _ = images_of(dataset)
     only_border = train.take(np.array([ONLY_BORDER]))
     batch = next(iter(EvaluationBatches(only_border, rank=0, world_size=1, batch_size=1, settings=data)))
     assert batch.targets.unique().tolist() == [found]
@@ -176,11 +176,11 @@ def saved(image: Image.Image, kind: str) -> bytes:
 PICTURE, MASK = PICTURES / "2007_000000.jpg", MASKS / "2007_000000.png"
 # What is written over a file, given its content; None removes it. Then what the message says beside the file's name.
 DAMAGES: dict[str, tuple[Path, Callable[[bytes], bytes] | None, str]] = {
-    "no picture": (PICTURE, None, "the picture that train.txt names cannot be found"),
+    "no image": (PICTURE, None, "the image that train.txt names cannot be found"),
     "no mask": (MASK, None, "the mask that train.txt names cannot be found"),
     "a cut JPEG": (PICTURE, lambda content: content[: len(content) // 2], "damaged"),
     "an empty JPEG": (PICTURE, lambda _: b"", "empty"),
-    "no JPEG": (PICTURE, lambda _: saved(Image.new("RGB", (61, 47)), "PNG"), "not a picture in a known format"),
+    "no JPEG": (PICTURE, lambda _: saved(Image.new("RGB", (61, 47)), "PNG"), "not a image in a known format"),
     "a cut PNG": (MASK, lambda content: content[: len(content) // 2], "damaged"),
     "a flipped bit": (MASK, lambda content: content[:-20] + bytes([content[-20] ^ 1]) + content[-19:], "damaged"),
     "class 30": (MASK, lambda _: saved(Image.new("L", (61, 47), 30), "PNG"), "2867 pixels are of class 30"),
@@ -188,7 +188,7 @@ DAMAGES: dict[str, tuple[Path, Callable[[bytes], bytes] | None, str]] = {
     "a mask in colours": (MASK, lambda _: saved(Image.new("RGB", (61, 47)), "PNG"), "no mask, but a PNG of RGB"),
     "a mask of 4 bits of grey": (MASK, lambda _: png(4, 0), "no mask, but a PNG of L values with 4 bits"),
     "a mask of 16 bits": (MASK, lambda _: png(16, 0), "16 bits"),
-    "a JPEG as mask": (MASK, lambda _: saved(Image.new("L", (61, 47)), "JPEG"), "not a picture in a known format"),
+    "a JPEG as mask": (MASK, lambda _: saved(Image.new("L", (61, 47)), "JPEG"), "not a image in a known format"),
     "another size": (MASK, lambda _: saved(Image.new("L", (47, 61)), "PNG"), "has 47 x 61 pixels"),
     "a bomb": (MASK, lambda _: png(8, 0, 50_000, 50_000), "megapixels"),
     "a smaller bomb": (MASK, lambda _: png(8, 0, 10_000, 6_000), "megapixels"),
@@ -216,10 +216,10 @@ def test_every_damage_is_refused_by_name(folder: Path, tmp_path: Path, name: str
     assert "\n" not in str(caught.value)
 
 
-def test_a_pipe_is_no_picture(folder: Path, tmp_path: Path) -> None:
+def test_a_pipe_is_no_image(folder: Path, tmp_path: Path) -> None:
     (folder / PICTURE).unlink()
     os.mkfifo(folder / PICTURE)
-    with pytest.raises(InputError, match="no picture, but no file"):
+    with pytest.raises(InputError, match="no image, but no file"):
         dataset_of(settings_of(tmp_path))
 
 
@@ -246,12 +246,12 @@ def test_what_was_found_sound_is_read_again_only_where_it_has_changed(
 ) -> None:
     checked: list[Path] = []
 
-    def check(picture: Path, mask: Path, num_classes: int) -> None:
-        checked.append(picture)
-        sound(picture, mask, num_classes)
+    def check(image: Path, mask: Path, num_classes: int) -> None:
+        checked.append(image)
+        sound(image, mask, num_classes)
 
-    sound = voc.check_scene
-    monkeypatch.setattr(voc, "check_scene", check)
+    sound = voc.check_image
+    monkeypatch.setattr(voc, "check_image", check)
     first = dataset_of(settings_of(tmp_path)).sha256
     assert len(checked) == 22
     assert dataset_of(settings_of(tmp_path)).sha256 == first
@@ -283,7 +283,7 @@ def test_without_a_cache_each_start_checks_and_says_so(
     assert dataset_of(settings_of(open_folder)).sha256 == found
 
 
-def test_odd_pictures_train_on_two_ranks_and_resume_exactly_with_workers(
+def test_odd_images_train_on_two_ranks_and_resume_exactly_with_workers(
     folder: Path, tmp_path: Path, program: Program
 ) -> None:
     whole = program.train(*SMALL, "--data.root", tmp_path, "--epochs", 2, "--data.workers", 2)
@@ -313,4 +313,4 @@ def test_a_file_that_turns_bad_ends_the_run_with_one_message(
     path.write_bytes(b"\0" * found.st_size)
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
     run = ("--data.root", tmp_path, "--data.workers", workers, "--run-dir", tmp_path / "run")
-    refused(program(*SMALL, *run, engine=engine), str(path), "not a picture in a known format (JPEG)")
+    refused(program(*SMALL, *run, engine=engine), str(path), "not a image in a known format (JPEG)")

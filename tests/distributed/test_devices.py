@@ -72,7 +72,7 @@ def test_threads_are_the_cores_divided_by_the_ranks() -> None:
 
 
 def test_memory_that_a_step_has_freed_is_there_for_the_next() -> None:
-    """Else the kernel clears some two thousand pages for each step of 128 pictures."""
+    """Else the kernel clears some two thousand pages for each step of 128 images."""
     script = """
         import json, resource
         import torch

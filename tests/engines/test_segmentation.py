@@ -1,4 +1,4 @@
-"""Scenes are trained as digits are: any engine, any number of ranks, one loss over all pixels that count."""
+"""SegmentationSplit are trained as digits are: any engine, any number of ranks, one loss over all pixels that count."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_all_engines_on_two_ranks_are_equal_in_every_bit(
 
 
 def example(batch: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and targets of which the first pictures have hardly a pixel that counts."""
+    """Logits and targets of which the first images have hardly a pixel that counts."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(batch, 4, 9, 7, generator=generator, dtype=torch.float64)
     targets = torch.randint(0, 4, (batch, 9, 7), generator=generator)
@@ -161,7 +161,7 @@ REFUSALS: dict[str, tuple[tuple[object, ...], list[str]]] = {
     "a backbone that nobody has published": (("--model.weights", "backbone"), ["backbone", "deeplabv3_small"]),
     "weights that are not there": (("--model.weights", "none.pt"), ["none.pt"]),
     "a rate that follows a fixed batch": (("--model.lr_scale", "linear"), ["lr_scale", "batch_per"]),
-    "a tiny picture": (("--data.image_size", 8), ["data.image_size", "16"]),
+    "a tiny image": (("--data.image_size", 8), ["data.image_size", "16"]),
 }
 
 

@@ -273,12 +273,12 @@ def test_the_bytes_are_those_that_were_sent(tmp_path: Path, world_size: int) -> 
 # --- the command
 
 
-def test_the_bench_writes_positive_figures_and_a_picture(tmp_path: Path) -> None:
-    figures, picture = tmp_path / "figures.json", tmp_path / "picture.png"
-    words = ["--bench", "--ranks", "2", "--largest", "16384", "--json", str(figures), "--plot", str(picture)]
+def test_the_bench_writes_positive_figures_and_a_image(tmp_path: Path) -> None:
+    figures, image = tmp_path / "figures.json", tmp_path / "image.png"
+    words = ["--bench", "--ranks", "2", "--largest", "16384", "--json", str(figures), "--plot", str(image)]
     done = run_forked(partial(main, words), tmp_path, 60)
     assert done.code == 0, done.err
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
     measured = json.loads(figures.read_text())
     assert (measured["world_size"], measured["backend"]) == (2, "gloo")
     rows = measured["figures"]
@@ -308,7 +308,7 @@ def test_the_bench_writes_positive_figures_and_a_picture(tmp_path: Path) -> None
         (["--largest", "4096"], "--largest belongs to the bench"),
         (["--bench", "--largest", "1023"], "--largest is 1023"),
         (["--bench", "--largest", "10000000000000"], "--largest is 10000000000000"),
-        (["--bench", "--plot", "picture.xyz"], "--plot is picture.xyz"),
+        (["--bench", "--plot", "image.xyz"], "--plot is image.xyz"),
         (["--bench", "--json", "no/such/folder/figures.json"], "no folder no/such/folder"),
         (["--bench", "--json", "."], "which is a folder"),
     ],

@@ -1,4 +1,4 @@
-"""The networks, their batch norm over all ranks, their dropout, and what is done to the pictures before."""
+"""The networks, their batch norm over all ranks, their dropout, and what is done to the images before."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_a_compiled_network_is_the_same_function(net: Literal["convnet", "basicn
 
 @pytest.mark.parametrize("views", [5, 9])
 @pytest.mark.parametrize("net", ["convnet", "basicnet"])
-def test_views_are_the_picture_and_its_shifted_copies_in_evaluation_alone(
+def test_views_are_the_image_and_its_shifted_copies_in_evaluation_alone(
     net: Literal["convnet", "basicnet"], views: Literal[5, 9]
 ) -> None:
     plain = build_net(ModelSettings(net=net, dropout=0.0), num_classes=10, seed=3)

@@ -1,4 +1,4 @@
-"""`predict`: one ordered table and a picture, whatever the number of ranks."""
+"""`predict`: one ordered table and a image, whatever the number of ranks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_the_table_is_the_same_for_any_number_of_ranks(trained: Path, shared_pro
     for ranks in (1, 3):
         folder = shared_program.train("predict", "--ckpt", trained, "--devices", ranks, "--data.test_size", 1001)
         tables.append(rows_of(folder))
-        with Image.open(folder / "predictions.png") as picture:
-            assert picture.format == "PNG"
-            assert min(picture.size) > 500
+        with Image.open(folder / "predictions.png") as image:
+            assert image.format == "PNG"
+            assert min(image.size) > 500
     labels = load_dataset("mnist", None).test.labels[:1001].tolist()
     for table in tables:
         assert list(table[0]) == ["index", "label", "predicted", "probability"]
@@ -43,7 +43,7 @@ def test_the_table_is_the_same_for_any_number_of_ranks(trained: Path, shared_pro
     assert right > 900
 
 
-def test_the_user_s_own_pictures_are_read_by_several_ranks(trained: Path, shared_program: Program) -> None:
+def test_the_user_s_own_images_are_read_by_several_ranks(trained: Path, shared_program: Program) -> None:
     folder = shared_program.folder / "digits"
     (folder / "deep").mkdir(parents=True)
     test = load_dataset("mnist", None).test

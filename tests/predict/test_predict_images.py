@@ -1,4 +1,4 @@
-"""Own pictures: a digit is read as MNIST would show it, however it was photographed, or refused by name."""
+"""Own images: a digit is read as MNIST would show it, however it was photographed, or refused by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from lit_mnist.predict.answers import answers
 from lit_mnist.predict.doubts import NO_INK, doubts
 from lit_mnist.predict.grid import draw_grid
 from lit_mnist.predict.images import find_images, read_digits
-from lit_mnist.predict.scenes import user_images
+from lit_mnist.predict.masks import user_images
 from lit_mnist.predict.table import write_table
 
 Array = npt.NDArray[Any]
@@ -72,9 +72,9 @@ def predict() -> Predict:
         schedule.step()
     net.eval()
 
-    def classes(pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def classes(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.inference_mode():
-            probability, predicted = net(pictures[:, None] / 255).softmax(dim=1).max(dim=1)
+            probability, predicted = net(images[:, None] / 255).softmax(dim=1).max(dim=1)
         return predicted, probability
 
     return classes
@@ -212,8 +212,8 @@ def page(box: tuple[int, int, int, int], size: tuple[int, int] = (200, 150)) -> 
 def test_the_ink_fills_the_box_keeps_its_aspect_and_is_centred(
     tmp_path: Path, box: tuple[int, int, int, int], high: int, wide: int, invert: bool
 ) -> None:
-    picture = page(box)
-    Image.fromarray(255 - picture if invert else picture).save(tmp_path / "a.png")
+    image = page(box)
+    Image.fromarray(255 - image if invert else image).save(tmp_path / "a.png")
     (digit,) = read_digits([tmp_path / "a.png"])
     assert digit.dtype == torch.uint8
     assert int((digit > 127).any(dim=1).sum()) == high
@@ -231,10 +231,10 @@ def over_paper(ink: Array, hidden: int) -> Image.Image:
 
 def palette(ink: Array, colours: list[int], **more: object) -> Image.Image:
     """Two colours, the second one for ink; the numbers say nothing about the brightness."""
-    picture = Image.frombytes("P", ink.shape[::-1], (ink > 127).astype(np.uint8).tobytes())
-    picture.putpalette(colours)
-    picture.info.update(more)
-    return picture
+    image = Image.frombytes("P", ink.shape[::-1], (ink > 127).astype(np.uint8).tobytes())
+    image.putpalette(colours)
+    image.info.update(more)
+    return image
 
 
 def deep(ink: Array, kind: type, white: float) -> Image.Image:
@@ -344,7 +344,7 @@ def test_a_thin_pen_on_a_large_page_is_as_dark_as_mnist(tmp_path: Path) -> None:
 
 
 def png_of(width: int, height: int) -> bytes:
-    """The head of a PNG that says how large the picture is, and nothing of the picture."""
+    """The head of a PNG that says how large the image is, and nothing of the image."""
     parts = [
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
         (b"IDAT", zlib.compress(b"")),
@@ -354,13 +354,13 @@ def png_of(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def saved(path: Path, picture: Image.Image, **more: Any) -> bytes:
-    picture.save(path, **more)
+def saved(path: Path, image: Image.Image, **more: Any) -> bytes:
+    image.save(path, **more)
     return path.read_bytes()
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "tiff", "webp", "bmp"])
-def test_a_truncated_picture_is_refused(tmp_path: Path, digits: torch.Tensor, suffix: str) -> None:
+def test_a_truncated_image_is_refused(tmp_path: Path, digits: torch.Tensor, suffix: str) -> None:
     path = tmp_path / f"half.{suffix}"
     content = saved(path, Image.fromarray(digits[0].numpy()).resize((300, 300)))
     path.write_bytes(content[: len(content) // 2])
@@ -372,8 +372,8 @@ def test_a_truncated_picture_is_refused(tmp_path: Path, digits: torch.Tensor, su
     ("content", "message"),
     [
         (b"", "empty"),
-        (b"0123456789 this is no picture", "not a picture"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+        (b"0123456789 this is no image", "not a image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a image"),
         (png_of(8000, 6251), "50 megapixels"),
         (png_of(10_000, 10_000), "50 megapixels"),
         (png_of(100_000, 100_000), "50 megapixels"),
@@ -381,7 +381,7 @@ def test_a_truncated_picture_is_refused(tmp_path: Path, digits: torch.Tensor, su
     ],
     ids=["nothing", "text", "program", "large", "larger", "bomb", "just not too large"],
 )
-def test_what_is_no_picture_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "own.png"
     path.write_bytes(content)
     with pytest.raises(InputError, match=rf"own\.png: .*{message}"):
@@ -419,13 +419,13 @@ def test_one_message_names_all_images_that_cannot_be_read(tmp_path: Path, digits
     content = saved(tmp_path / "0.png", Image.fromarray(digits[0].numpy()).resize((300, 300)))
     (tmp_path / "1.png").write_bytes(content[: len(content) // 2])
     (tmp_path / "2.jpg").write_bytes(b"")
-    (tmp_path / "3.gif").write_bytes(b"0123456789 this is no picture")
+    (tmp_path / "3.gif").write_bytes(b"0123456789 this is no image")
     (tmp_path / "4.png").symlink_to(tmp_path / "gone")
     os.mkfifo(tmp_path / "5.png")
     problems = (
         "1.png: damaged",
         "2.jpg: the file is empty",
-        "3.gif: not a picture",
+        "3.gif: not a image",
         "4.png: no such",
         "5.png: neither",
     )
@@ -444,7 +444,7 @@ def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
 def test_several_pages_are_refused(tmp_path: Path, large: Array) -> None:
     first, second = Image.fromarray(large), Image.fromarray(255 - large)
     first.save(tmp_path / "pages.tiff", save_all=True, append_images=[second])
-    with pytest.raises(InputError, match=r"pages\.tiff: holds several pictures"):
+    with pytest.raises(InputError, match=r"pages\.tiff: holds several images"):
         read_digits([tmp_path / "pages.tiff"])
 
 
@@ -457,7 +457,7 @@ def test_a_large_photograph_is_read(tmp_path: Path, digits: torch.Tensor) -> Non
     assert distance(tmp_path / "a.jpg", read_digits([tmp_path / "a.png"])[0]) < 6
 
 
-def test_pictures_are_found_in_order(tmp_path: Path) -> None:
+def test_images_are_found_in_order(tmp_path: Path) -> None:
     for name in ("b.PNG", "a.jpeg", "c/z.webp", "c/d/e.tif", "c/note.txt", ".hidden.png", ".git/f.png", "given.data"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -466,7 +466,7 @@ def test_pictures_are_found_in_order(tmp_path: Path) -> None:
     assert names == ["given.data", "a.jpeg", "b.PNG", "c/d/e.tif", "c/z.webp", "b.PNG"]
 
 
-def test_no_pictures_are_no_digits() -> None:
+def test_no_images_are_no_digits() -> None:
     assert find_images([]) == []
     assert read_digits([]).shape == (0, 28, 28)
 
@@ -478,7 +478,7 @@ def test_missing_empty_and_odd_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link.png").symlink_to(tmp_path / "gone")
     for name, message in {
         "absent.png": "no such file",
-        "folder": "no picture in this folder",
+        "folder": "no image in this folder",
         "pipe.png": "neither a file",
         "link.png": "no such file",
     }.items():
@@ -519,7 +519,7 @@ def test_the_table_of_a_labelled_set(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_table_of_own_pictures(tmp_path: Path) -> None:
+def test_the_table_of_own_images(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     files = [Path('a,"b".png'), Path("two\nlines.png"), Path(os.fsdecode(b"caf\xe9.png"))]
     notes = ["", "uncertain: probability below 70 %", NO_INK]
@@ -570,9 +570,9 @@ def test_a_table_that_does_not_fit_is_refused_and_the_old_one_stays(tmp_path: Pa
 
 
 def red_pixels(path: Path) -> Array:
-    """Counts them in a grid of one row, per picture."""
-    with Image.open(path) as picture:
-        colours = np.asarray(picture.convert("RGB")).astype(int)
+    """Counts them in a grid of one row, per image."""
+    with Image.open(path) as image:
+        colours = np.asarray(image.convert("RGB")).astype(int)
     red = (colours[..., 0] > 150) & (colours[..., 1] < 100) & (colours[..., 2] < 100)
     counts: Array = red.sum(axis=0)
     return counts
@@ -583,17 +583,17 @@ def test_the_grid_marks_the_wrong_ones(tmp_path: Path, digits: torch.Tensor) -> 
     share, guess = torch.full((12,), 0.75), torch.arange(12) % 10
     truth = guess.clone()
     draw_grid(path, digits[:12], guess, share, labels=truth, limit=8)
-    with Image.open(path) as picture:
-        picture.verify()
-        assert picture.format == "PNG"
-        assert picture.info["Title"] == "Showing 8 of 12 pictures"
-        width = picture.width
+    with Image.open(path) as image:
+        image.verify()
+        assert image.format == "PNG"
+        assert image.info["Title"] == "Showing 8 of 12 images"
+        width = image.width
     assert red_pixels(path).sum() == 0
     truth[0] = truth[11] = 9
     draw_grid(path, digits[:12], guess, share, labels=truth, limit=8)
-    with Image.open(path) as picture:
-        assert picture.info["Description"].startswith("1 of these wrong")
-        assert picture.info["Description"].endswith("2 of all")
+    with Image.open(path) as image:
+        assert image.info["Description"].startswith("1 of these wrong")
+        assert image.info["Description"].endswith("2 of all")
     red = red_pixels(path)
     assert red[: width // 6].sum() > 500
     assert red[width // 6 :].sum() == 0
@@ -602,13 +602,13 @@ def test_the_grid_marks_the_wrong_ones(tmp_path: Path, digits: torch.Tensor) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_grid_grows_with_pictures_and_names(tmp_path: Path, digits: torch.Tensor) -> None:
+def test_the_grid_grows_with_images_and_names(tmp_path: Path, digits: torch.Tensor) -> None:
     sizes = {}
     for name, count, names in (("one", 1, None), ("many", 30, None), ("named", 30, ["$T-shirt$ / ^top"] * 10)):
         share = torch.full((count,), 0.75)
         draw_grid(tmp_path / name, digits[:count], torch.zeros(count).long(), share, class_names=names)
-        with Image.open(tmp_path / name) as picture:
-            sizes[name] = picture.size
+        with Image.open(tmp_path / name) as image:
+            sizes[name] = image.size
     assert sizes["one"][0] < sizes["many"][0] < sizes["named"][0]
     assert sizes["one"][1] < sizes["many"][1]
 

@@ -1,4 +1,4 @@
-"""Predictions of scenes: a mask and an overlay for each picture, the same bytes on any number of ranks."""
+"""Predictions of scenes: a mask and an overlay for each image, the same bytes on any number of ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from test_bad_input import refused
 from voc_folder import write_voc
 
 from lit_mnist.data.dataset import class_names
+from lit_mnist.data.segmentation.images import SegmentationSplit
 from lit_mnist.data.segmentation.palette import PALETTE, palette_png, tinted
-from lit_mnist.data.segmentation.scenes import Scenes
 from lit_mnist.experiment import DataSettings
-from lit_mnist.predict.scenes import names_of, user_images, write_scenes
-from lit_mnist.training.extremes import KEPT, Scored, extremes_of, scene_scores
+from lit_mnist.predict.masks import names_of, user_images, write_masks
+from lit_mnist.training.extremes import KEPT, Scored, extremes_of, image_scores
 
 VOC = class_names("voc2012")
 
@@ -62,7 +62,7 @@ def test_the_test_set_s_masks_are_the_same_on_any_number_of_ranks(
         run = ("--ckpt", trained, "--devices", devices, "--run-dir", place, "--run.threads", 1)
         done = program("predict", *run, "--data.root", result_of(trained)["config"]["data"]["root"], engine=engine)
         assert done.code == 0, done.out + done.err
-        assert "predicted 15 pictures" in done.out
+        assert "predicted 15 images" in done.out
         return table_of(place), contents(place)
 
     table, files = predicted(1, "lightning")
@@ -70,9 +70,9 @@ def test_the_test_set_s_masks_are_the_same_on_any_number_of_ranks(
     assert len(files) == 30
     classes = set()
     for row in table:
-        with Image.open(row["file"]) as picture, Image.open(tmp_path / "lightning-1" / row["mask"]) as mask:
+        with Image.open(row["file"]) as image, Image.open(tmp_path / "lightning-1" / row["mask"]) as mask:
             assert mask.mode == "P"
-            assert mask.size == picture.size == (int(row["width"]), int(row["height"]))
+            assert mask.size == image.size == (int(row["width"]), int(row["height"]))
             values = np.asarray(mask)
         classes |= set(np.unique(values).tolist())
         shares = [float(row[name]) for name in VOC]
@@ -84,7 +84,7 @@ def test_the_test_set_s_masks_are_the_same_on_any_number_of_ranks(
         assert predicted(devices, engine) == (table, files)
 
 
-def test_own_pictures_of_any_kind_are_predicted_without_the_data_set(
+def test_own_images_of_any_kind_are_predicted_without_the_data_set(
     trained: Path, program: Program, tmp_path: Path
 ) -> None:
     own = tmp_path / "own"
@@ -108,11 +108,11 @@ def test_own_pictures_of_any_kind_are_predicted_without_the_data_set(
         assert (overlay.format, overlay.size) == ("JPEG", (40, 90))
 
 
-def test_a_picture_that_cannot_be_read_is_refused_before_anything_is_written(
+def test_a_image_that_cannot_be_read_is_refused_before_anything_is_written(
     trained: Path, program: Program, tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"\xff\xd8\xff\xe0 no picture")
+    bad.write_bytes(b"\xff\xd8\xff\xe0 no image")
     refused(program("predict", "--ckpt", trained, "--images", bad, "--run-dir", tmp_path / "run"), str(bad))
     assert not (tmp_path / "run").exists()
 
@@ -133,7 +133,7 @@ def test_the_report_shows_classes_curves_and_scenes(trained: Path) -> None:
     assert head[2] == "test mean IoU"
     assert "<h3>Mean IoU</h3>" in page
     assert page.count("<figure class=scene>") == 2 * KEPT
-    # A picture, its true classes and its predicted ones.
+    # A image, its true classes and its predicted ones.
     assert page.count("data:image/jpeg;base64,") == 3 * 2 * KEPT
     assert "In percent of the true class" in page
     for name in VOC:
@@ -143,14 +143,14 @@ def test_the_report_shows_classes_curves_and_scenes(trained: Path) -> None:
     assert "<script" not in page
 
 
-def test_a_mask_is_enlarged_smoothly_to_the_picture_s_own_size(tmp_path: Path) -> None:
+def test_a_mask_is_enlarged_smoothly_to_the_image_s_own_size(tmp_path: Path) -> None:
     Image.new("RGB", (200, 100), "white").save(tmp_path / "wide.png")
     small = np.zeros((1, 8, 8), np.uint8)
     small[0, :, 4:] = 3
     small[0, 3:5, 3:5] = 21
     settings = DataSettings(name="voc2012", border="class")
     batch = (torch.tensor([0]), torch.from_numpy(small), torch.tensor([0.75]))
-    (row,) = write_scenes(tmp_path, user_images([tmp_path / "wide.png"], settings).test, [batch], settings)
+    (row,) = write_masks(tmp_path, user_images([tmp_path / "wide.png"], settings).test, [batch], settings)
     with Image.open(tmp_path / "masks" / "wide.png") as image:
         mask = np.asarray(image)
     assert mask.shape == (100, 200)
@@ -189,10 +189,10 @@ def test_a_mask_s_pixels_are_the_classes_themselves(tmp_path: Path) -> None:
 
 
 def test_an_overlay_tints_objects_and_leaves_the_rest() -> None:
-    picture = np.full((6, 6, 3), 100, np.uint8)
+    image = np.full((6, 6, 3), 100, np.uint8)
     mask = np.zeros((6, 6), np.uint8)
     mask[1:6, 1:6] = 1
-    shown = tinted(picture, mask)
+    shown = tinted(image, mask)
     assert (shown[0] == 100).all()
     assert (shown[1, 1:] == PALETTE[1]).all()
     assert (shown[3, 3] == (114, 50, 50)).all()
@@ -201,7 +201,7 @@ def test_an_overlay_tints_objects_and_leaves_the_rest() -> None:
 def test_scenes_are_scored_one_by_one() -> None:
     truth = torch.tensor([[[0, 0], [1, 1]], [[0, 255], [2, 2]], [[255, 255], [255, 255]]])
     predicted = torch.tensor([[[0, 0], [1, 1]], [[0, 1], [2, 0]], [[0, 1], [2, 0]]])
-    scores = scene_scores(predicted, truth, 3)
+    scores = image_scores(predicted, truth, 3)
     # The second: of class 0 one of two pixels, of class 2 one of two; the pixel without a class counts nowhere.
     assert scores[:2].tolist() == [1.0, 0.5]
     assert scores[2].isnan()
@@ -216,8 +216,8 @@ def test_the_best_and_the_worst_are_kept_each_once() -> None:
     assert len(extremes_of(scored[:3])) == 3
 
 
-def test_user_pictures_have_no_masks(tmp_path: Path) -> None:
-    scenes = Scenes((tmp_path / "a", tmp_path / "b", tmp_path / "c"), ())
+def test_user_images_have_no_masks(tmp_path: Path) -> None:
+    scenes = SegmentationSplit((tmp_path / "a", tmp_path / "b", tmp_path / "c"), ())
     taken = scenes.take(np.array([2, 0]))
     assert taken.images == (tmp_path / "c", tmp_path / "a")
     assert taken.masks == ()

@@ -175,7 +175,7 @@ def test_needs_nothing_outside_itself(tmp_path: Path) -> None:
         for name, value in element["attrs"].items()
         if name in {"src", "href", "srcset", "data", "action", "poster", "xlink:href"}
     ]
-    assert len(addresses) == 6  # the five pictures and the empty icon
+    assert len(addresses) == 6  # the five images and the empty icon
     assert all(address.startswith("data:") for address in addresses)
     policy = next(e["attrs"]["content"] for e in page.find("meta") if "http-equiv" in e["attrs"])
     assert "default-src 'none'" in policy
@@ -308,7 +308,7 @@ def test_survives_a_result_of_nothing_but_none(tmp_path: Path) -> None:
     assert page.balanced
     assert set(page.facts().values()) == {DASH}
     assert f"{DASH} wrong of {DASH} test images" in page.text
-    for sentence in ("No metrics were logged.", "No confusion matrix was recorded.", "No pictures were recorded."):
+    for sentence in ("No metrics were logged.", "No confusion matrix was recorded.", "No images were recorded."):
         assert sentence in page.text
     assert "None" not in page.text
     assert "nan" not in page.text
@@ -345,7 +345,7 @@ def test_a_class_without_samples_has_no_accuracy(tmp_path: Path) -> None:
 
 
 def drawn(page: Page) -> dict[str, list[tuple[float, float]]]:
-    """The corners of every drawn line as shares of the picture from its lower left, by the line's style."""
+    """The corners of every drawn line as shares of the image from its lower left, by the line's style."""
     lines = {}
     for element in page.find("polyline"):
         pairs = [pair.split(",") for pair in element["attrs"]["points"].split()]
@@ -464,7 +464,7 @@ def test_one_point_is_a_dot(tmp_path: Path, value: float) -> None:
 
 
 def test_epochs_are_ruled_off(tmp_path: Path) -> None:
-    # four epochs have three ends inside, ruled in each of the three pictures
+    # four epochs have three ends inside, ruled in each of the three images
     assert len(write(tmp_path).find("line", "epoch")) == 9
     assert not write(tmp_path, history=make_history()[:15]).find("line", "epoch")
 
@@ -480,7 +480,7 @@ def test_a_long_history_is_drawn_as_means_with_their_range(tmp_path: Path) -> No
     assert thin([(1.0, 2.0), (2.0, 3.0)]) == [(1.0, 2.0, 2.0, 2.0), (2.0, 3.0, 3.0, 3.0)]
 
 
-def test_mistakes_are_shown_surest_first_with_their_pictures(tmp_path: Path) -> None:
+def test_mistakes_are_shown_surest_first_with_their_images(tmp_path: Path) -> None:
     mistakes = make_mistakes(60)
     page = write(tmp_path, mistakes=mistakes)
     surest = sorted(mistakes, key=lambda mistake: -mistake.probability)[:40]
@@ -497,8 +497,8 @@ def test_mistakes_are_shown_surest_first_with_their_pictures(tmp_path: Path) -> 
     assert "image-rendering:pixelated" in page.content
 
 
-def test_no_mistakes_is_told_from_no_pictures(tmp_path: Path) -> None:
-    assert "No pictures were recorded." in write(tmp_path, mistakes=[]).text
+def test_no_mistakes_is_told_from_no_images(tmp_path: Path) -> None:
+    assert "No images were recorded." in write(tmp_path, mistakes=[]).text
     result = make_result(2)
     result["test"] |= {"confusion": [[5, 0], [0, 6]], "accuracy": 1.0, "per_class": [1.0, 1.0], "count": 11}
     perfect = write(tmp_path, result=result, mistakes=[], class_names=["a", "b"])

@@ -233,7 +233,7 @@ def test_a_training_begins_with_the_weights_of_another_and_does_not_need_them_ag
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_resnet101_takes_a_step_of_two_pictures(program: Program, flags: tuple[object, ...]) -> None:
+def test_resnet101_takes_a_step_of_two_images(program: Program, flags: tuple[object, ...]) -> None:
     few = ("--model.net", "deeplabv3_resnet101", "--data.image_size", 256, "--batch-size", 2, "--max-steps", 1)
     folder = program.train(
         "fit", *flags, *few, "--data.val_size", 0, "--precision", "32-true", engine="single", timeout=400

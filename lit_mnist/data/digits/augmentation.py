@@ -1,6 +1,6 @@
 """Augmentation of a batch in one vectorised step: each sample's change is a function of (seed, epoch, sample).
 
-The random numbers are the host's, for a whole epoch if one likes; the pictures change on the device that they lie on.
+The random numbers are the host's, for a whole epoch if one likes; the images change on the device that they lie on.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from lit_mnist.data.rng import uniform
 from lit_mnist.data.sampler import Indices
 from lit_mnist.experiment import DataSettings
 
-# Pixels of a picture's height and width, in all data sets of digits.
+# Pixels of a image's height and width, in all data sets of digits.
 _SIDE = 28
 
 
 def augment(images: torch.Tensor, indices: Indices, *, settings: DataSettings, seed: int, epoch: int) -> torch.Tensor:
-    """Shifts or distorts each picture of a batch.
+    """Shifts or distorts each image of a batch.
 
     Args:
-        images: Float pictures, [batch, 1, height, width], 0 for the background.
+        images: Float images, [batch, 1, height, width], 0 for the background.
         indices: The samples' numbers in the training set, int64 [batch].
         settings: Kind and strength of the augmentation.
         seed: The experiment's seed.
         epoch: The epoch, from 0.
 
     Returns:
-        Pictures of the same shape and dtype; what is moved in from outside is background.
+        Images of the same shape and dtype; what is moved in from outside is background.
     """
     return changed(images, changes(indices, settings=settings, seed=seed, epoch=epoch), settings)
 
@@ -50,7 +50,7 @@ def changes(indices: Indices, *, settings: DataSettings, seed: int, epoch: int) 
     Returns:
         A column for each sample. Shifts: how many pixels down and right of the farthest place up and left, int64
         [2, samples]; distortions: the angle in radians, what is added to a scale of 1, and the way right and down in
-        half pictures, float64 [4, samples]; of no augmentation float64 [0, samples].
+        half images, float64 [4, samples]; of no augmentation float64 [0, samples].
     """
 
     def numbers(purpose: str) -> npt.NDArray[np.float64]:
@@ -59,7 +59,7 @@ def changes(indices: Indices, *, settings: DataSettings, seed: int, epoch: int) 
     if settings.augment == "shift":
         places = [numbers(purpose) * (2 * settings.max_shift + 1) for purpose in ("shift down", "shift right")]
         return torch.from_numpy(np.stack(places).astype("int64"))
-    # affine_grid measures in half pictures.
+    # affine_grid measures in half images.
     shift = 2 * settings.max_shift / _SIDE
     limits = {
         "rotation": math.radians(settings.max_rotate),
@@ -73,10 +73,10 @@ def changes(indices: Indices, *, settings: DataSettings, seed: int, epoch: int) 
 
 
 def changed(images: torch.Tensor, numbers: torch.Tensor, settings: DataSettings) -> torch.Tensor:
-    """Returns the pictures of a batch, [batch, 1, height, width], shifted or distorted.
+    """Returns the images of a batch, [batch, 1, height, width], shifted or distorted.
 
     Args:
-        images: Float pictures, 0 for the background.
+        images: Float images, 0 for the background.
         numbers: What `changes` gives for their samples, on the same device.
         settings: Kind and strength of the augmentation.
     """

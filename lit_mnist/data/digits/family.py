@@ -4,7 +4,7 @@ The folders, file names, addresses and MD5 sums are those of torchvision's class
 serves both. Only the archives as they are published are downloaded and read; nothing is extracted to the disk.
 
 What is verified at each load: the MD5 of every archive that is read, its gzip or zip checksums, that the numbers of
-pictures and labels are the published ones, and that every label has a class. Where an archive was deleted and only a
+images and labels are the published ones, and that every label has a class. Where an archive was deleted and only a
 file extracted from it is left, that file is used, and the source says so: of such a file the size, the header and the
 range of the labels are checked, but not the content. An MD5 tells damage, not malice.
 """
@@ -49,7 +49,7 @@ def load_family(
 ) -> tuple[str, str, Split, Split]:
     """Loads one of MNIST's relatives, downloading it where it is missing.
 
-    EMNIST's pictures are turned upright (they are stored transposed), its letters counted from 0 instead of 1; of
+    EMNIST's images are turned upright (they are stored transposed), its letters counted from 0 instead of 1; of
     QMNIST's table the first column, the class, is taken, with all 60,000 test samples.
 
     Args:

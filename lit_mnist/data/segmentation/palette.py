@@ -1,4 +1,4 @@
-"""The classes' colours of Pascal VOC: masks as palette PNGs, and pictures tinted with them."""
+"""The classes' colours of Pascal VOC: masks as palette PNGs, and images tinted with them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def palette_png(mask: npt.NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def tinted(picture: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Returns a picture, uint8 [height, width, 3], in which each class but the background has its colour.
+def tinted(image: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Returns a image, uint8 [height, width, 3], in which each class but the background has its colour.
 
     Args:
-        picture: Red, green and blue, uint8 [height, width, 3].
+        image: Red, green and blue, uint8 [height, width, 3].
         mask: Its classes, uint8 [height, width]; along the edge of a class the colour is full, inside it is half.
     """
     edge = np.zeros(mask.shape, bool)
@@ -47,6 +47,6 @@ def tinted(picture: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8]) -> npt.N
         edge[one] |= differ
         edge[other] |= differ
     colours = PALETTE[mask]
-    mixed = ((picture.astype(np.uint16) + colours + 1) // 2).astype(np.uint8)
+    mixed = ((image.astype(np.uint16) + colours + 1) // 2).astype(np.uint8)
     shown = np.where(edge[..., None], colours, mixed)
-    return np.where((mask == 0)[..., None], picture, shown)
+    return np.where((mask == 0)[..., None], image, shown)

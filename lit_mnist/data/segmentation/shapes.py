@@ -1,4 +1,4 @@
-"""Scenes of coloured, textured, overlapping shapes, made from numbers alone: `make_scene(seed=0, number=7, side=96)`.
+"""Images of colored, textured, overlapping shapes, computed from numbers: `make_image(seed=0, number=7, side=96)`.
 
 Each scene is a function of (seed, number). Only sums, products, quotients and square roots are used, which every
 machine rounds alike, so that a scene has the same bytes everywhere. Colour gives a shape's class away only in part:
@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_mnist.data.rng import uniform
-from lit_mnist.data.segmentation.scenes import IGNORED
+from lit_mnist.data.segmentation.images import IGNORED
 
 # The class of the first of `_OUTLINES` is 1; 0 is the background.
 MOST_SHAPES = 4
-# A shape's largest radius, and the range of it, as shares of the picture's side.
+# A shape's largest radius, and the range of it, as shares of the image's side.
 _LEAST_RADIUS, _MOST_RADIUS = 0.17, 0.34
 # The hues of a class spread so far to both sides of its own, as a share of the distance between two classes.
 _HUE_SPREAD = 0.6
@@ -38,8 +38,8 @@ Floats = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.uint8]
 
 
-def make_scene(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:
-    """Returns a scene's picture, uint8 [side, side, 3], and its mask, uint8 [side, side].
+def make_image(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:
+    """Returns a scene's image, uint8 [side, side, 3], and its mask, uint8 [side, side].
 
     The mask's pixels are 0 for the background, 1 to 6 for the shapes, and 255 along each outline, one pixel to both
     sides of it.
@@ -52,7 +52,7 @@ def make_scene(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:
     draw = iter(uniform(seed, "scene", number, np.arange(_DRAWN)).tolist())
     x, y = _grid(side)
     shapes = 1 + int(next(draw) * MOST_SHAPES)
-    picture = _textured(3 * x, 3 * y, draw, hue=next(draw), saturation=0.15 + 0.35 * next(draw))
+    image = _textured(3 * x, 3 * y, draw, hue=next(draw), saturation=0.15 + 0.35 * next(draw))
     classes = np.zeros((side, side), np.uint8)
     for shape in range(shapes):
         # Each shape draws from numbers of its own.
@@ -63,10 +63,10 @@ def make_scene(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:
         u, v = _turned((x - right) / radius, (y - down) / radius, next(draw))
         inside = _OUTLINES[kind](u, v) < 0
         hue = (kind + 0.5 + _HUE_SPREAD * (2 * next(draw) - 1)) / len(_OUTLINES) % 1
-        picture[inside] = _textured(u[inside], v[inside], draw, hue=hue, saturation=0.55 + 0.45 * next(draw))
+        image[inside] = _textured(u[inside], v[inside], draw, hue=hue, saturation=0.55 + 0.45 * next(draw))
         classes[inside] = kind + 1
     noise = uniform(seed, "noise", number, np.arange(side * side)).reshape(side, side, 1) - 0.5
-    levels = np.clip(picture + _NOISE * noise, 0, 1) * 255 + 0.5
+    levels = np.clip(image + _NOISE * noise, 0, 1) * 255 + 0.5
     return levels.astype(np.uint8), _with_border(classes)
 
 

@@ -12,10 +12,10 @@ from PIL import Image
 
 from lit_mnist.data.digits.family import user_cache
 from lit_mnist.data.digits.fetch import check_allowed, exclusive
+from lit_mnist.data.segmentation.images import SegmentationSplit
 from lit_mnist.data.segmentation.palette import palette_png
-from lit_mnist.data.segmentation.scenes import Scenes
-from lit_mnist.data.segmentation.shapes import make_scene
-from lit_mnist.data.segmentation.voc import LISTS, MASKS, PICTURES, content_sha256, load_scenes
+from lit_mnist.data.segmentation.shapes import make_image
+from lit_mnist.data.segmentation.voc import LISTS, MASKS, PICTURES, content_sha256, load_split
 from lit_mnist.errors import InputError
 
 # The number is to be raised with whatever changes a byte: an older folder then stays as it is.
@@ -27,7 +27,9 @@ _JPEG_QUALITY = 92
 _DIGEST = "sha256.txt"
 
 
-def load_shapes(root: Path | None, num_classes: int, *, make: bool = True) -> tuple[str, str, Scenes, Scenes]:
+def load_shapes(
+    root: Path | None, num_classes: int, *, make: bool = True
+) -> tuple[str, str, SegmentationSplit, SegmentationSplit]:
     """Loads the shapes, and makes them where they are missing.
 
     Args:
@@ -36,7 +38,7 @@ def load_shapes(root: Path | None, num_classes: int, *, make: bool = True) -> tu
         make: Whether they are made where they are missing.
 
     Returns:
-        As of `voc.load_scenes`.
+        As of `voc.load_split`.
 
     Raises:
         InputError: The folder cannot be written, or a file in it is damaged.
@@ -56,7 +58,7 @@ def load_shapes(root: Path | None, num_classes: int, *, make: bool = True) -> tu
         ) from error
     advice = f"Delete {folder} to have the shapes made again."
     try:
-        source, sha256, train, test = load_scenes(folder, num_classes)
+        source, sha256, train, test = load_split(folder, num_classes)
         made = (folder / _DIGEST).read_text()
     except InputError as error:
         raise InputError(f"{error}. {advice}") from error
@@ -82,7 +84,7 @@ def _make(root: Path, folder: Path) -> None:
 
 
 def write_shapes(folder: Path, *, train: int, test: int, side: int, seed: int = _SEED) -> None:
-    """Writes scenes of shapes in the folders of Pascal VOC.
+    """Writes images of shapes in the folders of Pascal VOC.
 
     Args:
         folder: The folder that gets `ImageSets`, `JPEGImages` and `SegmentationClass`.
@@ -98,15 +100,15 @@ def write_shapes(folder: Path, *, train: int, test: int, side: int, seed: int = 
         (folder / place).mkdir(parents=True)
     names = [f"{number:06}" for number in range(train + test)]
     for number, name in enumerate(names):
-        picture, mask = make_scene(seed=seed, number=number, side=side)
-        (folder / PICTURES / f"{name}.jpg").write_bytes(_jpeg(picture))
+        image, mask = make_image(seed=seed, number=number, side=side)
+        (folder / PICTURES / f"{name}.jpg").write_bytes(_jpeg(image))
         (folder / MASKS / f"{name}.png").write_bytes(palette_png(mask))
     for split, chosen in (("train", names[:train]), ("val", names[train:])):
         (folder / LISTS / f"{split}.txt").write_text("".join(f"{name}\n" for name in chosen), encoding="utf-8")
 
 
-def _jpeg(picture: npt.NDArray[np.uint8]) -> bytes:
+def _jpeg(image: npt.NDArray[np.uint8]) -> bytes:
     buffer = io.BytesIO()
     # Every setting that a release of the encoder could choose otherwise is named.
-    Image.fromarray(picture).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling=0, optimize=False)
+    Image.fromarray(image).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling=0, optimize=False)
     return buffer.getvalue()

@@ -1,6 +1,6 @@
-"""Scenes in the folders of Pascal VOC 2012, each file of which is read once before it is believed.
+"""Images in the folders of Pascal VOC 2012, each file of which is read once before it is believed.
 
-Pictures are `JPEGImages/NAME.jpg`, masks `SegmentationClass/NAME.png`; `ImageSets/Segmentation/train.txt` and `val.txt`
+Images are `JPEGImages/NAME.jpg`, masks `SegmentationClass/NAME.png`; `ImageSets/Segmentation/train.txt` and `val.txt`
 list the names, and `val` is the test split, since VOC keeps its own test set's masks to itself. The format is described
 at http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lit_mnist.data.digits.family import user_cache
 from lit_mnist.data.digits.fetch import check_allowed, exclusive
-from lit_mnist.data.segmentation.scenes import Scenes, read_image, read_mask
+from lit_mnist.data.segmentation.images import SegmentationSplit, read_image, read_mask
 from lit_mnist.data.segmentation.voc_archive import FOLDER, fetch_voc2012
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import InputError
@@ -38,7 +38,7 @@ _CHECKS = 1
 
 def load_voc2012(
     root: Path | None, num_classes: int, *, download: bool, fetch: bool = True
-) -> tuple[str, str, Scenes, Scenes]:
+) -> tuple[str, str, SegmentationSplit, SegmentationSplit]:
     """Loads Pascal VOC 2012, or other scenes in its folders.
 
     Args:
@@ -49,7 +49,7 @@ def load_voc2012(
         fetch: Whether that is allowed in this folder.
 
     Returns:
-        As of `load_scenes`.
+        As of `load_split`.
 
     Raises:
         InputError: The files are missing or cannot be fetched, or one of them is damaged.
@@ -66,7 +66,7 @@ def load_voc2012(
             f"{PICTURES} and {MASKS} in it. Name its place with data.root, or have it downloaded (2 GB) with "
             "--data.download true."
         )
-    return load_scenes(folder, num_classes)
+    return load_split(folder, num_classes)
 
 
 def find_voc2012(root: Path) -> Path | None:
@@ -84,8 +84,8 @@ def find_voc2012(root: Path) -> Path | None:
     return None
 
 
-def load_scenes(folder: Path, num_classes: int) -> tuple[str, str, Scenes, Scenes]:
-    """Loads the scenes of a folder, all of whose pictures and masks can be read and fit each other.
+def load_split(folder: Path, num_classes: int) -> tuple[str, str, SegmentationSplit, SegmentationSplit]:
+    """Loads the scenes of a folder, all of whose images and masks can be read and fit each other.
 
     Args:
         folder: The folder that holds `ImageSets`, `JPEGImages` and `SegmentationClass`.
@@ -96,7 +96,7 @@ def load_scenes(folder: Path, num_classes: int) -> tuple[str, str, Scenes, Scene
         and the test split.
 
     Raises:
-        InputError: A file is missing or damaged, a picture and its mask have different sizes, or a mask holds another
+        InputError: A file is missing or damaged, a image and its mask have different sizes, or a mask holds another
             class; the message names the file.
     """
     splits = {name: _listed(folder, name) for name in SPLITS}
@@ -105,7 +105,7 @@ def load_scenes(folder: Path, num_classes: int) -> tuple[str, str, Scenes, Scene
     return f"{folder} (every file decoded and hashed, once while sizes and times stay)", sha256, train, test
 
 
-def _listed(folder: Path, split: str) -> Scenes:
+def _listed(folder: Path, split: str) -> SegmentationSplit:
     """Returns the scenes of a list."""
     path = folder / LISTS / f"{split}.txt"
     try:
@@ -124,11 +124,13 @@ def _listed(folder: Path, split: str) -> Scenes:
     if len(set(names)) < len(names):
         twice = next(name for number, name in enumerate(names) if name in names[:number])
         raise InputError(f"{path}: names {twice} twice, and each sample counts once")
-    pictures, masks = (folder / PICTURES, folder / MASKS)
-    return Scenes(tuple(pictures / f"{name}.jpg" for name in names), tuple(masks / f"{name}.png" for name in names))
+    images, masks = (folder / PICTURES, folder / MASKS)
+    return SegmentationSplit(
+        tuple(images / f"{name}.jpg" for name in names), tuple(masks / f"{name}.png" for name in names)
+    )
 
 
-def _checked(folder: Path, splits: dict[str, Scenes], num_classes: int) -> str:
+def _checked(folder: Path, splits: dict[str, SegmentationSplit], num_classes: int) -> str:
     """Returns the digest of a folder's scenes, all read and found sound now or before."""
     stamp = _stamp(splits, num_classes)
     known = ""
@@ -166,12 +168,12 @@ def _remembered(memory: Path, stamp: str) -> str:
     return ""
 
 
-def _stamp(splits: dict[str, Scenes], num_classes: int) -> str:
+def _stamp(splits: dict[str, SegmentationSplit], num_classes: int) -> str:
     """Returns a digest of what shows that a file has changed; a missing file is refused here."""
     digest = hashlib.sha256(f"{_CHECKS} {num_classes}".encode())
     for split, scenes in splits.items():
-        for picture, mask in zip(scenes.images, scenes.masks, strict=True):
-            for path, what in ((picture, "picture"), (mask, "mask")):
+        for image, mask in zip(scenes.images, scenes.masks, strict=True):
+            for path, what in ((image, "image"), (mask, "mask")):
                 try:
                     found = path.stat()
                 except OSError as error:
@@ -184,14 +186,14 @@ def _stamp(splits: dict[str, Scenes], num_classes: int) -> str:
     return digest.hexdigest()
 
 
-def _verified(folder: Path, splits: dict[str, Scenes], num_classes: int) -> str:
+def _verified(folder: Path, splits: dict[str, SegmentationSplit], num_classes: int) -> str:
     """Reads all scenes as the training will, and returns the digest of their files."""
     total = sum(map(len, splits.values()))
     if total > _MANY:
         print_error(f"note: reading the {total:,} scenes of {folder}, once while they stay as they are")
     for scenes in splits.values():
-        for picture, mask in zip(scenes.images, scenes.masks, strict=True):
-            check_scene(picture, mask, num_classes)
+        for image, mask in zip(scenes.images, scenes.masks, strict=True):
+            check_image(image, mask, num_classes)
     return _digest(splits)
 
 
@@ -204,12 +206,12 @@ def content_sha256(folder: Path) -> str:
     return _digest({name: _listed(folder, name) for name in SPLITS})
 
 
-def _digest(splits: dict[str, Scenes]) -> str:
+def _digest(splits: dict[str, SegmentationSplit]) -> str:
     digest = hashlib.sha256()
     for split, scenes in splits.items():
-        for picture, mask in zip(scenes.images, scenes.masks, strict=True):
-            digest.update(f"{split}/{picture.stem}\n".encode())
-            for path in (picture, mask):
+        for image, mask in zip(scenes.images, scenes.masks, strict=True):
+            digest.update(f"{split}/{image.stem}\n".encode())
+            for path in (image, mask):
                 digest.update(_file_digest(path))
     return digest.hexdigest()
 
@@ -222,14 +224,14 @@ def _file_digest(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def check_scene(picture: Path, mask: Path, num_classes: int) -> None:
+def check_image(image: Path, mask: Path, num_classes: int) -> None:
     """Reads one scene.
 
     Raises:
         InputError: One of its files cannot be decoded, or they do not fit each other.
     """
-    size, found = read_image(picture).size, read_mask(mask, num_classes).size
+    size, found = read_image(image).size, read_mask(mask, num_classes).size
     if found != size:
         raise InputError(
-            f"{mask}: the mask has {found[0]} x {found[1]} pixels, but its picture {picture} has {size[0]} x {size[1]}"
+            f"{mask}: the mask has {found[0]} x {found[1]} pixels, but its image {image} has {size[0]} x {size[1]}"
         )

@@ -1,4 +1,4 @@
-"""Predictions of scenes: for each picture a palette PNG of its classes and the picture tinted with them."""
+"""Predictions of scenes: for each image a palette PNG of its classes and the image tinted with them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from PIL import Image
 
 from lit_mnist.checkpoint.atomic_io import whole_file
 from lit_mnist.data.dataset import IGNORED, Dataset, class_names
+from lit_mnist.data.segmentation.images import SegmentationSplit, read_image, read_user_image
 from lit_mnist.data.segmentation.palette import palette_png, tinted
-from lit_mnist.data.segmentation.scenes import Scenes, read_image, read_user_image
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 from lit_mnist.predict.images import read_all
@@ -28,13 +28,13 @@ _JPEG_QUALITY = 90
 Pixels = npt.NDArray[np.uint8]
 
 
-class PredictedScene(NamedTuple):
-    """What the table tells of a picture.
+class PredictedMask(NamedTuple):
+    """What the table tells of a image.
 
     Attributes:
-        sample: The picture's number in the split.
+        sample: The image's number in the split.
         probability: The mean over its pixels of the predicted class's probability.
-        width: The picture's width in pixels.
+        width: The image's width in pixels.
         height: Its height.
         shares: The share of each class, from 0 to 1, of its pixels.
     """
@@ -47,19 +47,19 @@ class PredictedScene(NamedTuple):
 
 
 def user_images(files: Sequence[Path], settings: DataSettings) -> Dataset:
-    """Returns the user's pictures as the test split of a data set of which nothing else is needed.
+    """Returns the user's images as the test split of a data set of which nothing else is needed.
 
     Raises:
         InputError: Files cannot be decoded; see `open_image`. The message names them all.
     """
     read_all(files, lambda path: read_user_image(path).size)
-    nothing = Scenes((), ())
+    nothing = SegmentationSplit((), ())
     names = class_names(settings.name, border=settings.border)
-    return Dataset(settings.name, "pictures of the user's", "", names, nothing, Scenes(tuple(files), ()))
+    return Dataset(settings.name, "images of the user's", "", names, nothing, SegmentationSplit(tuple(files), ()))
 
 
 def names_of(files: Sequence[Path]) -> list[str]:
-    """Returns a name for what is written of each picture: its file's, with its number where several have the same."""
+    """Returns a name for what is written of each image: its file's, with its number where several have the same."""
     often = Counter(path.stem for path in files)
     taken = {stem for stem, count in often.items() if count == 1}
     names = []
@@ -72,25 +72,25 @@ def names_of(files: Sequence[Path]) -> list[str]:
     return names
 
 
-def write_scenes(
+def write_masks(
     folder: Path,
-    scenes: Scenes,
+    scenes: SegmentationSplit,
     batches: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
     settings: DataSettings,
-) -> list[PredictedScene]:
-    """Writes `masks/NAME.png` and `overlays/NAME.jpg` of the pictures that this rank has predicted.
+) -> list[PredictedMask]:
+    """Writes `masks/NAME.png` and `overlays/NAME.jpg` of the images that this rank has predicted.
 
-    Both have the picture's own size. A predicted border is 255 in the mask, as in VOC's.
+    Both have the image's own size. A predicted border is 255 in the mask, as in VOC's.
 
     Args:
         folder: The run folder.
-        scenes: All pictures of the split.
+        scenes: All images of the split.
         batches: Indices, int64 [batch]; predicted classes, uint8 [batch, height, width]; and their mean probabilities,
             float [batch].
         settings: Which classes there are.
 
     Raises:
-        InputError: A picture cannot be read any more, or a file cannot be written.
+        InputError: A image cannot be read any more, or a file cannot be written.
     """
     classes = len(class_names(settings.name, border=settings.border))
     names = names_of(scenes.images)
@@ -103,28 +103,26 @@ def write_scenes(
                 indices.tolist(), predicted.cpu().numpy(), probabilities.tolist(), strict=True
             ):
                 read = read_image if scenes.masks else read_user_image
-                picture = read(scenes.images[index])
-                mask = _enlarged(small, picture.size)
+                image = read(scenes.images[index])
+                mask = _enlarged(small, image.size)
                 shares = np.bincount(mask.ravel(), minlength=classes) / mask.size
-                rows.append(PredictedScene(index, probability, *picture.size, shares.tolist()))
+                rows.append(PredictedMask(index, probability, *image.size, shares.tolist()))
                 if settings.border == "class":
                     mask = np.where(mask == classes - 1, np.uint8(IGNORED), mask)
                 _write(folder / MASKS / f"{names[index]}.png", palette_png(mask))
-                _write(folder / OVERLAYS / f"{names[index]}.jpg", _jpeg(tinted(np.asarray(picture), mask)))
+                _write(folder / OVERLAYS / f"{names[index]}.jpg", _jpeg(tinted(np.asarray(image), mask)))
     except OSError as error:
         raise InputError(f"{folder}: a mask cannot be written ({error.strerror or error})") from error
     return rows
 
 
-def write_scene_table(
-    path: Path, rows: Sequence[PredictedScene], files: Sequence[Path], classes: Sequence[str]
-) -> None:
-    """Writes `index,file,mask,width,height,probability` and the share of each class, one row per picture.
+def write_mask_table(path: Path, rows: Sequence[PredictedMask], files: Sequence[Path], classes: Sequence[str]) -> None:
+    """Writes `index,file,mask,width,height,probability` and the share of each class, one row per image.
 
     Args:
         path: The CSV file; its folder must exist.
-        rows: What was predicted, in the pictures' order.
-        files: The pictures.
+        rows: What was predicted, in the images' order.
+        files: The images.
         classes: The classes' names.
 
     Raises:
@@ -147,7 +145,7 @@ def write_scene_table(
 def _enlarged(mask: Pixels, size: tuple[int, int]) -> Pixels:
     """Returns a mask in another size, (width, height): of each pixel the class that covers the most of it.
 
-    Each class's area is resized as a picture is, which leaves smooth outlines, where the nearest pixel's class would
+    Each class's area is resized as a image is, which leaves smooth outlines, where the nearest pixel's class would
     leave steps.
     """
     enlarged, most = np.zeros(size[::-1], np.uint8), np.zeros(size[::-1], np.uint8)
@@ -159,9 +157,9 @@ def _enlarged(mask: Pixels, size: tuple[int, int]) -> Pixels:
     return enlarged
 
 
-def _jpeg(picture: Pixels) -> bytes:
+def _jpeg(image: Pixels) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    Image.fromarray(image).save(buffer, "JPEG", quality=_JPEG_QUALITY)
     return buffer.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""The report's parts for scenes: each class's intersection over union, and the best and worst scenes as pictures."""
+"""The report's parts for scenes: each class's intersection over union, and the best and worst scenes as images."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lit_mnist.data.segmentation.palette import PALETTE, tinted
 from lit_mnist.report.confusion import MOST_LARGE_CELLS, confusion_table, most_frequent
 from lit_mnist.report.formats import SPACE, count, percent, text
 
-# Pixels of a picture's longer side on the page.
+# Pixels of a image's longer side on the page.
 _MOST_SIDE = 320
 _JPEG_QUALITY = 85
 
-SCENE_STYLE = """
+SEGMENTATION_STYLE = """
 .scenes{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,19rem),1fr));gap:1.6rem;margin:1rem 0 2rem}
 .scene{break-inside:avoid;min-width:0}
 .scene>div{display:grid;grid-template-columns:repeat(3,1fr);gap:3px}
@@ -34,11 +34,11 @@ box-shadow:0 0 0 1px var(--hair)}
 
 
 @dataclass(frozen=True, eq=False)
-class ShownScene:
+class ShownImage:
     """A scene of the test set and what was predicted for it.
 
     Args:
-        picture: Red, green and blue, uint8 [height, width, 3].
+        image: Red, green and blue, uint8 [height, width, 3].
         truth: The true classes, uint8 [height, width], 255 where a pixel has none.
         predicted: The predicted classes, uint8 [height, width].
         name: The scene's name.
@@ -46,7 +46,7 @@ class ShownScene:
         score: Its own mean IoU, from 0 to 1.
     """
 
-    picture: npt.NDArray[np.uint8]
+    image: npt.NDArray[np.uint8]
     truth: npt.NDArray[np.uint8]
     predicted: npt.NDArray[np.uint8]
     name: str
@@ -54,12 +54,12 @@ class ShownScene:
     score: float
 
 
-def is_of_scenes(result: Mapping[str, Any]) -> bool:
+def is_segmentation(result: Mapping[str, Any]) -> bool:
     """Returns whether a run was evaluated on scenes."""
     return any("mean_iou" in (result.get(part) or {}) for part in ("test", "validation"))
 
 
-def scene_headline(test: Mapping[str, Any]) -> tuple[str, str, str]:
+def segmentation_headline(test: Mapping[str, Any]) -> tuple[str, str, str]:
     """Returns what the page's head says (HTML): the mean IoU, what that is, and one sentence."""
     right = (
         f"<b>{percent(test.get('accuracy'))}</b> of the pixels right, in <b>{count(test.get('count'))}</b> test scenes"
@@ -105,7 +105,7 @@ def _class_list(shares: Sequence[float | None], pixels: Sequence[int], class_nam
     )
 
 
-def scene_gallery(scenes: Sequence[ShownScene], class_names: Sequence[str]) -> str:
+def segmentation_gallery(scenes: Sequence[ShownImage], class_names: Sequence[str]) -> str:
     """Returns the best and worst scenes: each as it is, with its true classes, and with the predicted ones."""
     if not scenes:
         return "<p class=quiet>No scenes were recorded.</p>"
@@ -131,11 +131,11 @@ def scene_gallery(scenes: Sequence[ShownScene], class_names: Sequence[str]) -> s
     )
 
 
-def _figure(scene: ShownScene) -> str:
+def _figure(scene: ShownImage) -> str:
     kinds = {
-        "as it is": scene.picture,
-        "true classes": tinted(scene.picture, scene.truth),
-        "predicted classes": tinted(scene.picture, scene.predicted),
+        "as it is": scene.image,
+        "true classes": tinted(scene.image, scene.truth),
+        "predicted classes": tinted(scene.image, scene.predicted),
     }
     images = "".join(
         f'<img alt="scene {text(scene.name)}, {kind}" src="data:image/jpeg;base64,{_embedded(pixels)}">'

@@ -1,4 +1,4 @@
-"""Opens picture files that may be damaged or hostile, and says by name what is wrong with one."""
+"""Opens image files that may be damaged or hostile, and says by name what is wrong with one."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MOST_PIXELS = 50_000_000
 
 @contextmanager
 def open_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
-    """Opens a picture of a size that can be held; what its decoding raises inside the block is refused by name, too.
+    """Opens a image of a size that can be held; what its decoding raises inside the block is refused by name, too.
 
     Args:
         path: The file.
         formats: Pillow's names of the formats that it may have; no other decoder sees the file.
 
     Yields:
-        The picture, of which only the header has been read.
+        The image, of which only the header has been read.
 
     Raises:
-        InputError: The file cannot be read or decoded, is empty, holds several pictures or more than 50 megapixels.
+        InputError: The file cannot be read or decoded, is empty, holds several images or more than 50 megapixels.
     """
-    too_large = f"{path}: more than {MOST_PIXELS // 1_000_000} megapixels; reduce the picture first"
+    too_large = f"{path}: more than {MOST_PIXELS // 1_000_000} megapixels; reduce the image first"
     try:
         if path.stat().st_size == 0:
             raise InputError(f"{path}: the file is empty")
@@ -37,16 +37,16 @@ def open_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
         with path.open("rb") as file, _opened(file, formats) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise InputError(too_large)
-            # A camera's JPEG may carry a second picture for its preview.
+            # A camera's JPEG may carry a second image for its preview.
             if image.format != "MPO" and getattr(image, "is_animated", False):
-                raise InputError(f"{path}: holds several pictures; give one per file")
+                raise InputError(f"{path}: holds several images; give one per file")
             yield image
     except InputError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(too_large) from error
     except UnidentifiedImageError as error:
-        raise InputError(f"{path}: not a picture in a known format ({', '.join(formats)})") from error
+        raise InputError(f"{path}: not a image in a known format ({', '.join(formats)})") from error
     except Exception as error:  # the decoders raise many kinds for a damaged file, SyntaxError among them
         if isinstance(error, OSError) and error.errno:
             raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
