@@ -72,7 +72,7 @@ def run(job: Job, rank: Rank) -> None:
     scaler = getattr(fabric.strategy.precision, "scaler", None) or GradScaler(fabric.device.type, enabled=False)
     state = TrainingState(net, optimizer, schedule, scaler)
     # Fabric does not tell whether its scaler has left a step out; the optimizer does.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.optimizer_steps + 1))
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "optimizer_steps", state.optimizer_steps + 1))
     fabric_optimizer = fabric.setup_optimizers(optimizer)
 
     # --- resume: not offered here

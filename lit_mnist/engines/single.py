@@ -70,7 +70,7 @@ def run(job: Job, rank: Rank) -> None:
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
     # The scaler leaves out a step whose gradient overflowed: the optimizer tells of those that it makes.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.optimizer_steps + 1))
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "optimizer_steps", state.optimizer_steps + 1))
 
     # --- resume
     best = None

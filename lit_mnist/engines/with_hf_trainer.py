@@ -66,7 +66,7 @@ def run(job: Job, rank: Rank) -> None:
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
     # The Trainer tells its callbacks of a step also where the scaler has left it out; the optimizer does not.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "steps_made", state.optimizer_steps + 1))
+    optimizer.register_step_post_hook(lambda *_: setattr(state, "optimizer_steps", state.optimizer_steps + 1))
 
     # --- resume: not offered here
     def save() -> None:
