@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import torch
 
 from benchmarks.devices import devices
-from benchmarks.pages.page import table, write_bench
+from benchmarks.pages.page import text, write_bench
 from benchmarks.rounds import check_repeats, take_rounds
 from benchmarks.topics import TOPICS
 from lit_mnist.checkpoint.atomic_io import write_text
@@ -102,7 +102,7 @@ def bench(argv: list[str], command: str) -> int:
                     _say(f"error: {name} could not be measured{' to its end' * (name in found['topics'])}. {error}")
     finally:
         folder.release()
-    print(table(found))
+    print(text(found))
     print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}")
     sys.stdout.flush()
     return InputError.exit_code if failed else 0

@@ -23,7 +23,7 @@ import yaml
 from benchmarks.forecast import forecast, gradient_of, network_of
 from benchmarks.programs import result_of, run_python
 from benchmarks.recipe import Recipe
-from benchmarks.rounds import Figures, Measurement, Rows, Topic
+from benchmarks.rounds import Measurement, Numbers, Rows, Topic
 from benchmarks.scaling import RAW_DDP
 from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, free_memory, memory_of_ranks
 from lit_mnist.errors import InputError
@@ -73,7 +73,7 @@ def name_of(engine: str, count: int) -> str:
     return f"{engine}, {count} {what}{'s' * (count != 1)}"
 
 
-def _take(stage: Stage, engine: str, count: int, folder: Path) -> Figures:
+def _take(stage: Stage, engine: str, count: int, folder: Path) -> Numbers:
     recipe, config = stage.recipe, folder / "experiment.yaml"
     config.write_text(yaml.safe_dump(recipe.timed(stage.steps, stage.devices.kind).to_dict()))
     words = (stage.left_out, engine, "fit", "--config", config, "--devices", count, "--run-dir", folder / "run")
@@ -140,7 +140,7 @@ def analyse(stage: Stage, rows: Rows) -> dict[str, Any]:
 
 
 def measured(
-    recipe: Recipe, engine: str, count: int, taken: Sequence[Figures], alone: Sequence[Figures], *, shares: bool
+    recipe: Recipe, engine: str, count: int, taken: Sequence[Numbers], alone: Sequence[Numbers], *, shares: bool
 ) -> dict[str, Any]:
     """Returns an engine's measured row: the time of the whole training, and the speed-up round by round.
 

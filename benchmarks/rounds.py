@@ -20,8 +20,8 @@ UNITS = {
     "memory_bytes": "bytes",
     "bytes_per_s": "bytes/s",
 }
-Figures = Mapping[str, float]
-Rows = Mapping[str, Sequence[Figures]]
+Numbers = Mapping[str, float]
+Rows = Mapping[str, Sequence[Numbers]]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Measurement:
     """
 
     name: str
-    take: Callable[[Path], Figures]
+    take: Callable[[Path], Numbers]
     key: str = "images_per_s"
     unless: Callable[[Rows], str | None] | None = None
 
@@ -99,7 +99,7 @@ def take_rounds(
     Raises:
         InputError: A measurement cannot be taken.
     """
-    rows: dict[str, list[Figures]] = {measurement.name: [] for measurement in topic.measurements}
+    rows: dict[str, list[Numbers]] = {measurement.name: [] for measurement in topic.measurements}
     left_out: dict[str, str] = {}
     found: dict[str, Any] = {}
     for repeat in range(repeats):
@@ -131,7 +131,7 @@ def _figures(topic: Topic, rounds: int, rows: Rows, left_out: Mapping[str, str])
     }
 
 
-def _row(measurement: Measurement, taken: Sequence[Figures]) -> dict[str, Any]:
+def _row(measurement: Measurement, taken: Sequence[Numbers]) -> dict[str, Any]:
     values = [figures[measurement.key] for figures in taken]
     others = {name for figures in taken for name in figures} - {measurement.key}
     return {

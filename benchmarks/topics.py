@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks.devices import devices
 from benchmarks.gpu import gpu
-from benchmarks.programs import printed_figures, train, wall_seconds
-from benchmarks.rounds import Figures, Measurement, Ratio, Topic
+from benchmarks.programs import printed_numbers, train, wall_seconds
+from benchmarks.rounds import Measurement, Numbers, Ratio, Topic
 from benchmarks.scaling import ScalingOptions, scaling
 from benchmarks.waterfall import WaterfallOptions, waterfall
 from lit_mnist.distributed.rank import threads_per_rank
@@ -216,46 +216,46 @@ TOPICS: dict[str, Callable[[], Topic]] = {
 }
 
 
-def _wall(words: tuple[object, ...], folder: Path) -> Figures:
+def _wall(words: tuple[object, ...], folder: Path) -> Numbers:
     return {"seconds": wall_seconds(*words, folder=folder)}
 
 
-def _printed(words: tuple[object, ...], folder: Path) -> Figures:
-    return printed_figures(*words, folder=folder)
+def _printed(words: tuple[object, ...], folder: Path) -> Numbers:
+    return printed_numbers(*words, folder=folder)
 
 
-def _first_step(folder: Path) -> Figures:
+def _first_step(folder: Path) -> Numbers:
     result = train(folder, "--devices", 2, "--max-steps", 1, *_SHORT)
     return {"seconds": float(result["seconds_to_first_step"])}
 
 
-def _whole_run(folder: Path) -> Figures:
+def _whole_run(folder: Path) -> Numbers:
     began = time.perf_counter()
     result = train(folder, "--devices", 1, "--trainer.accelerator", "cpu")
     return {"seconds": time.perf_counter() - began, "accuracy": float(result["test"]["accuracy"])}
 
 
-def _whole_demo(folder: Path) -> Figures:
+def _whole_demo(folder: Path) -> Numbers:
     began = time.perf_counter()
-    figures = printed_figures("-m", "benchmarks.classic_demo", "--folder", folder / "data", folder=folder)
+    figures = printed_numbers("-m", "benchmarks.classic_demo", "--folder", folder / "data", folder=folder)
     return {"seconds": time.perf_counter() - began, "accuracy": figures["accuracy"]}
 
 
-def _demo(ranks: int, flags: tuple[object, ...], folder: Path) -> Figures:
+def _demo(ranks: int, flags: tuple[object, ...], folder: Path) -> Numbers:
     words = ("--folder", folder / "data", "--ranks", ranks, "--max-steps", _STEPS, *flags)
-    return printed_figures("-m", "benchmarks.classic_demo", *words, folder=folder)
+    return printed_numbers("-m", "benchmarks.classic_demo", *words, folder=folder)
 
 
-def _bare_train(folder: Path) -> Figures:
-    return printed_figures("-m", "benchmarks.bare", "train", "--steps", _STEPS, folder=folder)
+def _bare_train(folder: Path) -> Numbers:
+    return printed_numbers("-m", "benchmarks.bare", "train", "--steps", _STEPS, folder=folder)
 
 
-def _lockstep(batch: int, folder: Path) -> Figures:
+def _lockstep(batch: int, folder: Path) -> Numbers:
     words = ("--ranks", 2, "--batch-size", batch, "--steps", _STEPS, "--threads", threads_per_rank(None, 2))
-    return printed_figures("-m", "benchmarks.lockstep", *words, "--precision", "auto", folder=folder)
+    return printed_numbers("-m", "benchmarks.lockstep", *words, "--precision", "auto", folder=folder)
 
 
-def _engine(engine: str, ranks: int, flags: tuple[object, ...], folder: Path, steps: int = _STEPS) -> Figures:
+def _engine(engine: str, ranks: int, flags: tuple[object, ...], folder: Path, steps: int = _STEPS) -> Numbers:
     result = train(folder, "--devices", ranks, "--max-steps", steps, *_SHORT, *flags, engine=engine)
     return {
         "images_per_s": float(result["train"]["images_per_s"]),
@@ -263,5 +263,5 @@ def _engine(engine: str, ranks: int, flags: tuple[object, ...], folder: Path, st
     }
 
 
-def _memory_of_a_rank(engine: str, folder: Path) -> Figures:
+def _memory_of_a_rank(engine: str, folder: Path) -> Numbers:
     return {"memory_bytes": _engine(engine, 2, (), folder, steps=60)["memory_bytes"] / 2}

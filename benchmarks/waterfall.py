@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from benchmarks.programs import run_python, train
-from benchmarks.rounds import Figures, Measurement, Rows, Topic
+from benchmarks.rounds import Measurement, Numbers, Rows, Topic
 from lit_mnist.models import build
 from lit_mnist.profiling.timer import PARTS
 from lit_mnist.run.metrics_log import read_metrics
@@ -108,7 +108,7 @@ def _flags(options: WaterfallOptions, batch_size: int) -> list[str]:
     ]
 
 
-def _untraced(options: WaterfallOptions, engine: str, folder: Path) -> Figures:
+def _untraced(options: WaterfallOptions, engine: str, folder: Path) -> Numbers:
     result = train(folder, *_flags(options, options.batch_size), engine=engine)
     # The median leaves out what is done every so many steps, and the parts do not.
     speeds = [
@@ -121,18 +121,18 @@ def _untraced(options: WaterfallOptions, engine: str, folder: Path) -> Figures:
     return {"step_ms": mean, "median_step_ms": 1000 * samples / result["train"]["images_per_s"]}
 
 
-def _traced(options: WaterfallOptions, engine: str, folder: Path) -> Figures:
+def _traced(options: WaterfallOptions, engine: str, folder: Path) -> Numbers:
     train(folder, *_flags(options, options.batch_size), "--run.trace=times", engine=engine)
     return _times(folder)
 
 
-def _empty(options: WaterfallOptions, engine: str, folder: Path) -> Figures:
+def _empty(options: WaterfallOptions, engine: str, folder: Path) -> Numbers:
     words = [*_flags(options, options.ranks), "--run.trace=times", f"--run-dir={folder / 'run'}"]
     run_python("-m", "benchmarks.waterfall", engine, *words, folder=folder)
     return _times(folder)
 
 
-def _times(folder: Path) -> Figures:
+def _times(folder: Path) -> Numbers:
     found = json.loads((folder / "run" / "trace" / "times-rank0.json").read_text())
     parts = found.pop("parts_ms")
     return {name: float(value) for name, value in {**found, **parts}.items() if value is not None}

@@ -12,9 +12,9 @@ import pytest
 import torch
 from conftest import Program
 
-from benchmarks.pages.page import headline, table, write_bench
-from benchmarks.programs import printed_figures, run_python
-from benchmarks.rounds import Figures, Measurement, Ratio, Topic, take_rounds
+from benchmarks.pages.page import headline, text, write_bench
+from benchmarks.programs import printed_numbers, run_python
+from benchmarks.rounds import Measurement, Numbers, Ratio, Topic, take_rounds
 from benchmarks.topics import TOPICS
 from lit_mnist.errors import InputError, StoppedError
 
@@ -23,7 +23,7 @@ def counting(name: str, values: list[float], order: list[str]) -> Measurement:
     """Returns a measurement that gives some values, one after the other, and notes its turns."""
     left: Iterator[float] = iter(values)
 
-    def take(folder: Path) -> Figures:
+    def take(folder: Path) -> Numbers:
         assert folder.is_dir()
         assert not list(folder.iterdir())
         order.append(name)
@@ -68,10 +68,10 @@ def test_measurements_take_turns_and_ratios_are_those_of_a_round(tmp_path: Path)
 
 
 def test_an_interrupted_round_leaves_those_before_it(tmp_path: Path) -> None:
-    def stopped(folder: Path) -> Figures:
+    def stopped(folder: Path) -> Numbers:
         raise StoppedError("Stopped by SIGTERM.", signal.SIGTERM)
 
-    def second(folder: Path) -> Figures:
+    def second(folder: Path) -> Numbers:
         return counting("b", [20.0], []).take(folder) if not kept else stopped(folder)
 
     kept: list[dict[str, Any]] = []
@@ -84,26 +84,26 @@ def test_an_interrupted_round_leaves_those_before_it(tmp_path: Path) -> None:
     assert found["ratios"][0]["runs"] == [0.5]
 
 
-def test_the_page_and_the_table_show_what_was_asked_for(tmp_path: Path) -> None:
+def test_the_page_and_the_text_show_which_ratios_were_reached(tmp_path: Path) -> None:
     found = taken(tmp_path, [])
     write_bench(tmp_path / "bench.html", found)
     page = (tmp_path / "bench.html").read_text()
-    assert "1 of 2 ratios as asked for" in page
+    assert "1 of 2 ratios as required" in page
     assert "Speed &amp; &lt;co&gt;" in page
     assert "&lt;one&gt;" in page
     for part in ("<script", "<co>", "<one>"):
         assert part not in page
-    told = table(found)
-    assert told.splitlines()[-1] == headline(found) == "1 of 2 ratios as asked for"
+    told = text(found)
+    assert told.splitlines()[-1] == headline(found) == "1 of 2 ratios as required"
     assert "at least 0.500" in told
     assert "20 images/s" in told
 
 
 def test_a_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    assert printed_figures("-c", "print('x'); print('{\"seconds\": 3}')", folder=tmp_path) == {"seconds": 3.0}
+    assert printed_numbers("-c", "print('x'); print('{\"seconds\": 3}')", folder=tmp_path) == {"seconds": 3.0}
     with pytest.raises(InputError, match=r"(?s)exit code 7.*the last words"):
         run_python("-c", "import sys; print('the last words', file=sys.stderr); sys.exit(7)", folder=tmp_path)
-    with pytest.raises(InputError, match="for want of memory"):
+    with pytest.raises(InputError, match="the memory was full"):
         run_python("-c", "import os; os.kill(os.getpid(), 9)", folder=tmp_path)
 
 
