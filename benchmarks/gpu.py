@@ -1,10 +1,10 @@
-"""What one GPU makes of the default experiment: each way, each precision, and how far away its peak rates are.
+"""The default experiment on one GPU: engines, precisions, and the distance to the peak rates of the GPU.
 
     python -m benchmarks --topics gpu
     python -m benchmarks.gpu product    the rate of matrix products, and what it would train
     python -m benchmarks.gpu copy       the rate of copies within the GPU's memory
 
-The two last print JSON in their last line.
+The last two print JSON in their last line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PEAK = "what the matrix units' own rate would train"
 
 
 def gpu() -> Topic:
-    """How fast does one GPU train, and what keeps it from training faster?
+    """How fast does one GPU train, and what limits it?
 
     Raises:
         InputError: There is none.
@@ -125,7 +125,7 @@ def _median_seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measures, and prints the figures."""
+    """Measures and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("product", "copy"))
     print(json.dumps({"product": product, "copy": copy}[parser.parse_args().what]()))

@@ -34,8 +34,9 @@ _TRAFFIC_STEPS = 16
 _FRAMING = 144
 NOTES = (
     "Each rank has a batch of its own, so that a step is as much work on any number of ranks.",
-    "Efficiency is images per second by those of as many processes that share nothing, or that only keep in step.",
-    "raw_ddp and parameter_server synchronise batch norm where there are several ranks; the others never do.",
+    "Efficiency is images per second divided by those of as many processes that exchange nothing, or that only wait for "
+    "each other.",
+    "raw_ddp and parameter_server synchronize batch norm if there are several ranks; the others never do.",
 )
 
 
@@ -124,16 +125,16 @@ def _count(options: ScalingOptions, engine: str, ranks: int) -> dict[str, Any]:
 
 def _point(rows: Rows, variant: str, ranks: int, most_ranks: int) -> dict[str, Any]:
     """Returns a measurement's medians, and its efficiency against each base: the median of the rounds' ratios."""
-    figures, efficiency = rows[name_of(variant, ranks)], {}
+    numbers, efficiency = rows[name_of(variant, ranks)], {}
     for base in (INDEPENDENT, LOCK_STEP):
-        pairs = zip(figures, rows[name_of(base, ranks)], strict=True)
+        pairs = zip(numbers, rows[name_of(base, ranks)], strict=True)
         efficiency[base] = statistics.median(one["images_per_s"] / other["images_per_s"] for one, other in pairs)
     return {
         "variant": variant,
         "ranks": ranks,
         "beyond_cores": ranks > most_ranks,
-        "images_per_s": statistics.median(each["images_per_s"] for each in figures),
-        "step_ms": statistics.median(each["step_ms"] for each in figures),
+        "images_per_s": statistics.median(each["images_per_s"] for each in numbers),
+        "step_ms": statistics.median(each["step_ms"] for each in numbers),
         "efficiency": efficiency,
     }
 

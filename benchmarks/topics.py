@@ -1,4 +1,4 @@
-"""What the bench measures, topic by topic, with what is asked for: each a question that a user would put."""
+"""What the benchmark measures, topic by topic, and the required ratios; each topic answers a question of a user."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def seed() -> Topic:
             Ratio("lightning, 2 ranks", "lightning, 1 rank"),
         ),
         notes=(
-            "SGD at 1e-4, 32 images per rank, float32, batch norm not synchronised. per_sample is the demo's own data "
+            "SGD at 1e-4, 32 images per rank, float32, batch norm not synchronized. per_sample is the demo's own data "
             "path (--data.pipeline per_sample --data.workers 4).",
             "The demo leaves its threads to torch: each of its processes takes all cores. So it is measured with one "
             "thread each, too, which is what a rank here has on two cores.",
@@ -123,7 +123,7 @@ def engines() -> Topic:
 
 
 def overhead() -> Topic:
-    """What does Lightning add to raw DDP, and what does raw DDP add to ranks that only keep in step?"""
+    """What does Lightning add to raw DDP, and what does raw DDP add to ranks that only wait for each other?"""
     measurements: list[Measurement] = []
     for batch in (64, 256):
         size = ("--batch-size", batch)
@@ -237,8 +237,8 @@ def _whole_run(folder: Path) -> Numbers:
 
 def _whole_demo(folder: Path) -> Numbers:
     began = time.perf_counter()
-    figures = printed_numbers("-m", "benchmarks.classic_demo", "--folder", folder / "data", folder=folder)
-    return {"seconds": time.perf_counter() - began, "accuracy": figures["accuracy"]}
+    numbers = printed_numbers("-m", "benchmarks.classic_demo", "--folder", folder / "data", folder=folder)
+    return {"seconds": time.perf_counter() - began, "accuracy": numbers["accuracy"]}
 
 
 def _demo(ranks: int, flags: tuple[object, ...], folder: Path) -> Numbers:

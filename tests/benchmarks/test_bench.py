@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Program
+from conftest import ROOT, Program
 
 from benchmarks.pages.page import headline, text, write_bench
 from benchmarks.programs import printed_numbers, run_python
-from benchmarks.rounds import Measurement, Numbers, Ratio, Topic, take_rounds
+from benchmarks.rounds import Measurement, Numbers, Ratio, Topic, run_rounds
 from benchmarks.topics import TOPICS
 from lit_mnist.errors import InputError, StoppedError
 
@@ -38,13 +38,13 @@ def taken(folder: Path, order: list[str]) -> dict[str, object]:
         "Speed & <co>",
         [counting("a", [10.0, 30.0, 20.0], order), counting("b", [20.0, 40.0, 80.0], order)],
         [Ratio("a", "b", at_least=0.5), Ratio("b", "a", at_most=1.5), Ratio("a", "b")],
-        lambda rows: {"most": max(figures["images_per_s"] for figures in rows["b"])},
+        lambda rows: {"most": max(numbers["images_per_s"] for numbers in rows["b"])},
         ["A note."],
     )
     return {
         "machine": {"processor": "<one>", "cores": 2},
         "repeats": 3,
-        "topics": {"speed": take_rounds(topic, 3, folder, lambda _: None)},
+        "topics": {"speed": run_rounds(topic, 3, folder, lambda _: None)},
         "versions": {"torch": "2"},
         "commit": None,
         "command": "python -m benchmarks",
@@ -77,7 +77,7 @@ def test_an_interrupted_round_leaves_those_before_it(tmp_path: Path) -> None:
     kept: list[dict[str, Any]] = []
     measurements = [counting("a", [10.0, 30.0], []), Measurement("b", second)]
     with pytest.raises(StoppedError):
-        take_rounds(Topic("speed", "Speed", measurements, [Ratio("a", "b")]), 2, tmp_path, lambda _: None, kept.append)
+        run_rounds(Topic("speed", "Speed", measurements, [Ratio("a", "b")]), 2, tmp_path, lambda _: None, kept.append)
     (found,) = kept
     assert found["repeats"] == 1
     assert [row["runs"] for row in found["rows"]] == [[10.0], [20.0]]
@@ -105,6 +105,12 @@ def test_a_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> Non
         run_python("-c", "import sys; print('the last words', file=sys.stderr); sys.exit(7)", folder=tmp_path)
     with pytest.raises(InputError, match="the memory was full"):
         run_python("-c", "import os; os.kill(os.getpid(), 9)", folder=tmp_path)
+
+
+def test_a_program_finds_the_packages_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    printed = run_python("-c", "import benchmarks, lit_mnist; print(benchmarks.__file__)", folder=tmp_path)
+    assert Path(printed.strip()).parents[1] == ROOT
 
 
 def test_the_names_of_a_topic_s_ratios_are_those_of_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:

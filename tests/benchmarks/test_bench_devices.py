@@ -22,7 +22,7 @@ from benchmarks.forecast import LINKS, NETWORKS, forecast, gradient_of, load_of,
 from benchmarks.pages.page import text, write_bench
 from benchmarks.programs import run_python
 from benchmarks.recipe import VOC_TRAIN, Recipe
-from benchmarks.rounds import Measurement, Numbers, Ratio, Topic, take_rounds
+from benchmarks.rounds import Measurement, Numbers, Ratio, Topic, run_rounds
 from benchmarks.scaling import RAW_DDP, SERVER, traffic_of
 from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, memory_of_ranks
 from benchmarks.workload import Collective, Workload, gradient_buckets
@@ -169,7 +169,7 @@ def test_the_workload_counts_what_two_ranks_of_a_scene_network_send(program: Pro
     traced = Run.read(folder)
     found = traffic_of(traced, RAW_DDP, load.collectives)
     assert found["payload_bytes"] == pytest.approx(found["payload_formula"], rel=0.002)
-    # Two buckets, and the count of pixels; now and then a few figures are agreed on.
+    # Two buckets, and the count of pixels; now and then a few numbers are agreed on.
     calls = [trace["traffic"]["collectives"]["all_reduce"] for trace in traced.traces]
     assert all(3 <= each < 4 for each in calls)
     assert len(gradient_buckets(net)) == 2
@@ -243,7 +243,7 @@ def test_what_stands_in_the_way_of_one_leaves_the_others_measured(tmp_path: Path
         [Ratio("a", "b"), Ratio("a", "c")],
     )
     said: list[str] = []
-    found = take_rounds(topic, 2, tmp_path, said.append)
+    found = run_rounds(topic, 2, tmp_path, said.append)
     assert [row["name"] for row in found["rows"]] == ["a", "c"]
     assert [(ratio["of"], ratio["to"]) for ratio in found["ratios"]] == [("a", "c")]
     assert found["left_out"] == [{"name": "b", "reason": "There is no room."}]

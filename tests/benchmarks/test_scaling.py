@@ -67,10 +67,10 @@ def test_each_mode_of_lockstep_runs(tmp_path: Path, mode: str) -> None:
     words = ["--ranks", "2", "--batch-size", "8", "--steps", "24", "--threads", "1", "--precision", "32-true"]
     done = run_forked(lambda: lockstep.main([*words, *mode.split()]), tmp_path)
     assert done.code == 0, done.err
-    figures = json.loads(done.out.splitlines()[-1])
-    assert set(figures) == {"images_per_s", "step_ms", "memory_bytes"}
-    assert figures["step_ms"] == pytest.approx(8000 / figures["images_per_s"])
-    assert min(figures.values()) > 0
+    numbers = json.loads(done.out.splitlines()[-1])
+    assert set(numbers) == {"images_per_s", "step_ms", "memory_bytes"}
+    assert numbers["step_ms"] == pytest.approx(8000 / numbers["images_per_s"])
+    assert min(numbers.values()) > 0
 
 
 def test_the_flat_reduction_averages_all_gradients_in_place() -> None:
