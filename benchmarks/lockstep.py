@@ -5,9 +5,9 @@
 
 The batches, network, optimizer, precision and threads are those of raw DDP on as many ranks. In a step the ranks
 exchange one all-reduce of four bytes, so that they wait for each other; nothing with `--independent`; the gradients
-with `--ddp`, through DistributedDataParallel, and with `--flat`, by one all-reduce after the backward pass. Batch norm's
-statistics are never exchanged. The last line is JSON: images per second of all ranks, milliseconds of a step, and unshared
-memory (USS) of a rank in bytes, the median over the ranks.
+with `--ddp`, through DistributedDataParallel, and with `--flat`, by one all-reduce after the backward pass. The
+statistics of batch norm are never exchanged. The last line is JSON: images per second of all ranks, milliseconds of a
+step, and unshared memory (USS) of a rank in bytes, the median over the ranks.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ _TRAFFIC_STEPS = 16
 _FRAMING = 144
 NOTES = (
     "Each rank has a batch of its own, so that a step is as much work on any number of ranks.",
-    "Efficiency is images per second divided by those of as many processes that exchange nothing, or that only wait for "
-    "each other.",
+    "Efficiency is images per second divided by those of as many processes that exchange nothing, or that only wait "
+    "for each other.",
     "raw_ddp and parameter_server synchronize batch norm if there are several ranks; the others never do.",
 )
 
