@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ def run_python(*words: object, folder: Path, gpus: bool = False) -> str:
     return done.stdout
 
 
-def wall_seconds(*words: object, folder: Path) -> float:
-    """Returns the seconds from the start of the interpreter with some arguments to its end."""
+def wall_seconds(words: Sequence[object], folder: Path) -> dict[str, float]:
+    """Returns as `seconds` the time from the start of the interpreter with some arguments to its end."""
     start = time.perf_counter()
     run_python(*words, folder=folder)
-    return time.perf_counter() - start
+    return {"seconds": time.perf_counter() - start}
 
 
 def printed_numbers(*words: object, folder: Path, gpus: bool = False) -> dict[str, float]:

@@ -43,8 +43,8 @@ def start() -> Topic:
         name="start",
         title="Start-up",
         measurements=(
-            Measurement("import lightning.pytorch", partial(_wall, _IMPORT), "seconds"),
-            Measurement("train.py --help", partial(_wall, (*_MAIN, "--help")), "seconds"),
+            Measurement("import lightning.pytorch", partial(wall_seconds, _IMPORT), "seconds"),
+            Measurement("train.py --help", partial(wall_seconds, (*_MAIN, "--help")), "seconds"),
             Measurement("first step of --devices 2", _first_step, "seconds"),
         ),
         ratios=(
@@ -106,7 +106,9 @@ def seed() -> Topic:
 def engines() -> Topic:
     """What does each way of training cost on two ranks, and how near is it to what the machine gives?"""
     names = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer", "parameter_server")
-    measurements = [Measurement("bare loop, 1 rank", _bare_train)]
+    measurements = [
+        Measurement("bare loop, 1 rank", partial(_printed, ("-m", "benchmarks.bare", "train", "--steps", _STEPS)))
+    ]
     measurements += [Measurement(f"{name}, 1 rank", partial(_engine, name, 1, ())) for name in ("single", "lightning")]
     measurements += [Measurement(f"{name}, 2 ranks", partial(_engine, name, 2, ())) for name in names]
     return Topic(
@@ -179,20 +181,16 @@ def precision() -> Topic:
 
 def memory() -> Topic:
     """How much memory does a rank have to itself?"""
+    bare = "a bare script that imports the same"
+    ranks = {engine: f"one of 2 ranks, {engine}" for engine in ("lightning", "raw_ddp")}
     return Topic(
         name="memory",
         title="Unshared memory of a rank",
         measurements=(
-            Measurement(
-                "a bare script that imports the same", partial(_printed, ("-c", _ALL_PACKAGES)), "memory_bytes"
-            ),
-            Measurement("one of 2 ranks, lightning", partial(_memory_of_a_rank, "lightning"), "memory_bytes"),
-            Measurement("one of 2 ranks, raw_ddp", partial(_memory_of_a_rank, "raw_ddp"), "memory_bytes"),
+            Measurement(bare, partial(_printed, ("-c", _ALL_PACKAGES)), "memory_bytes"),
+            *(Measurement(name, partial(_memory_of_a_rank, engine), "memory_bytes") for engine, name in ranks.items()),
         ),
-        ratios=(
-            Ratio("one of 2 ranks, lightning", "a bare script that imports the same", at_most=1.0),
-            Ratio("one of 2 ranks, raw_ddp", "a bare script that imports the same", at_most=1.0),
-        ),
+        ratios=[Ratio(name, bare, at_most=1.0) for name in ranks.values()],
         notes=(
             "The highest of a run (USS), the launcher's own share included. What ranks and launcher share, such as the "
             "imports and the data, is counted in none of them.",
@@ -201,23 +199,12 @@ def memory() -> Topic:
 
 
 TOPICS: dict[str, Callable[[], Topic]] = {
-    "start": start,
-    "demo": demo,
-    "seed": seed,
-    "engines": engines,
-    "overhead": overhead,
-    "evaluation": evaluation,
-    "precision": precision,
-    "memory": memory,
+    **{make.__name__: make for make in (start, demo, seed, engines, overhead, evaluation, precision, memory)},
     "waterfall": lambda: waterfall(WaterfallOptions()),
     "scaling": lambda: scaling(ScalingOptions()),
     "devices": devices,
     "gpu": gpu,
 }
-
-
-def _wall(words: tuple[object, ...], folder: Path) -> Numbers:
-    return {"seconds": wall_seconds(*words, folder=folder)}
 
 
 def _printed(words: tuple[object, ...], folder: Path) -> Numbers:
@@ -244,10 +231,6 @@ def _whole_demo(folder: Path) -> Numbers:
 def _demo(ranks: int, flags: tuple[object, ...], folder: Path) -> Numbers:
     words = ("--folder", folder / "data", "--ranks", ranks, "--max-steps", _STEPS, *flags)
     return printed_numbers("-m", "benchmarks.classic_demo", *words, folder=folder)
-
-
-def _bare_train(folder: Path) -> Numbers:
-    return printed_numbers("-m", "benchmarks.bare", "train", "--steps", _STEPS, folder=folder)
 
 
 def _lockstep(batch: int, folder: Path) -> Numbers:

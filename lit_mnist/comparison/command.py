@@ -65,8 +65,6 @@ def compare(request: Request, command: str, main: Main) -> int:
     Raises:
         InputError: The command line or the experiment is rejected; nothing was run.
     """
-    if launched_from_outside():
-        raise InputError("compare starts the ranks itself: run it without a launcher.")
     own, experiment = _own_flags(request.own), request.experiment()
     _check(request, experiment)
     dataset = dataset_of(experiment.data)
@@ -142,11 +140,13 @@ def _stop(signum: signal.Signals) -> None:
 
 
 def _check(request: Request, experiment: Experiment) -> None:
-    """Checks that every engine supports the options.
+    """Checks that compare and every engine support the options.
 
     Raises:
         InputError: One does not.
     """
+    if launched_from_outside():
+        raise InputError("compare starts the ranks itself: run it without a launcher.")
     if request.extras.names:
         raise InputError(f"trainer.{request.extras.names[0]} is an option of Lightning alone: it cannot be compared.")
     run = experiment.run
