@@ -1,1 +1,1 @@
-"""What training costs: measured in interleaved rounds, given as ratios; `python -m benchmarks`."""
+"""The benchmark: what training costs, measured in interleaved rounds, as ratios; `python -m benchmarks`."""

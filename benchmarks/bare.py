@@ -117,7 +117,7 @@ def _speed(evaluate: Callable[[], object], split: AnySplit) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures, and prints the figures."""
+    """Measures and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("train", "infer", "lightning"))
     parser.add_argument("--batch-size", type=int, default=Experiment().data.batch_size)
@@ -129,12 +129,12 @@ def main() -> None:
     keep_memory()
     precision = resolve_precision(options.precision, "cpu")
     if options.mode == "train":
-        figures = train(options.batch_size, options.steps, precision)
+        numbers = train(options.batch_size, options.steps, precision)
     elif options.mode == "infer":
-        figures = infer(precision)
+        numbers = infer(precision)
     else:
-        figures = infer_by_lightning(precision)
-    print(json.dumps(figures))
+        numbers = infer_by_lightning(precision)
+    print(json.dumps(numbers))
 
 
 if __name__ == "__main__":

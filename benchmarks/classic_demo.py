@@ -1,13 +1,12 @@
-"""The yardstick: MNIST trained the way the classic DDP demo does it, with nothing of this project's own way.
+"""The program to compare with: MNIST trained as the classic DDP demo does it, with nothing of this project.
 
     python -m benchmarks.classic_demo --folder data
     python -m benchmarks.classic_demo --folder data --ranks 2 --max-steps 300
 
 torchvision's MNIST with ToTensor and Normalize for each sample, a DataLoader with four workers and batches of 32 in
 each process, plain SGD at 1e-4, three epochs; with `--ranks`, torch.multiprocessing.spawn, DistributedSampler and
-DistributedDataParallel without synchronised batch norm. It is written as a practised user would write it, and
-is to stay as it is when the project becomes faster: so it has a network of its own. The last line that it prints is
-JSON: its figures.
+DistributedDataParallel without synchronized batch norm. It is written as an experienced user would write it, and
+stays as it is when the project becomes faster, so it has a network of its own. The last line that it prints is JSON.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Clock:
 
 
 def unpack(folder: Path) -> None:
-    """Unpacks the package's MNIST to where torchvision looks for it in a folder, unless it lies there already."""
+    """Unpacks the package's MNIST to where torchvision looks for it in a folder, unless it is there already."""
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     for file in FILES:
@@ -133,7 +132,7 @@ def train_epoch(
 
 @torch.no_grad()
 def test(model: nn.Module, loader: DataLoader[Any], ranks: int) -> float:
-    """Returns the share of the test set that is classified rightly."""
+    """Returns the share of the test set that is classified correctly."""
     device = next(model.parameters()).device
     counts = torch.zeros(2, device=device)
     model.eval()
@@ -147,7 +146,7 @@ def test(model: nn.Module, loader: DataLoader[Any], ranks: int) -> float:
 
 
 def run(rank: int, options: argparse.Namespace, meeting: str) -> None:
-    """Trains and tests in one process; rank 0 prints the figures."""
+    """Trains and tests in one process; rank 0 prints the result."""
     if options.threads:
         torch.set_num_threads(options.threads)
     on_gpu = torch.cuda.device_count() >= options.ranks
@@ -176,12 +175,12 @@ def run(rank: int, options: argparse.Namespace, meeting: str) -> None:
     if not options.max_steps:
         accuracy = test(model, make_loader(options, rank, train=False, pin_memory=on_gpu), options.ranks)
     if rank == 0:
-        print(json.dumps(figures(clock, options.ranks, accuracy)), flush=True)
+        print(json.dumps(numbers_of(clock, options.ranks, accuracy)), flush=True)
     if options.ranks > 1:
         dist.destroy_process_group()
 
 
-def figures(clock: Clock, ranks: int, accuracy: float | None) -> dict[str, float]:
+def numbers_of(clock: Clock, ranks: int, accuracy: float | None) -> dict[str, float]:
     """Returns what is printed.
 
     `images_per_s` over all ranks follows from the median step after the warm-up, `mean_images_per_s` from all steps

@@ -1,12 +1,12 @@
-"""Measures what training costs here, as ratios of measurements taken in turns.
+"""Measures what training costs here, as ratios of interleaved measurements.
 
     python -m benchmarks
     python -m benchmarks --topics start,overhead --repeats 9
     python -m benchmarks --config configs/voc.yaml
 
-The run folder gets `bench.json` and `bench.html`, the page of it. Nothing else should compute on the machine meanwhile.
-With --config it is the whole training of an experiment that is measured, on as many devices as are here, and predicted
-on more: the topic `devices`. It and the topic `gpu` use GPUs where there are any; all others measure the processor.
+The run folder gets `bench.json` and `bench.html`, the page of it. Run nothing else on the machine meanwhile.
+With --config, the whole training of an experiment is measured on the devices of this machine, and predicted on more:
+the topic `devices`. It and the topic `gpu` use the GPUs, if there are any; all others measure the processor.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 import torch
 
 from benchmarks.devices import devices
-from benchmarks.pages.page import table, write_bench
-from benchmarks.rounds import check_repeats, take_rounds
+from benchmarks.pages.page import text, write_bench
+from benchmarks.rounds import check_repeats, run_rounds
 from benchmarks.topics import TOPICS
 from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.distributed.rank import cores, launched_from_outside
@@ -62,12 +62,12 @@ def bench(argv: list[str], command: str) -> int:
     """Runs the bench, and returns 0, or 2 where a topic could not be measured.
 
     Raises:
-        InputError: The command line is refused.
+        InputError: The command line is rejected.
     """
     if launched_from_outside():
         raise InputError("bench starts what it measures itself: run it without a launcher.")
     options = _options(argv)
-    # What they are made from is checked before anything is measured.
+    # Everything is checked before anything is measured.
     topics = {name: TOPICS[name]() for name in options.topics if name != DEVICES}
     if DEVICES in options.topics:
         topics[DEVICES] = devices(Path(options.config[0]) if options.config else None, options.steps)
@@ -86,9 +86,9 @@ def bench(argv: list[str], command: str) -> int:
         "command": command,
     }
 
-    def keep(name: str, figures: dict[str, Any]) -> None:
+    def save(name: str, numbers: dict[str, Any]) -> None:
         # After each round, so that what was measured stays if the rest is interrupted.
-        found["topics"][name] = figures
+        found["topics"][name] = numbers
         _write(folder.path, found)
 
     try:
@@ -96,13 +96,13 @@ def bench(argv: list[str], command: str) -> int:
         for name, topic in topics.items():
             with tempfile.TemporaryDirectory() as scratch:
                 try:
-                    take_rounds(topic, options.repeats, Path(scratch), _say, partial(keep, name))
+                    run_rounds(topic, options.repeats, Path(scratch), _log, partial(save, name))
                 except InputError as error:
                     failed += 1
-                    _say(f"error: {name} could not be measured{' to its end' * (name in found['topics'])}. {error}")
+                    _log(f"error: {name} could not be measured{' completely' * (name in found['topics'])}. {error}")
     finally:
         folder.release()
-    print(table(found))
+    print(text(found))
     print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}")
     sys.stdout.flush()
     return InputError.exit_code if failed else 0
@@ -119,7 +119,7 @@ def machine() -> dict[str, Any]:
 
 
 def _gpus() -> list[str]:
-    """Returns the names of the GPUs, as their driver tells them, without using one."""
+    """Returns the names of the GPUs, as reported by their driver, without using one."""
     if not torch.cuda.device_count():
         return []
     words = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
@@ -174,7 +174,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print_error(text)
 
 

@@ -1,11 +1,11 @@
-"""How long a whole training takes on 1 to N devices: measured where they are, predicted where they are not.
+"""The time of a whole training on 1 to N devices: measured on those of this machine, predicted on more.
 
     python -m benchmarks --config configs/voc.yaml
     python -m benchmarks.devices 2 raw_ddp fit --devices 2 --max-steps 4    a run whose first 2 steps do not count
 
-It draws again the figure of the tutorial "Data-Distributed Training": DeepLabV3-ResNet101 on Pascal VOC for 20 epochs,
+It repeats the plot of the tutorial "Data-Distributed Training": DeepLabV3-ResNet101 on Pascal VOC for 20 epochs,
 on 1, 4 and 8 GPUs. A few steps of each engine are timed, and the median step, times the steps that the training has on
-so many devices, is its time: what an epoch's begin, validation and saving take is not in it.
+so many devices, is its time, without validation and saving.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import yaml
 from benchmarks.forecast import forecast, gradient_of, network_of
 from benchmarks.programs import result_of, run_python
 from benchmarks.recipe import Recipe
-from benchmarks.rounds import Figures, Measurement, Rows, Topic
+from benchmarks.rounds import Measurement, Numbers, Rows, Topic
 from benchmarks.scaling import RAW_DDP
 from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, free_memory, memory_of_ranks
 from lit_mnist.errors import InputError
@@ -31,7 +31,7 @@ from lit_mnist.run import timing as measure
 from lit_mnist.run.timing import spread
 
 PUBLISHED = {
-    "source": "the tutorial's figure, in words: DeepLabV3-ResNet101, Pascal VOC, 20 epochs, V100 GPUs",
+    "source": "the tutorial's plot, in words: DeepLabV3-ResNet101, Pascal VOC, 20 epochs, V100 GPUs",
     "rows": [
         {"engine": RAW_DDP, "devices": 4, "speed_up": 3.0, "said": "3 times faster than 1"},
         {"engine": RAW_DDP, "devices": 8, "speed_up": 3.9, "said": "about 30 % above 4 GPUs"},
@@ -49,7 +49,7 @@ def devices(config: Path | None = None, steps: int | None = None) -> Topic:
         steps: Optimizer steps of a run; None for as many as the network makes bearable.
 
     Raises:
-        InputError: The configuration or its data are refused, or one device cannot train it.
+        InputError: The configuration or its data are rejected, or one device cannot train it.
     """
     stage = Stage.of(Recipe.read(config), steps)
     if reason := stage.refusal(SINGLE, 1):
@@ -73,7 +73,7 @@ def name_of(engine: str, count: int) -> str:
     return f"{engine}, {count} {what}{'s' * (count != 1)}"
 
 
-def _take(stage: Stage, engine: str, count: int, folder: Path) -> Figures:
+def _take(stage: Stage, engine: str, count: int, folder: Path) -> Numbers:
     recipe, config = stage.recipe, folder / "experiment.yaml"
     config.write_text(yaml.safe_dump(recipe.timed(stage.steps, stage.devices.kind).to_dict()))
     words = (stage.left_out, engine, "fit", "--config", config, "--devices", count, "--run-dir", folder / "run")
@@ -89,7 +89,7 @@ def _take(stage: Stage, engine: str, count: int, folder: Path) -> Figures:
 
 
 def _obstacle(stage: Stage, engine: str, count: int, rows: Rows) -> str | None:
-    """Returns why something is not measured: it is refused, or would not fit into the memory."""
+    """Returns why an engine is not measured: it is rejected, or does not fit into the memory."""
     if reason := stage.refusal(engine, count):
         return reason
     alone = rows[name_of(SINGLE, 1)]
@@ -99,8 +99,8 @@ def _obstacle(stage: Stage, engine: str, count: int, rows: Rows) -> str | None:
     need = memory_of_ranks(stage.recipe, count, alone[0]["memory_bytes"])
     if need <= free:
         return None
-    told = " and ".join(f"{each / 2**30:.1f} GiB" for each in (need, free))
-    return f"The ranks would need, and the machine has free, about {told}: lower data.batch_size or data.image_size."
+    sizes = " and ".join(f"{each / 2**30:.1f} GiB" for each in (need, free))
+    return f"The ranks would need, and the machine has free, about {sizes}: lower data.batch_size or data.image_size."
 
 
 def analyse(stage: Stage, rows: Rows) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def analyse(stage: Stage, rows: Rows) -> dict[str, Any]:
 
 
 def measured(
-    recipe: Recipe, engine: str, count: int, taken: Sequence[Figures], alone: Sequence[Figures], *, shares: bool
+    recipe: Recipe, engine: str, count: int, taken: Sequence[Numbers], alone: Sequence[Numbers], *, shares: bool
 ) -> dict[str, Any]:
     """Returns an engine's measured row: the time of the whole training, and the speed-up round by round.
 
@@ -148,7 +148,7 @@ def measured(
         recipe: The experiment.
         engine: The engine.
         count: Number of devices.
-        taken: Its figures of each round.
+        taken: Its numbers in each round.
         alone: Those of one device.
         shares: Whether its ranks share the cores of one machine.
     """
@@ -179,13 +179,13 @@ def _notes(stage: Stage) -> list[str]:
     else:
         notes.append(
             "No GPU is used here: one device is this machine with all its cores, and the ranks of a measured run share "
-            "them, so that two ranks are no second device."
+            "them, so that a second rank is not a second device."
         )
     return notes
 
 
 def train_a_few_steps(words: Sequence[str], main: Callable[..., int]) -> int:
-    """Runs a command line whose result tells the median step after a shorter warm-up; returns its exit code.
+    """Runs a command line whose result has the median step after a shorter warm-up; returns its exit code.
 
     Args:
         words: Steps to leave out, at least 1, the engine's name, and the command line.

@@ -1,10 +1,10 @@
-"""What one GPU makes of the default experiment: each way, each precision, and how far away its peak rates are.
+"""The default experiment on one GPU: engines, precisions, and the distance to the peak rates of the GPU.
 
     python -m benchmarks --topics gpu
     python -m benchmarks.gpu product    the rate of matrix products, and what it would train
     python -m benchmarks.gpu copy       the rate of copies within the GPU's memory
 
-The two last print JSON in their last line.
+The last two print JSON in their last line.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.programs import printed_figures, result_of, run_python
-from benchmarks.rounds import Figures, Measurement, Ratio, Topic
+from benchmarks.programs import printed_numbers, train
+from benchmarks.rounds import Measurement, Numbers, Ratio, Topic
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
@@ -35,7 +35,7 @@ _PEAK = "what the matrix units' own rate would train"
 
 
 def gpu() -> Topic:
-    """How fast does one GPU train, and what keeps it from training faster?
+    """How fast does one GPU train, and what limits it?
 
     Raises:
         InputError: There is none.
@@ -77,10 +77,8 @@ def gpu() -> Topic:
     )
 
 
-def _epoch(engine: str, flags: tuple[object, ...], folder: Path) -> Figures:
-    words = ("--devices", 1, "--trainer.accelerator", "gpu", *flags, "--run-dir", folder / "run")
-    run_python("-m", f"lit_mnist.engines.{engine}", *words, folder=folder, gpus=True)
-    result = result_of(folder)
+def _epoch(engine: str, flags: tuple[object, ...], folder: Path) -> Numbers:
+    result = train(folder, "--devices", 1, "--trainer.accelerator", "gpu", *flags, engine=engine, gpus=True)
     return {
         "images_per_s": float(result["train"]["images_per_s"]),
         "memory_bytes": float(result["peak_gpu_memory_bytes"]),
@@ -88,18 +86,18 @@ def _epoch(engine: str, flags: tuple[object, ...], folder: Path) -> Figures:
     }
 
 
-def _peak(what: str, folder: Path) -> Figures:
-    return printed_figures("-m", "benchmarks.gpu", what, folder=folder, gpus=True)
+def _peak(what: str, folder: Path) -> Numbers:
+    return printed_numbers("-m", "benchmarks.gpu", what, folder=folder, gpus=True)
 
 
-def product() -> Figures:
+def product() -> Numbers:
     """Returns the operations per second of large matrix products, and the images that they would train."""
     left, right = (torch.randn(_SIDE, _SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     rate = 2 * _SIDE**3 / _median_seconds(lambda: left @ right)
     return {"images_per_s": rate / operations_per_image(), "operations_per_s": rate}
 
 
-def copy() -> Figures:
+def copy() -> Numbers:
     """Returns the bytes that are read and written per second by a large copy."""
     source = torch.randint(256, (_COPIED_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
@@ -127,7 +125,7 @@ def _median_seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measures, and prints the figures."""
+    """Measures and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("product", "copy"))
     print(json.dumps({"product": product, "copy": copy}[parser.parse_args().what]()))

@@ -3,11 +3,11 @@
     python -m benchmarks.lockstep --ranks 2 --batch-size 128 --steps 220
     python -m benchmarks.lockstep --ranks 2 --batch-size 128 --steps 220 --ddp
 
-The batches, network, optimizer, precision and threads are those of raw DDP on as many ranks. What the ranks share in a
-step is one all-reduce of four bytes, which keeps them in step; nothing at all with `--independent`; the gradients with
-`--ddp`, through DistributedDataParallel, and with `--flat`, by one all-reduce after the backward pass. Batch norm's
-statistics never travel. The last line is JSON: images per second of all ranks, milliseconds of a step, and unshared
-memory (USS) of a rank in bytes, the median over the ranks.
+The batches, network, optimizer, precision and threads are those of raw DDP on as many ranks. In a step the ranks
+exchange one all-reduce of four bytes, so that they wait for each other; nothing with `--independent`; the gradients
+with `--ddp`, through DistributedDataParallel, and with `--flat`, by one all-reduce after the backward pass. The
+statistics of batch norm are never exchanged. The last line is JSON: images per second of all ranks, milliseconds of a
+step, and unshared memory (USS) of a rank in bytes, the median over the ranks.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Options:
 
 
 def train_in_step(options: Options, splits: Splits, rank: Rank) -> None:
-    """Trains one rank; rank 0 prints the figures of all."""
+    """Trains one rank; rank 0 prints the result of all."""
     torch.set_num_threads(threads_per_rank(options.threads, rank.local_world_size))
     keep_memory()
     timeout = timedelta(seconds=_SECONDS_TO_WAIT)
@@ -125,7 +125,7 @@ def train_in_step(options: Options, splits: Splits, rank: Rank) -> None:
                 dist.all_reduce(beat)
             clock.step_done()
     clock.note_memory()
-    _tell(clock, options, rank)
+    _report(clock, options, rank)
     dist.destroy_process_group()
 
 
@@ -140,8 +140,8 @@ def average_flat(net: nn.Module, world_size: int) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def _tell(clock: StepClock, options: Options, rank: Rank) -> None:
-    """Puts the ranks' figures together, and lets rank 0 print them."""
+def _report(clock: StepClock, options: Options, rank: Rank) -> None:
+    """Combines the numbers of the ranks; rank 0 prints them."""
     speed = clock.images_per_s()
     assert speed is not None
     own = torch.tensor([[speed, float(clock.peak_memory)]], dtype=torch.float64)
@@ -150,12 +150,12 @@ def _tell(clock: StepClock, options: Options, rank: Rank) -> None:
     speeds, memory = ranks.T.tolist()
     images_per_s = sum(speeds) if options.shared == "nothing" else speeds[0]
     if rank.is_first:
-        figures = {
+        numbers = {
             "images_per_s": images_per_s,
             "step_ms": 1000 * options.batch_size / images_per_s,
             "memory_bytes": statistics.median(memory),
         }
-        print(json.dumps(figures), flush=True)
+        print(json.dumps(numbers), flush=True)
 
 
 def read_options(argv: list[str]) -> Options:

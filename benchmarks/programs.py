@@ -1,4 +1,4 @@
-"""Starts what is measured, each in a process of its own, and reads what it tells."""
+"""Runs what is measured, each in a process of its own, and reads its results."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lit_mnist.errors import InputError
 
-_LONGEST_S = 1800
-_ROOT = str(Path(__file__).parents[2])
+_TIMEOUT_S = 1800
+_ROOT = str(Path(__file__).parents[1])
 
 
 def run_python(*words: object, folder: Path, gpus: bool = False) -> str:
-    """Runs the interpreter with some arguments in a folder, and returns what it printed.
+    """Runs the interpreter with some arguments in a folder, and returns its standard output.
 
     Args:
         words: The arguments.
@@ -26,10 +27,10 @@ def run_python(*words: object, folder: Path, gpus: bool = False) -> str:
         gpus: Whether it sees this machine's GPUs.
 
     Raises:
-        InputError: It ended with another exit code than 0; the message holds its last lines.
+        InputError: It ended with another exit code than 0; the message has its last lines.
     """
     command = [sys.executable, *map(str, words)]
-    # They start in another folder: a package that is not installed, but lies beside train.py, is found by its path.
+    # The process runs in another folder: this checkout's packages, which need not be installed, are found by path.
     path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path}
     if not gpus:
@@ -37,34 +38,34 @@ def run_python(*words: object, folder: Path, gpus: bool = False) -> str:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_LONGEST_S, check=False
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise InputError(f"A measurement took more than {_LONGEST_S} s: {' '.join(command)}") from error
+        raise InputError(f"A measurement took more than {_TIMEOUT_S} s: {' '.join(command)}") from error
     if done.returncode:
         last = "\n".join(done.stderr.strip().splitlines()[-5:])
         if done.returncode == -signal.SIGKILL:
-            last += "\nIt was killed, most likely by the kernel for want of memory."
+            last += "\nIt was killed, most likely by the kernel because the memory was full."
         raise InputError(f"A measurement ended with exit code {done.returncode}: {' '.join(command)}\n{last}")
     return done.stdout
 
 
-def wall_seconds(*words: object, folder: Path) -> float:
-    """Returns the seconds from the start of the interpreter with some arguments to its end."""
+def wall_seconds(words: Sequence[object], folder: Path) -> dict[str, float]:
+    """Returns as `seconds` the time from the start of the interpreter with some arguments to its end."""
     start = time.perf_counter()
     run_python(*words, folder=folder)
-    return time.perf_counter() - start
+    return {"seconds": time.perf_counter() - start}
 
 
-def printed_figures(*words: object, folder: Path, gpus: bool = False) -> dict[str, float]:
-    """Returns the figures that a program, which may see the GPUs or not, prints as JSON in its last line."""
+def printed_numbers(*words: object, folder: Path, gpus: bool = False) -> dict[str, float]:
+    """Returns the numbers that a program prints as JSON in its last line; the arguments are those of `run_python`."""
     last = run_python(*words, folder=folder, gpus=gpus).strip().splitlines()[-1]
     return {name: float(value) for name, value in json.loads(last).items()}
 
 
-def train(folder: Path, *flags: object, engine: str = "lightning") -> dict[str, Any]:
+def train(folder: Path, *flags: object, engine: str = "lightning", gpus: bool = False) -> dict[str, Any]:
     """Runs a training in a folder, and returns the content of its `result.json`."""
-    run_python("-m", f"lit_mnist.engines.{engine}", *flags, "--run-dir", folder / "run", folder=folder)
+    run_python("-m", f"lit_mnist.engines.{engine}", *flags, "--run-dir", folder / "run", folder=folder, gpus=gpus)
     return result_of(folder)
 
 

@@ -14,7 +14,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import SEGMENTATION_NAMES, DataSettings, Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan, make_plan
 
-# SegmentationSplit in VOC's own list `train` of its segmentation task: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
+# Images in VOC's own list `train` of its segmentation task: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
 VOC_TRAIN = 1464
 
 
@@ -26,8 +26,8 @@ class Recipe:
         experiment: The experiment as it was asked for.
         config: The file that asks for it; None for the default experiment.
         train_count: Training samples of one of its epochs.
-        timed_count: Training samples that the timed runs read.
-        stand_in: The folder of scenes that stand in for Pascal VOC where that is not on this machine; else None.
+        timed_count: Training samples of the timed runs.
+        stand_in: The folder of images that stand in for Pascal VOC where that is not on this machine; else None.
     """
 
     experiment: Experiment
@@ -38,10 +38,10 @@ class Recipe:
 
     @classmethod
     def read(cls, config: Path | None) -> Recipe:
-        """Returns the recipe of a configuration file; every file of its data was found sound.
+        """Returns the recipe of a configuration file; every file of its data was found valid.
 
         Raises:
-            InputError: The configuration is refused, or the data are missing or damaged.
+            InputError: The configuration is rejected, or the data are missing or damaged.
         """
         experiment = _configured(config) if config else Experiment()
         data, stand_in = experiment.data, None
@@ -97,7 +97,7 @@ class Recipe:
             yield (
                 "Stand-in: Pascal VOC is not on this machine. What a step takes does not depend on what the images "
                 f"show, so the runs read images of shapes in its place, brought to the same {self._size}, as many a "
-                f"batch, with VOC's classes. An epoch is taken to be that of VOC: {VOC_TRAIN:,} training scenes. The "
+                f"batch, with VOC's classes. An epoch is that of VOC: {VOC_TRAIN:,} training images. The "
                 "shapes are smaller files, which take less time to decode; workers hide that time as long as they "
                 "keep up."
             )

@@ -1,4 +1,4 @@
-"""Measurements that are taken in rounds, A B A B ..., so that what changes on the machine changes all of them."""
+"""Measurements in interleaved rounds, A B A B ..., so that a change on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ UNITS = {
     "memory_bytes": "bytes",
     "bytes_per_s": "bytes/s",
 }
-Figures = Mapping[str, float]
-Rows = Mapping[str, Sequence[Figures]]
+Numbers = Mapping[str, float]
+Rows = Mapping[str, Sequence[Numbers]]
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Measurement:
 
     Attributes:
         name: Its name, unique within a topic.
-        take: Measures once, given an empty folder, and returns figures by name.
-        key: The figure that counts, one of `UNITS`.
-        unless: Given what was measured before it in the first round, tells why this cannot be measured here; the
-            others still are.
+        take: Measures once in an empty folder, and returns numbers by name.
+        key: The name of the main number, one of `UNITS`.
+        unless: Returns why this cannot be measured here, given the earlier measurements of the first round; the
+            others are measured.
     """
 
     name: str
-    take: Callable[[Path], Figures]
+    take: Callable[[Path], Numbers]
     key: str = "images_per_s"
     unless: Callable[[Rows], str | None] | None = None
 
@@ -68,7 +68,7 @@ class Topic:
         title: Its heading.
         measurements: What is measured in each round, in this order.
         ratios: What is compared.
-        analyse: Works out more from all rounds' figures, for `bench.json` and the page.
+        analyse: Computes more from the numbers of all rounds, for `bench.json` and the page.
         notes: Sentences for the reader.
     """
 
@@ -80,46 +80,46 @@ class Topic:
     notes: Sequence[str] = field(default=())
 
 
-def take_rounds(
+def run_rounds(
     topic: Topic,
     repeats: int,
     scratch: Path,
-    say: Callable[[str], None],
-    keep: Callable[[dict[str, Any]], None] = lambda _: None,
+    log: Callable[[str], None],
+    save: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measures a topic, round by round, and returns its figures as plain values.
+    """Measures a topic, round by round, and returns its numbers as plain values.
 
     Args:
         topic: What to measure.
         repeats: Rounds, at least one.
         scratch: Folder for what a measurement writes, which is removed after it.
-        say: Tells the user how far it is.
-        keep: Given the figures of all rounds so far, after each round.
+        log: Prints the progress.
+        save: Receives the numbers of all rounds so far, after each round.
 
     Raises:
         InputError: A measurement cannot be taken.
     """
-    rows: dict[str, list[Figures]] = {measurement.name: [] for measurement in topic.measurements}
+    rows: dict[str, list[Numbers]] = {measurement.name: [] for measurement in topic.measurements}
     left_out: dict[str, str] = {}
     found: dict[str, Any] = {}
     for repeat in range(repeats):
         for number, measurement in enumerate(topic.measurements):
             if repeat == 0 and measurement.unless and (reason := measurement.unless(rows)):
                 left_out[measurement.name] = reason
-                say(f"{topic.name}: {measurement.name} is left out. {reason}")
+                log(f"{topic.name}: {measurement.name} is left out. {reason}")
             if measurement.name in left_out:
                 continue
-            say(f"{topic.name}: round {repeat + 1} of {repeats}, {measurement.name}")
+            log(f"{topic.name}: round {repeat + 1} of {repeats}, {measurement.name}")
             folder = scratch / f"{topic.name}-{repeat}-{number}"
             folder.mkdir(parents=True)
             rows[measurement.name].append(measurement.take(folder))
             shutil.rmtree(folder)
-        found = _figures(topic, repeat + 1, rows, left_out)
-        keep(found)
+        found = _summary(topic, repeat + 1, rows, left_out)
+        save(found)
     return found
 
 
-def _figures(topic: Topic, rounds: int, rows: Rows, left_out: Mapping[str, str]) -> dict[str, Any]:
+def _summary(topic: Topic, rounds: int, rows: Rows, left_out: Mapping[str, str]) -> dict[str, Any]:
     return {
         "title": topic.title,
         "repeats": rounds,
@@ -131,20 +131,20 @@ def _figures(topic: Topic, rounds: int, rows: Rows, left_out: Mapping[str, str])
     }
 
 
-def _row(measurement: Measurement, taken: Sequence[Figures]) -> dict[str, Any]:
-    values = [figures[measurement.key] for figures in taken]
-    others = {name for figures in taken for name in figures} - {measurement.key}
+def _row(measurement: Measurement, taken: Sequence[Numbers]) -> dict[str, Any]:
+    values = [numbers[measurement.key] for numbers in taken]
+    others = {name for numbers in taken for name in numbers} - {measurement.key}
     return {
         "name": measurement.name,
         "unit": UNITS[measurement.key],
         "runs": values,
         **(spread(values) or {}),
-        "others": {name: statistics.median(figures[name] for figures in taken) for name in sorted(others)},
+        "others": {name: statistics.median(numbers[name] for numbers in taken) for name in sorted(others)},
     }
 
 
 def _compared(ratio: Ratio, topic: Topic, rows: Rows) -> dict[str, Any]:
-    """Returns the ratio of each round's pair, and its median: what the machine did in that round counts for both."""
+    """Returns the ratio of each round's pair, and its median: the state of the machine in that round affects both."""
     keys = {measurement.name: measurement.key for measurement in topic.measurements}
     pairs = zip(rows[ratio.of], rows[ratio.to], strict=True)
     runs = [one[keys[ratio.of]] / other[keys[ratio.to]] for one, other in pairs]
@@ -160,10 +160,10 @@ def _compared(ratio: Ratio, topic: Topic, rows: Rows) -> dict[str, Any]:
 
 
 def check_repeats(repeats: int) -> None:
-    """Refuses numbers of rounds that tell nothing.
+    """Checks the number of rounds.
 
     Raises:
-        InputError: There is not a single one.
+        InputError: It is less than 1.
     """
     if repeats < 1:
         raise InputError(f"--repeats must be at least 1, but is {repeats}.")

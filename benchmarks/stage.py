@@ -1,4 +1,4 @@
-"""What can be measured of a training on this machine: its devices, how long the runs are, and what is in the way."""
+"""What can be measured of a training on this machine: its devices, the length of the runs, and the obstacles."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def memory_of_ranks(recipe: Recipe, count: int, alone: float) -> float:
 
 
 def free_memory() -> int | None:
-    """Returns the bytes that new processes can have without swapping; None where the system does not tell."""
+    """Returns the bytes that new processes can have without swapping; None if the system does not report them."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -127,13 +127,13 @@ def free_memory() -> int | None:
 
 
 class Elsewhere:
-    """Tells which share of the cores' time other programs took since it was made."""
+    """Measures the share of the cores' time that other programs took since it was created."""
 
     def __init__(self) -> None:
         self._before = _cpu_times()
 
     def share(self) -> dict[str, float]:
-        """Returns the share, 0 to 1, as the figure `elsewhere`; nothing where the system does not tell.
+        """Returns the share, 0 to 1, as `elsewhere`; empty if the system does not report it.
 
         What counts as this program's own are its children that have ended, and theirs.
         """

@@ -1,4 +1,4 @@
-"""What the bench measures, topic by topic, with what is asked for: each a question that a user would put."""
+"""What the benchmark measures, topic by topic, and the required ratios; each topic answers a question of a user."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks.devices import devices
 from benchmarks.gpu import gpu
-from benchmarks.programs import printed_figures, train, wall_seconds
-from benchmarks.rounds import Figures, Measurement, Ratio, Topic
+from benchmarks.programs import printed_numbers, train, wall_seconds
+from benchmarks.rounds import Measurement, Numbers, Ratio, Topic
 from benchmarks.scaling import ScalingOptions, scaling
 from benchmarks.waterfall import WaterfallOptions, waterfall
 from lit_mnist.distributed.rank import threads_per_rank
@@ -43,8 +43,8 @@ def start() -> Topic:
         name="start",
         title="Start-up",
         measurements=(
-            Measurement("import lightning.pytorch", partial(_wall, _IMPORT), "seconds"),
-            Measurement("train.py --help", partial(_wall, (*_MAIN, "--help")), "seconds"),
+            Measurement("import lightning.pytorch", partial(wall_seconds, _IMPORT), "seconds"),
+            Measurement("train.py --help", partial(wall_seconds, (*_MAIN, "--help")), "seconds"),
             Measurement("first step of --devices 2", _first_step, "seconds"),
         ),
         ratios=(
@@ -93,7 +93,7 @@ def seed() -> Topic:
             Ratio("lightning, 2 ranks", "lightning, 1 rank"),
         ),
         notes=(
-            "SGD at 1e-4, 32 images per rank, float32, batch norm not synchronised. per_sample is the demo's own data "
+            "SGD at 1e-4, 32 images per rank, float32, batch norm not synchronized. per_sample is the demo's own data "
             "path (--data.pipeline per_sample --data.workers 4).",
             "The demo leaves its threads to torch: each of its processes takes all cores. So it is measured with one "
             "thread each, too, which is what a rank here has on two cores.",
@@ -106,7 +106,9 @@ def seed() -> Topic:
 def engines() -> Topic:
     """What does each way of training cost on two ranks, and how near is it to what the machine gives?"""
     names = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer", "parameter_server")
-    measurements = [Measurement("bare loop, 1 rank", _bare_train)]
+    measurements = [
+        Measurement("bare loop, 1 rank", partial(_printed, ("-m", "benchmarks.bare", "train", "--steps", _STEPS)))
+    ]
     measurements += [Measurement(f"{name}, 1 rank", partial(_engine, name, 1, ())) for name in ("single", "lightning")]
     measurements += [Measurement(f"{name}, 2 ranks", partial(_engine, name, 2, ())) for name in names]
     return Topic(
@@ -123,7 +125,7 @@ def engines() -> Topic:
 
 
 def overhead() -> Topic:
-    """What does Lightning add to raw DDP, and what does raw DDP add to ranks that only keep in step?"""
+    """What does Lightning add to raw DDP, and what does raw DDP add to ranks that only wait for each other?"""
     measurements: list[Measurement] = []
     for batch in (64, 256):
         size = ("--batch-size", batch)
@@ -179,20 +181,16 @@ def precision() -> Topic:
 
 def memory() -> Topic:
     """How much memory does a rank have to itself?"""
+    bare = "a bare script that imports the same"
+    ranks = {engine: f"one of 2 ranks, {engine}" for engine in ("lightning", "raw_ddp")}
     return Topic(
         name="memory",
         title="Unshared memory of a rank",
         measurements=(
-            Measurement(
-                "a bare script that imports the same", partial(_printed, ("-c", _ALL_PACKAGES)), "memory_bytes"
-            ),
-            Measurement("one of 2 ranks, lightning", partial(_memory_of_a_rank, "lightning"), "memory_bytes"),
-            Measurement("one of 2 ranks, raw_ddp", partial(_memory_of_a_rank, "raw_ddp"), "memory_bytes"),
+            Measurement(bare, partial(_printed, ("-c", _ALL_PACKAGES)), "memory_bytes"),
+            *(Measurement(name, partial(_memory_of_a_rank, engine), "memory_bytes") for engine, name in ranks.items()),
         ),
-        ratios=(
-            Ratio("one of 2 ranks, lightning", "a bare script that imports the same", at_most=1.0),
-            Ratio("one of 2 ranks, raw_ddp", "a bare script that imports the same", at_most=1.0),
-        ),
+        ratios=[Ratio(name, bare, at_most=1.0) for name in ranks.values()],
         notes=(
             "The highest of a run (USS), the launcher's own share included. What ranks and launcher share, such as the "
             "imports and the data, is counted in none of them.",
@@ -201,14 +199,7 @@ def memory() -> Topic:
 
 
 TOPICS: dict[str, Callable[[], Topic]] = {
-    "start": start,
-    "demo": demo,
-    "seed": seed,
-    "engines": engines,
-    "overhead": overhead,
-    "evaluation": evaluation,
-    "precision": precision,
-    "memory": memory,
+    **{make.__name__: make for make in (start, demo, seed, engines, overhead, evaluation, precision, memory)},
     "waterfall": lambda: waterfall(WaterfallOptions()),
     "scaling": lambda: scaling(ScalingOptions()),
     "devices": devices,
@@ -216,46 +207,38 @@ TOPICS: dict[str, Callable[[], Topic]] = {
 }
 
 
-def _wall(words: tuple[object, ...], folder: Path) -> Figures:
-    return {"seconds": wall_seconds(*words, folder=folder)}
+def _printed(words: tuple[object, ...], folder: Path) -> Numbers:
+    return printed_numbers(*words, folder=folder)
 
 
-def _printed(words: tuple[object, ...], folder: Path) -> Figures:
-    return printed_figures(*words, folder=folder)
-
-
-def _first_step(folder: Path) -> Figures:
+def _first_step(folder: Path) -> Numbers:
     result = train(folder, "--devices", 2, "--max-steps", 1, *_SHORT)
     return {"seconds": float(result["seconds_to_first_step"])}
 
 
-def _whole_run(folder: Path) -> Figures:
+def _whole_run(folder: Path) -> Numbers:
     began = time.perf_counter()
     result = train(folder, "--devices", 1, "--trainer.accelerator", "cpu")
     return {"seconds": time.perf_counter() - began, "accuracy": float(result["test"]["accuracy"])}
 
 
-def _whole_demo(folder: Path) -> Figures:
+def _whole_demo(folder: Path) -> Numbers:
     began = time.perf_counter()
-    figures = printed_figures("-m", "benchmarks.classic_demo", "--folder", folder / "data", folder=folder)
-    return {"seconds": time.perf_counter() - began, "accuracy": figures["accuracy"]}
+    numbers = printed_numbers("-m", "benchmarks.classic_demo", "--folder", folder / "data", folder=folder)
+    return {"seconds": time.perf_counter() - began, "accuracy": numbers["accuracy"]}
 
 
-def _demo(ranks: int, flags: tuple[object, ...], folder: Path) -> Figures:
+def _demo(ranks: int, flags: tuple[object, ...], folder: Path) -> Numbers:
     words = ("--folder", folder / "data", "--ranks", ranks, "--max-steps", _STEPS, *flags)
-    return printed_figures("-m", "benchmarks.classic_demo", *words, folder=folder)
+    return printed_numbers("-m", "benchmarks.classic_demo", *words, folder=folder)
 
 
-def _bare_train(folder: Path) -> Figures:
-    return printed_figures("-m", "benchmarks.bare", "train", "--steps", _STEPS, folder=folder)
-
-
-def _lockstep(batch: int, folder: Path) -> Figures:
+def _lockstep(batch: int, folder: Path) -> Numbers:
     words = ("--ranks", 2, "--batch-size", batch, "--steps", _STEPS, "--threads", threads_per_rank(None, 2))
-    return printed_figures("-m", "benchmarks.lockstep", *words, "--precision", "auto", folder=folder)
+    return printed_numbers("-m", "benchmarks.lockstep", *words, "--precision", "auto", folder=folder)
 
 
-def _engine(engine: str, ranks: int, flags: tuple[object, ...], folder: Path, steps: int = _STEPS) -> Figures:
+def _engine(engine: str, ranks: int, flags: tuple[object, ...], folder: Path, steps: int = _STEPS) -> Numbers:
     result = train(folder, "--devices", ranks, "--max-steps", steps, *_SHORT, *flags, engine=engine)
     return {
         "images_per_s": float(result["train"]["images_per_s"]),
@@ -263,5 +246,5 @@ def _engine(engine: str, ranks: int, flags: tuple[object, ...], folder: Path, st
     }
 
 
-def _memory_of_a_rank(engine: str, folder: Path) -> Figures:
+def _memory_of_a_rank(engine: str, folder: Path) -> Numbers:
     return {"memory_bytes": _engine(engine, 2, (), folder, steps=60)["memory_bytes"] / 2}

@@ -4,9 +4,9 @@ The parts are timed by `--run.trace times`, where both engines call the same fun
 itself: the same engine, with the same loop, callbacks and calls, trains a network of one layer on one image per rank,
 and what is spent there outside of all parts is the loop's own. The step that the parts are compared with is that of
 the steps of a traced run that no probe is in: they take turns with the others every few steps, since on a busy machine
-two runs differ by more than the parts that are looked for. Runs without any trace stand beside it.
+two runs differ by more than these parts. Runs without any trace are measured, too.
 
-    python -m benchmarks.waterfall raw_ddp fit --devices 2 --run.trace times     such a training of next to nothing
+    python -m benchmarks.waterfall raw_ddp fit --devices 2 --run.trace times   a training of an almost empty network
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from benchmarks.programs import run_python, train
-from benchmarks.rounds import Figures, Measurement, Rows, Topic
+from benchmarks.rounds import Measurement, Numbers, Rows, Topic
 from lit_mnist.models import build
 from lit_mnist.profiling.timer import PARTS
 from lit_mnist.run.metrics_log import read_metrics
@@ -67,21 +67,21 @@ def waterfall(options: WaterfallOptions) -> Topic:
             f"{options.ranks} ranks, {options.batch_size} samples per step; rank 0's times, means over the steps after "
             "the warm-up and over the rounds.",
             "Waiting for another rank counts where it happens: in the collectives of batch norm, of the gradient, or "
-            "of the figures for the screen.",
+            "of the metrics for the screen.",
             f"The {FRAMEWORK} is the time outside of all parts in a training of one layer on one image per rank.",
         ),
     )
 
 
 def analyse(rows: Rows) -> dict[str, Any]:
-    """Returns each engine's parts, in milliseconds per step, and what of the untraced step they leave unexplained."""
+    """Returns each engine's parts, in milliseconds per step, and the rest of the step without probes."""
     return {"waterfall": {engine: _of_engine(rows, engine) for engine in ENGINES}}
 
 
 def _of_engine(rows: Rows, engine: str) -> dict[str, Any]:
-    def mean(of: str, figure: str) -> float | None:
+    def mean(of: str, key: str) -> float | None:
         # Not the median, since the parts' medians do not add up.
-        values = [figures[figure] for figures in rows[of.format(engine)] if figure in figures]
+        values = [numbers[key] for numbers in rows[of.format(engine)] if key in numbers]
         return statistics.fmean(values) if values else None
 
     parts: list[dict[str, Any]] = [{"name": part, "ms": mean(_TRACED, part)} for part in PARTS]
@@ -108,7 +108,7 @@ def _flags(options: WaterfallOptions, batch_size: int) -> list[str]:
     ]
 
 
-def _untraced(options: WaterfallOptions, engine: str, folder: Path) -> Figures:
+def _untraced(options: WaterfallOptions, engine: str, folder: Path) -> Numbers:
     result = train(folder, *_flags(options, options.batch_size), engine=engine)
     # The median leaves out what is done every so many steps, and the parts do not.
     speeds = [
@@ -121,18 +121,18 @@ def _untraced(options: WaterfallOptions, engine: str, folder: Path) -> Figures:
     return {"step_ms": mean, "median_step_ms": 1000 * samples / result["train"]["images_per_s"]}
 
 
-def _traced(options: WaterfallOptions, engine: str, folder: Path) -> Figures:
+def _traced(options: WaterfallOptions, engine: str, folder: Path) -> Numbers:
     train(folder, *_flags(options, options.batch_size), "--run.trace=times", engine=engine)
     return _times(folder)
 
 
-def _empty(options: WaterfallOptions, engine: str, folder: Path) -> Figures:
+def _empty(options: WaterfallOptions, engine: str, folder: Path) -> Numbers:
     words = [*_flags(options, options.ranks), "--run.trace=times", f"--run-dir={folder / 'run'}"]
     run_python("-m", "benchmarks.waterfall", engine, *words, folder=folder)
     return _times(folder)
 
 
-def _times(folder: Path) -> Figures:
+def _times(folder: Path) -> Numbers:
     found = json.loads((folder / "run" / "trace" / "times-rank0.json").read_text())
     parts = found.pop("parts_ms")
     return {name: float(value) for name, value in {**found, **parts}.items() if value is not None}

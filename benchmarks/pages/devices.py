@@ -1,159 +1,122 @@
-"""The whole training on 1 to N devices: one table of what was measured, predicted and published, each said to be so."""
+"""The whole training on 1 to N devices: one table of what was measured, predicted and published."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lit_mnist.report.comparison import page_table
-from lit_mnist.report.comparison_rows import Cell, Column, Grid
-from lit_mnist.report.comparison_verdict import mappings, part, plain
-from lit_mnist.report.formats import MISSING, SPACE, count, duration, finite, number, size, text
+from benchmarks.pages import Part
+from lit_mnist.report.formats import MISSING, SPACE, count, duration, number, plural, size
+from lit_mnist.report.table import Cell, Column, Table, spread_cell
 
 Row = Mapping[str, Any]
-Write = Callable[[float | None], str]
+
 PREDICTION = (
-    "A prediction takes what the one measured device computes for a sample, and adds what the devices share at a "
-    "network's bandwidth and latency, which are assumed. Nothing is added for handling messages or for waiting, and a "
-    "smaller batch is taken to cost as much for each sample. Of its two figures one hides all buckets of gradients but "
-    "the last behind the backward pass, as far as that has time for them, and the other none. A parameter server hides "
-    "nothing. DataParallel is not predicted: the model knows nothing of its threads."
+    "A prediction takes the computing time per sample of the one measured device, and adds the communication at the "
+    "bandwidth and latency of a network, which are assumed. The time to handle messages and to wait is not included, "
+    "and a smaller batch is assumed to cost as much for each sample. For the lower bound, all buckets of gradients but "
+    "the last overlap with the backward pass as far as it is long enough; for the upper bound, none does. A parameter "
+    "server overlaps nothing. DataParallel is not predicted, since its threads are not modeled."
 )
-# Of the cores' time, from which on it is said that others took it.
-_BUSY = 0.1
+_BUSY = 0.1  # the share of the cores' time from which other programs are mentioned
 
 
-def devices_section(topic: Row) -> str:
-    """Returns the section's content as HTML.
-
-    Args:
-        topic: The topic's entry of `bench.json`, whose `devices` has `measured`, `predicted` and `published`. What is
-            absent or None is an en dash.
-    """
-    found = part(topic, "devices")
-    if not mappings(found.get("measured")):
-        return "<p class=quiet>No training was measured.</p>"
-    rate = finite(found.get("seconds_per_sample"))
-    told = [*_networks(found), _buckets(part(found, "gradient")), f"A sample takes one device {duration(rate)}."]
-    source = part(found, "published").get("source")
-    published = f"<p class=quiet>Published: {text(source)}.</p>" if source else ""
-    predicted = mappings(found.get("predicted"))
-    method = f'<p class="quiet method">{PREDICTION} {text(" ".join(each for each in told if each))}</p>'
-    return (
-        f"<p>{text(subject(found))}</p>{page_table('Whole training', devices_grid(topic))}"
-        f"{published}{method if predicted else ''}"
-    )
+def devices_parts(topic: Row) -> list[Part]:
+    """Returns the parts of the section; `topic` is the topic's entry of `bench.json`."""
+    found = topic["devices"]
+    parts = [Part("text", subject(found)), Part("table", devices_table(topic), "Whole training")]
+    if found["published"]:
+        parts.append(Part("note", f"Published: {found['published']['source']}."))
+    if found["predicted"]:
+        method = (PREDICTION, _networks(found), _buckets(found["gradient"]))
+        rate = f"One device takes {duration(found['seconds_per_sample'])} for a sample."
+        parts.append(Part("method", " ".join(filter(None, (*method, rate)))))
+    return parts
 
 
 def subject(found: Row) -> str:
-    """Returns in words which training it is, and on what the steps of it were timed."""
-    experiment = part(found, "experiment")
-    data, net = part(experiment, "data"), part(experiment, "model").get("net")
-    batch = finite(data.get("batch_size"))
-    per = "per device" if data.get("batch_per") == "rank" else "over all devices"
-    samples = f"{count(finite(found.get('train_samples')))} samples of {plain(data.get('name'))}"
-    stand_in = found.get("stand_in")
-    read = f"; {plain(stand_in)} stand in for the data" if stand_in else ""
-    gpus = f"{count(finite(found.get('present')))} x {plain(found.get('device'))}"
-    on = gpus if found.get("kind") == "cuda" else "the processor"
-    busy = finite(found.get("elsewhere"))
-    others = (
-        f" Other programs took up to {100 * busy:.0f}{SPACE}% of the cores meanwhile: the times are too long, some "
-        "more than others, and the speed-ups therefore wrong."
-        if busy is not None and busy >= _BUSY
-        else ""
+    """Returns in words which training it is, and on which machine its steps were timed."""
+    experiment = found["experiment"]
+    data, model = experiment["data"], experiment["model"]
+    per = "per device" if data["batch_per"] == "rank" else "over all devices"
+    training = (
+        f"{model['net']}, {plural(found['epochs'], 'epoch')} of {count(found['train_samples'])} samples of "
+        f"{data['name']}, batch {count(data['batch_size'])} {per}"
     )
-    return f"{plain(net)}, {_epochs(found)} of {samples}, batch {count(batch)} {per}, on {on}{read}.{others}"
+    machine = f"{count(found['present'])} x {found['device']}" if found["kind"] == "cuda" else "the processor"
+    stand_in = f"; {found['stand_in']} stand in for the data" if found["stand_in"] else ""
+    others = ""
+    if found["elsewhere"] is not None and found["elsewhere"] >= _BUSY:
+        others = (
+            f" Other programs used up to {100 * found['elsewhere']:.0f}{SPACE}% of the cores: the times are too long, "
+            "some more than others, so that the speed-ups are wrong."
+        )
+    return f"{training}, on {machine}{stand_in}.{others}"
 
 
-def devices_grid(topic: Row) -> Grid:
+def devices_table(topic: Row) -> Table:
     """Returns the table, for the page and for the terminal: by number of devices, then by engine."""
-    found = part(topic, "devices")
-    title = f"Time of {_epochs(found)}"
+    found = topic["devices"]
+    title = f"Time of {plural(found['epochs'], 'epoch')}"
     columns = [
         Column("Engine", "engine"),
-        Column("Devices", "devices", "figure"),
-        Column("How it is known", "known how", "word"),
-        Column(title, title.lower(), "figure"),
-        Column("Speed-up", "speed-up", "figure"),
+        Column("Devices", "devices", "num"),
+        Column("Source", "source", "word"),
+        Column(title, title.lower(), "num"),
+        Column("Speed-up", "speed-up", "num"),
     ]
-    rows = [
-        *map(_measured, mappings(found.get("measured"))),
-        *map(_predicted, mappings(found.get("predicted"))),
-        *map(_published, mappings(part(found, "published").get("rows"))),
+    published = found["published"]["rows"] if found["published"] else []
+    rows: list[tuple[Row, Sequence[Cell]]] = [
+        *((row, _measured(row)) for row in found["measured"]),
+        *((row, _predicted(row)) for row in found["predicted"]),
+        *((row, _published(row)) for row in published),
     ]
-    engines = list(dict.fromkeys(engine for _, engine, _ in rows))
-    rows.sort(key=lambda row: (row[0], engines.index(row[1])))
-    return Grid(columns, [cells for _, _, cells in rows])
+    engines = list(dict.fromkeys(row["engine"] for row, _ in rows))
+    rows.sort(key=lambda each: (each[0]["devices"], engines.index(each[0]["engine"])))
+    return Table(columns, [[Cell(row["engine"]), Cell(count(row["devices"])), *cells] for row, cells in rows])
 
 
-def _measured(row: Row) -> tuple[float, str, list[Cell]]:
-    seconds, speed_up = part(row, "seconds"), part(row, "speed_up")
-    how = "measured, shared cores" if row.get("shares_cores") else "measured"
-    return _cells(row, Cell(how), _median(seconds, duration), _median(speed_up, _times))
+def _measured(row: Row) -> Sequence[Cell]:
+    source = "measured, shared cores" if row["shares_cores"] else "measured"
+    return Cell(source), spread_cell(row["seconds"], duration), spread_cell(row["speed_up"], _times)
 
 
-def _median(spread: Row, write: Write) -> Cell:
-    """Returns a median, on the page above what it lies between."""
-    between = _between(spread, "lowest", "highest", write)
-    return Cell(write(finite(spread.get("median"))), below=between if " to " in between else "")
+def _predicted(row: Row) -> Sequence[Cell]:
+    if "refused" in row:
+        return Cell("cannot be run", below=row["refused"]), Cell(MISSING), Cell(MISSING)
+    network = Cell(f"predicted: {row['network']}", "muted")
+    return network, _range(row["seconds"], duration), _range(row["speed_up"], _times)
 
 
-def _predicted(row: Row) -> tuple[float, str, list[Cell]]:
-    if row.get("refused"):
-        return _cells(row, Cell("cannot be run", below=plain(row["refused"])), Cell(MISSING), Cell(MISSING))
-    return _cells(
-        row,
-        Cell(f"predicted: {plain(row.get('network'))}", "soft"),
-        Cell(_between(part(row, "seconds"), "from", "to", duration) or MISSING, "soft"),
-        Cell(_between(part(row, "speed_up"), "from", "to", _times) or MISSING, "soft"),
+def _published(row: Row) -> Sequence[Cell]:
+    shown = Cell(row["said"]) if row["speed_up"] is None else Cell(_times(row["speed_up"]), below=row["said"])
+    return Cell("published"), Cell(MISSING), shown
+
+
+def _range(bounds: Mapping[str, float], write: Callable[[object], str]) -> Cell:
+    """Returns both bounds, or one if they read the same."""
+    return Cell(" to ".join(dict.fromkeys(write(bounds[name]) for name in ("from", "to"))), "muted")
+
+
+def _networks(found: Row) -> str:
+    networks = dict.fromkeys(
+        f"{row['network']}: {number(row['bandwidth_bytes_per_s'] / 1e6)} MB/s each way, "
+        f"{number(1e6 * row['latency_s'])} µs"
+        for row in found["predicted"]
+        if "refused" not in row
     )
-
-
-def _published(row: Row) -> tuple[float, str, list[Cell]]:
-    speed_up = finite(row.get("speed_up"))
-    said = plain(row.get("said"))
-    shown = Cell(said) if speed_up is None else Cell(_times(speed_up), below=said)
-    return _cells(row, Cell("published"), Cell(MISSING), shown)
-
-
-def _cells(row: Row, *cells: Cell) -> tuple[float, str, list[Cell]]:
-    devices, engine = finite(row.get("devices")), plain(row.get("engine"))
-    return devices or 0.0, engine, [Cell(engine), Cell(count(devices)), *cells]
-
-
-def _between(bounds: Row, low: str, high: str, write: Write) -> str:
-    """Returns both bounds, one where they read alike, or nothing where there are none."""
-    told = [write(value) for value in (finite(bounds.get(low)), finite(bounds.get(high))) if value is not None]
-    return " to ".join(dict.fromkeys(told))
-
-
-def _networks(found: Row) -> list[str]:
-    told = dict.fromkeys(
-        f"{plain(row.get('network'))}: {number((finite(row.get('bandwidth_bytes_per_s')) or 0) / 1e6)} MB/s each way, "
-        f"{number(1e6 * (finite(row.get('latency_s')) or 0))} µs"
-        for row in mappings(found.get("predicted"))
-        if not row.get("refused")
-    )
-    who = "GPUs like this one, in one machine" if found.get("kind") == "cuda" else "machines like this one"
-    return [f"Predicted are {who}. Assumed are {'; '.join(told)}."] if told else []
+    devices = "GPUs like this one, in one machine" if found["kind"] == "cuda" else "machines like this one"
+    return f"The predictions are for {devices}. Assumed are {'; '.join(networks)}." if networks else ""
 
 
 def _buckets(gradient: Row) -> str:
-    sizes = gradient.get("buckets") or []
-    if not sizes:
-        return ""
-    whole = f"{count(finite(gradient.get('parameters')))} parameters, {size(finite(gradient.get('gradient_bytes')))}"
+    sizes = gradient["buckets"]
+    whole = f"{count(gradient['parameters'])} parameters, {size(gradient['gradient_bytes'])}"
     return (
-        f"The gradients ({whole} in float32) travel in {len(sizes)} bucket{'s' * (len(sizes) != 1)}, the last of "
-        f"{size(finite(sizes[-1]))}; {count(finite(gradient.get('batch_norms')))} batch norms each share figures twice."
+        f"The gradients ({whole} in float32) are sent in {plural(len(sizes), 'bucket')}, the last of "
+        f"{size(sizes[-1])}; {plural(gradient['batch_norms'], 'batch norm')} communicate twice each."
     )
 
 
-def _epochs(found: Row) -> str:
-    epochs = finite(found.get("epochs"))
-    return f"{count(epochs)} epoch{'s' * (epochs != 1)}"
-
-
-def _times(value: float | None) -> str:
+def _times(value: object) -> str:
     return number(value, 3)

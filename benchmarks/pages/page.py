@@ -1,93 +1,92 @@
-"""The bench as one HTML page and as tables for the terminal: what was measured, and what of it was asked for.
-
-Both read the content of `bench.json`; whatever in it is absent or None is an en dash.
-"""
+"""The benchmark as one HTML page and as tables for the terminal, from the content of `bench.json`."""
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from benchmarks.pages.devices import devices_grid, devices_section, subject
-from benchmarks.pages.scaling import scaling_section
-from benchmarks.pages.waterfall import waterfall_section
-from lit_mnist.report.comparison import page_table
-from lit_mnist.report.comparison_rows import Cell, Column, Grid
-from lit_mnist.report.comparison_text import text_table
-from lit_mnist.report.facts import block, code
-from lit_mnist.report.formats import MISSING, SPACE, count, duration, number, percent, size, text
-from lit_mnist.report.page import frame, one_line, write_page
-from lit_mnist.report.style import COMPARISON_STYLE
+from benchmarks.pages import Part
+from benchmarks.pages.devices import devices_parts, devices_table, subject
+from benchmarks.pages.scaling import scaling_parts
+from benchmarks.pages.waterfall import waterfall_parts
+from lit_mnist.report.formats import MISSING, SPACE, count, duration, number, percent, plural, size
+from lit_mnist.report.html import write_page
+from lit_mnist.report.table import Cell, Column, Table, text_of, text_table
 
 Section = Mapping[str, Any]
-_WRITTEN: dict[str, Callable[[float | None], str]] = {
-    "images/s": count,
+Format = Callable[[object], str]
+
+
+def _with_unit(unit: str, write: Format = number, scale: float = 1.0) -> Format:
+    return lambda value: f"{write(value / scale)}{unit}" if isinstance(value, int | float) else MISSING
+
+
+FORMATS: dict[str, Format] = {
+    "images/s": _with_unit(f"{SPACE}images/s", count),
     "s": duration,
-    "ms": lambda value: MISSING if value is None else f"{number(value, 3)}{SPACE}ms",
+    "ms": _with_unit(f"{SPACE}ms", lambda value: number(value, 3)),
     "bytes": size,
-    "bytes/s": lambda value: MISSING if value is None else f"{size(value)}/s",
+    "bytes/s": _with_unit("/s", size),
 }
-_OTHERS: dict[str, tuple[str, Callable[[float | None], str]]] = {
+OTHERS: dict[str, tuple[str, Format]] = {
     "accuracy": ("test accuracy", percent),
     "memory_bytes": ("peak memory", size),
-    "elsewhere": ("cores busy elsewhere", percent),
-    "operations_per_s": (
-        "operations",
-        lambda value: MISSING if value is None else f"{number(value / 1e12, 3)}{SPACE}TFLOP/s",
-    ),
+    "elsewhere": ("cores used by others", percent),
+    "operations_per_s": ("operations", _with_unit(f"{SPACE}TFLOP/s", lambda value: number(value, 3), 1e12)),
 }
-_OWN = {"waterfall": waterfall_section, "scaling": scaling_section, "devices": devices_section}
 
 
 def write_bench(path: Path, bench: Section) -> None:
-    """Writes the page of a bench; a reader sees the old file or the whole new one, never a part.
+    """Writes the page of a benchmark; a reader sees the old file or the whole new one, never a part.
 
     Raises:
         OSError: The file cannot be written.
     """
-    topics = bench["topics"]
-    body = "".join(
-        f"<section><h2>{text(topic['title'])}</h2>{_section(name, topic)}</section>" for name, topic in topics.items()
-    )
-    body += f"<section><h2>The run</h2>{_origin(bench)}</section>"
-    words = headline(bench)
     write_page(
-        path, frame(text(words), f"<header><h1>{text(words)}</h1>{_machine(bench)}</header>{body}", COMPARISON_STYLE)
+        path,
+        "benchmarks.pages",
+        "bench.html.jinja",
+        bench=bench,
+        headline=headline(bench),
+        machine=_machine(bench),
+        sections=[(topic["title"], topic_parts(topic)) for topic in bench["topics"].values()],
     )
 
 
-def table(bench: Section) -> str:
-    """Returns the bench for the terminal."""
-    parts: list[Text | Table] = []
+def topic_parts(topic: Section) -> list[Part]:
+    """Returns the parts of a topic's section."""
+    parts = [
+        part
+        for name, make in (("waterfall", waterfall_parts), ("scaling", scaling_parts), ("devices", devices_parts))
+        if name in topic
+        for part in make(topic)
+    ]
+    parts.append(Part("table", _measurements(topic), "Measurements"))
+    if topic["ratios"]:
+        parts.append(Part("table", _ratios(topic), "Ratios"))
+    return [*parts, *(Part("note", note) for note in (*left_out(topic), *topic["notes"]))]
+
+
+def text(bench: Section) -> str:
+    """Returns the benchmark for the terminal."""
+    parts: list[Text | RichTable] = []
     for topic in bench["topics"].values():
         parts += [Text(topic["title"], "bold")]
         if "devices" in topic:
-            parts += [Text(subject(topic["devices"])), *map(Text, topic["notes"]), text_table(devices_grid(topic), 1)]
-        parts += [text_table(_rows(topic), 1)]
-        if topic["ratios"]:
-            parts += [text_table(_ratios(topic), 1)]
+            parts += [Text(subject(topic["devices"])), *map(Text, topic["notes"]), text_table(devices_table(topic))]
+        parts += [text_table(_measurements(topic)), text_table(_ratios(topic))]
         parts += [*map(Text, left_out(topic)), Text()]
-    parts += [Text(headline(bench), "bold")]
-    file = io.StringIO()
-    console = Console(file=file, width=120, force_terminal=sys.stdout.isatty(), highlight=False)
-    for part in parts:
-        console.print(part)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+    return text_of([*parts, Text(headline(bench), "bold")], 120)
 
 
 def headline(bench: Section) -> str:
-    """Returns how many of the ratios asked for were met."""
+    """Returns how many of the required ratios were reached."""
     met = [ratio["met"] for topic in bench["topics"].values() for ratio in topic["ratios"] if ratio["met"] is not None]
-    if not met:
-        return "Measured"
-    return f"{sum(met)} of {len(met)} ratios as asked for"
+    return f"{sum(met)} of {len(met)} ratios as required" if met else "Measured"
 
 
 def left_out(topic: Section) -> list[str]:
@@ -95,79 +94,56 @@ def left_out(topic: Section) -> list[str]:
     return [f"Not measured: {each['name']}. {each['reason']}" for each in topic.get("left_out", ())]
 
 
-def _section(name: str, topic: Section) -> str:
-    own = _OWN[name](topic) if name in _OWN else ""
-    ratios = page_table("Ratios", _ratios(topic)) if topic["ratios"] else ""
-    notes = "".join(f"<p class=quiet>{text(note)}</p>" for note in (*left_out(topic), *topic["notes"]))
-    return f"{own}{page_table('Measurements', _rows(topic))}{ratios}{notes}"
-
-
-def _rows(topic: Section) -> Grid:
+def _measurements(topic: Section) -> Table:
     rows: Sequence[Section] = topic["rows"]
-    longest: dict[str, float] = {}
-    for row in rows:
-        longest[row["unit"]] = max(longest.get(row["unit"], 0.0), row["median"])
-    others = [name for name in _OTHERS if any(name in row["others"] for row in rows)]
+    others = [name for name in OTHERS if any(name in row["others"] for row in rows)]
     columns = [
         Column("Measured", "measured"),
-        Column("Median", "median", "figure"),
-        Column("From, to", "from to", "figure"),
-        Column("Runs", "runs", "figure"),
-        *(Column(_OTHERS[name][0].capitalize(), _OTHERS[name][0], "figure") for name in others),
+        Column("Median", "median", "num"),
+        Column("From, to", "from to", "num"),
+        Column("Runs", "runs", "num"),
+        *(Column(OTHERS[name][0].capitalize(), OTHERS[name][0], "num") for name in others),
     ]
     cells = []
     for row in rows:
-        write = _WRITTEN[row["unit"]]
-        unit = f"{SPACE}{row['unit']}" if row["unit"] == "images/s" else ""
-        bar = row["median"] / longest[row["unit"]] if longest[row["unit"]] > 0 else None
+        write = FORMATS[row["unit"]]
+        longest = max(each["median"] for each in rows if each["unit"] == row["unit"])
         cells.append(
             [
                 Cell(row["name"]),
-                Cell(write(row["median"]) + unit, bar=bar),
-                Cell(f"{write(row['lowest'])} to {write(row['highest'])}", "soft"),
-                Cell(count(len(row["runs"])), "soft"),
-                *(Cell(_OTHERS[name][1](row["others"].get(name))) for name in others),
+                Cell(write(row["median"]), bar=row["median"] / longest if longest > 0 else None),
+                Cell(f"{write(row['lowest'])} to {write(row['highest'])}", "muted"),
+                Cell(count(len(row["runs"])), "muted"),
+                *(Cell(OTHERS[name][1](row["others"].get(name))) for name in others),
             ]
         )
-    return Grid(columns, cells)
+    return Table(columns, cells)
 
 
-def _ratios(topic: Section) -> Grid:
+def _ratios(topic: Section) -> Table:
     columns = [
         Column("Ratio", "ratio"),
-        Column("Median", "median", "figure"),
-        Column("From, to", "from to", "figure"),
-        Column("Asked for", "asked for", "figure"),
+        Column("Median", "median", "num"),
+        Column("From, to", "from to", "num"),
+        Column("Required", "required", "num"),
         Column("", "", "mark"),
     ]
-    return Grid(columns, [_ratio(ratio) for ratio in topic["ratios"]])
+    marks = {None: Cell(MISSING), True: Cell("✓", hint="met"), False: Cell("✗", "bad", "not met")}
+    rows = []
+    for ratio in topic["ratios"]:
+        required = MISSING
+        for key, words in (("at_least", "at least"), ("at_most", "at most")):
+            if ratio[key] is not None:
+                required = f"{words} {number(ratio[key], 3)}"
+        median, low, high = (number(ratio[name], 3) for name in ("median", "lowest", "highest"))
+        name, range_ = f"{ratio['of']} / {ratio['to']}", f"{low} to {high}"
+        rows.append([Cell(name), Cell(median), Cell(range_, "muted"), Cell(required), marks[ratio["met"]]])
+    return Table(columns, rows)
 
 
-def _ratio(ratio: Section) -> list[Cell]:
-    asked = MISSING
-    if ratio["at_least"] is not None:
-        asked = f"at least {number(ratio['at_least'], 3)}"
-    elif ratio["at_most"] is not None:
-        asked = f"at most {number(ratio['at_most'], 3)}"
-    mark = {None: Cell(MISSING), True: Cell("✓", said="met"), False: Cell("✗", "bad", said="missed")}[ratio["met"]]
-    return [
-        Cell(f"{ratio['of']} / {ratio['to']}"),
-        Cell(number(ratio["median"], 3)),
-        Cell(f"{number(ratio['lowest'], 3)} to {number(ratio['highest'], 3)}", "soft"),
-        Cell(asked),
-        mark,
-    ]
-
-
-def _machine(bench: Section) -> str:
+def _machine(bench: Section) -> list[str]:
     machine = bench["machine"]
-    parts = [text(machine["processor"]), f"{count(machine['cores'])} cores", *map(text, machine.get("gpus", ()))]
     rounds = sorted({topic["repeats"] for topic in bench["topics"].values()} or {bench["repeats"]})
     times = " to ".join(dict.fromkeys((count(rounds[0]), count(rounds[-1]))))
-    return one_line([*parts, f"medians of {times} interleaved round{'s' * (rounds[-1] != 1)}"])
-
-
-def _origin(bench: Section) -> str:
-    versions = [(name, text(version)) for name, version in bench["versions"].items()]
-    rows = [(name, code(bench.get(name.lower()))) for name in ("Command", "Commit")]
-    return f"<div class=facts>{block('Versions', versions)}</div>{block('Origin', rows, 'block origin')}"
+    measured = f"medians of {times} interleaved round{'s' * (rounds[-1] != 1)}"
+    return [machine["processor"], plural(machine["cores"], "core"), *machine.get("gpus", ()), measured]

@@ -1,1 +1,1 @@
-"""The comparison of engines: who trained the same, what each costs, and what each does for its user."""
+"""The comparison of engines: which of them train the same, and what each costs."""

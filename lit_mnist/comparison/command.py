@@ -1,4 +1,4 @@
-"""Runs the chosen engines on one experiment, and says whether they are equal and what they cost.
+"""Runs the chosen engines on one experiment, and reports whether they are equal and what they cost.
 
 python train.py compare --engines all --devices 2 --max-steps 200
 python train.py compare --engines single,raw_ddp,lightning --config configs/basicnet.yaml --repeats 5
@@ -15,19 +15,17 @@ from typing import Any, Protocol
 
 from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.comparison.equality import Run
-from lit_mnist.comparison.runs import Options, measure, verify, why_not
-from lit_mnist.comparison.variants import Main, choose_variants
-from lit_mnist.comparison.verdict import judge
+from lit_mnist.comparison.results import engine_results
+from lit_mnist.comparison.runs import Main, Options, Outcome, Variant, choose_variants, measure, skip, train_with_trace
+from lit_mnist.comparison.summary import text, write_comparison
 from lit_mnist.data.dataset import dataset_of
-from lit_mnist.distributed.devices import choose_devices
+from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.distributed.rank import launched_from_outside, threads_per_rank
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.terminal import shown
+from lit_mnist.distributed.terminal import print_line, shown
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.schema import as_flags
-from lit_mnist.report.comparison import write_comparison
-from lit_mnist.report.comparison_text import table
 from lit_mnist.run.folder import RunFolder, default_path
 from lit_mnist.run.timing import WARM_UP_STEPS, commit, versions
 from lit_mnist.training.job import plan_for, split_dataset
@@ -57,7 +55,7 @@ class Request(Protocol):
 
 
 def compare(request: Request, command: str, main: Main) -> int:
-    """Runs a comparison, and returns 0 where all engines do what is expected of them, else 1.
+    """Runs a comparison, and returns 0 if all engines meet what is expected of them, else 1.
 
     Args:
         request: What the command line asks for.
@@ -65,19 +63,20 @@ def compare(request: Request, command: str, main: Main) -> int:
         main: Runs a command line with an engine in this process, and returns its exit code.
 
     Raises:
-        InputError: The command line or the experiment is refused; nothing was run.
+        InputError: The command line or the experiment is rejected; nothing was run.
     """
-    if launched_from_outside():
-        raise InputError("compare starts the ranks itself: run it without a launcher.")
     own, experiment = _own_flags(request.own), request.experiment()
     _check(request, experiment)
     dataset = dataset_of(experiment.data)
     devices = choose_devices(experiment.trainer)
     plan = plan_for(experiment, split_dataset(experiment, dataset), devices.count)
-    threads = threads_per_rank(experiment.run.threads, devices.count)
+    variants = choose_variants(own["--engines"])
+    path = (Path(experiment.run.dir) if experiment.run.dir else default_path("compare", make=True)).absolute()
+    folder = RunFolder.claim(path, writes=(JSON, PAGE, *(variant.folder for variant in variants)))
+    STOP.listen(_stop)
     options = Options(
         main=main,
-        variants=choose_variants(own["--engines"]),
+        variants=variants,
         flags=[
             *_experiment_flags(request.settings),
             "--data.batch_per=global",
@@ -86,30 +85,21 @@ def compare(request: Request, command: str, main: Main) -> int:
             f"--model.lr={plan.lr!r}",
         ],
         ranks=devices.count,
+        threads=threads_per_rank(experiment.run.threads, devices.count),
         repeats=int(own["--repeats"]),
         timed_steps=min(int(own["--timed-steps"]), plan.total_steps),
+        folder=folder.path,
     )
-    path = (Path(experiment.run.dir) if experiment.run.dir else default_path("compare", make=True)).absolute()
-    folder = RunFolder.claim(path, writes=(JSON, PAGE, *(variant.folder for variant in options.variants)))
-    STOP.listen(_stop)
-    # Once here, and not in each run that is forked from this process.
-    skipped = {variant: why_not(variant, experiment, devices) for variant in options.variants}
-    runnable = [variant for variant in options.variants if not skipped[variant]]
-
     try:
-        verified = verify(options, runnable, folder.path, threads)
-        timed, failed = measure(
-            options, [variant for variant in runnable if isinstance(verified[variant], Run)], folder.path
-        )
-        verified.update(failed)
+        outcomes, timed = _run_all(options, experiment, devices)
     finally:
         folder.release()
     comparison = {
         "experiment": experiment.to_dict(),
         "world_size": options.ranks,
         "precision": resolve_precision(experiment.trainer.precision, devices.kind),
-        "device": next((run.result["device"] for run in verified.values() if isinstance(run, Run)), devices.kind),
-        "threads": threads,
+        "device": next((run.result["device"] for run in outcomes.values() if isinstance(run, Run)), devices.kind),
+        "threads": options.threads,
         "steps": plan.total_steps,
         "data": {"name": dataset.name, "source": dataset.source, "sha256": dataset.sha256},
         "versions": versions(),
@@ -117,14 +107,32 @@ def compare(request: Request, command: str, main: Main) -> int:
         "command": command,
         "repeats": options.repeats,
         "warm_up_steps": WARM_UP_STEPS,
-        **judge(options, verified, skipped, timed, folder.path, threads),
+        **engine_results(options, outcomes, timed),
     }
     write_text(folder.path / JSON, json.dumps(comparison, indent=2) + "\n")
     write_comparison(folder.path / PAGE, comparison)
-    print(table(comparison))
+    print(text(comparison))
     print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}")
     sys.stdout.flush()
     return 0 if comparison["equal"] else 1
+
+
+def _run_all(
+    options: Options, experiment: Experiment, devices: Devices
+) -> tuple[dict[Variant, Outcome], dict[Variant, list[dict[str, Any]]]]:
+    """Runs all engines; returns each one's run with a trace, or why there is none, and the results of its timed runs.
+
+    Every engine is imported here, once, and not in each run that is forked from this process.
+    """
+    skipped = {variant: skip(variant, experiment, devices) for variant in options.variants}
+    runnable = [variant for variant in options.variants if not skipped[variant]]
+    outcomes: dict[Variant, Outcome] = {variant: found for variant, found in skipped.items() if found}
+    for n, variant in enumerate(runnable, start=1):
+        print_line(f"[{n}/{len(runnable)}] {variant.name}: training with a trace")
+        outcomes[variant] = train_with_trace(options, variant, options.folder / variant.folder)
+    timed, failed = measure(options, [variant for variant in runnable if isinstance(outcomes[variant], Run)])
+    outcomes.update(failed)
+    return outcomes, timed
 
 
 def _stop(signum: signal.Signals) -> None:
@@ -132,23 +140,25 @@ def _stop(signum: signal.Signals) -> None:
 
 
 def _check(request: Request, experiment: Experiment) -> None:
-    """Refuses what not every engine can be asked for.
+    """Checks that compare and every engine support the options.
 
     Raises:
-        InputError: Something is.
+        InputError: One does not.
     """
+    if launched_from_outside():
+        raise InputError("compare starts the ranks itself: run it without a launcher.")
     if request.extras.names:
-        raise InputError(f"trainer.{request.extras.names[0]} is Lightning's alone: it cannot be compared.")
+        raise InputError(f"trainer.{request.extras.names[0]} is an option of Lightning alone: it cannot be compared.")
     run = experiment.run
     if run.resume:
-        raise InputError("compare trains from the beginning: leave --resume out.")
+        raise InputError("compare trains from the beginning: omit --resume.")
     for name in ("save_every", "max_restarts", "inject", "cuda_graph"):
         if getattr(run, name):
-            raise InputError(f"run.{name} is not offered by every engine: it cannot be compared.")
+            raise InputError(f"run.{name} is not supported by every engine: it cannot be compared.")
     if run.launcher != "agent":
-        raise InputError("run.launcher is chosen by the engine's name here: --engines raw_ddp:spawn.")
+        raise InputError("compare selects the launcher by the name of the engine: --engines raw_ddp:spawn.")
     if isinstance(experiment.trainer.devices, list):
-        raise InputError("compare takes a number of devices: choose GPUs by CUDA_VISIBLE_DEVICES.")
+        raise InputError("compare accepts a number of devices: select GPUs with CUDA_VISIBLE_DEVICES.")
 
 
 def _own_flags(given: Mapping[str, str]) -> dict[str, str]:
@@ -161,6 +171,6 @@ def _own_flags(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _experiment_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the settings as flags, without those that this command sets for each run itself."""
+    """Returns the settings as flags, without those that this command sets itself."""
     own = ("trainer.devices", "run.dir", "run.trace", "run.launcher", "data.batch_size", "data.batch_per")
     return as_flags({key: value for key, value in settings.items() if key not in own})

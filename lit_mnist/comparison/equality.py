@@ -1,4 +1,4 @@
-"""Whether two trainings are the same: their traces step by step, and where they part."""
+"""Whether two trainings are equal: their traces step by step, and their first difference."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two trainings part.
+    """The first difference of two trainings.
 
     Attributes:
         step: The optimizer step, from 1; 0 for the initial weights.
@@ -101,7 +101,7 @@ class Difference:
 
 
 def first_difference(one: Run, other: Run) -> Difference | None:
-    """Returns where two trainings part, or None where all ranks' traces are equal to the bit."""
+    """Returns the first difference of two trainings, or None if the traces of all ranks are bit-identical."""
     if len(one.traces) != len(other.traces):
         return _first_difference_of_sums(one, other)
     pairs = list(enumerate(zip(one.traces, other.traces, strict=True)))
@@ -123,7 +123,7 @@ def first_difference(one: Run, other: Run) -> Difference | None:
 
 
 def _first_difference_of_sums(one: Run, other: Run) -> Difference | None:
-    """Returns where trainings on different numbers of ranks part, but for rounding: samples and learning rates."""
+    """Returns the first difference, except for rounding, of trainings on different numbers of ranks."""
     if tensor := _first_tensor(one.traces[0]["initial"], other.traces[0]["initial"]):
         return Difference(0, "initial weights", None, tensor)
     for step, (a, b) in enumerate(zip(one.samples, other.samples, strict=False), start=1):
@@ -160,7 +160,7 @@ def compare_runs(reference: Run, other: Run, *, expected: str) -> dict[str, Any]
         reference: The run to compare with.
         other: The run.
         expected: `bits`; `1e-05 relative` of the final weights; `rounding`, for another order of summation: the same
-            initial weights, samples and learning rates, and the same first loss but for rounding; or `samples`: all
+            initial weights, samples and learning rates, and the same first loss except for rounding; or `samples`: all
             these but the loss.
     """
     difference = first_difference(reference, other)
@@ -181,7 +181,7 @@ def compare_runs(reference: Run, other: Run, *, expected: str) -> dict[str, Any]
             all(tests) and [test["confusion"] for test in tests] == [tests[0]["confusion"]] * 2 if any(tests) else None
         ),
     }
-    # Without synchronised batch norm the ranks' running statistics differ, in every engine alike.
+    # Without synchronized batch norm the ranks' running statistics differ, in every engine alike.
     agree = other.ranks_agree or not reference.ranks_agree
     same_work = agree and all(checks[key] for key in ("initial_weights", "samples", "learning_rate"))
     if expected == "bits":

@@ -1,134 +1,243 @@
-"""The runs of a comparison: each engine once with a trace; then in turn, for the timing."""
+"""The runs of a comparison: each engine once with a trace; then all of them in turns, for the timing."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 import tempfile
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lit_mnist.comparison.equality import Run
-from lit_mnist.comparison.variants import Main, Variant
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.rank import die_with_parent
 from lit_mnist.distributed.terminal import print_line
-from lit_mnist.engines.capabilities import Capabilities, load_engine
-from lit_mnist.errors import InputError
+from lit_mnist.engines.capabilities import ENGINES, load_engine
+from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment import Experiment
 from lit_mnist.run.timing import WARM_UP_STEPS
+
+# Runs a command line with an engine in this process, and returns its exit code.
+Main = Callable[[list[str], str], int]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An engine, and how its ranks are started.
+
+    Attributes:
+        engine: Name of the engine.
+        start: `agent`, `spawn` or `torchrun`.
+    """
+
+    engine: str
+    start: str = "agent"
+
+    @property
+    def name(self) -> str:
+        """The name on the command line, such as `raw_ddp:spawn`."""
+        return self.engine if self.start == "agent" else f"{self.engine}:{self.start}"
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return self.name.replace(":", "-")
+
+    def run(self, words: Sequence[str], ranks: int, log: Path, *, main: Main | None = None) -> int:
+        """Runs a training to its end, and returns its exit code.
+
+        Args:
+            words: The flags, without those of the ranks.
+            ranks: Number of ranks.
+            log: File for the output.
+            main: Runs it in a fork of this process, which starts at once; by default in a new Python, as a user would.
+        """
+        child = os.fork()
+        if child == 0:
+            code = 99
+            try:
+                die_with_parent()
+                descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+                os.dup2(descriptor, 1)
+                os.dup2(descriptor, 2)
+                if main is None or self.start != "agent":
+                    command = self._command(words, ranks)
+                    os.execv(command[0], command)  # noqa: S606
+                code = main([*words, "--devices", str(ranks)], self.engine)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        try:
+            _, status = os.waitpid(child, 0)
+        except BaseException:
+            _end(child)
+            raise
+        return os.waitstatus_to_exitcode(status)
+
+    def _command(self, words: Sequence[str], ranks: int) -> list[str]:
+        module = ["-m", f"lit_mnist.engines.{self.engine}", *words]
+        if self.start == "torchrun":
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+            return [sys.executable, *torchrun, *module]
+        launcher = ["--launcher", "spawn"] if self.start == "spawn" else []
+        return [sys.executable, *module, "--devices", str(ranks), *launcher]
+
+
+VARIANTS = {
+    variant.name: variant
+    for engine in ENGINES
+    for start in (("agent", "torchrun", "spawn") if engine == "raw_ddp" else ("agent",))
+    for variant in [Variant(engine, start)]
+}
+
+
+def _end(child: int) -> None:
+    """Ends a run: by a signal, which its launcher passes on to the ranks, and after five seconds by force."""
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(child, signal.SIGTERM)
+        for _ in range(100):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                return
+            time.sleep(0.05)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def choose_variants(names: str) -> list[Variant]:
+    """Returns the variants that `--engines` names.
+
+    Args:
+        names: `all`, or names separated by commas.
+
+    Raises:
+        InputError: A name is unknown, or given twice.
+    """
+    if names == "all":
+        return list(VARIANTS.values())
+    chosen = names.split(",")
+    for name in chosen:
+        if name not in VARIANTS:
+            hint = nearest(name, VARIANTS) or f": use all, {', '.join(VARIANTS)}."
+            raise InputError(f"Unknown engine {name!r}{hint}")
+        if chosen.count(name) > 1:
+            raise InputError(f"--engines names {name} twice.")
+    return [VARIANTS[name] for name in chosen]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for.
+    """What is compared.
 
     Attributes:
         main: Runs a command line with an engine in this process, and returns its exit code.
-        variants: What to compare.
-        flags: The experiment's long flags, but those of devices and run folder.
+        variants: The engines.
+        flags: The long flags of the experiment, without those of devices and run folder.
         ranks: Number of ranks of the distributed engines.
-        repeats: Timed runs of each; 0 for none.
+        threads: Threads of each rank of the runs with a trace, which their bits depend on.
+        repeats: Timed runs of each engine; 0 for none.
         timed_steps: Optimizer steps of a timed run.
+        folder: The folder of all runs.
     """
 
     main: Main
     variants: list[Variant]
     flags: list[str]
     ranks: int
+    threads: int
     repeats: int
     timed_steps: int
+    folder: Path
 
 
-def why_not(variant: Variant, experiment: Experiment, devices: Devices) -> str | None:
-    """Returns why an engine cannot be run here, or None; its module is imported."""
+@dataclass(frozen=True)
+class NotRun:
+    """Why an engine has no results: it was `skipped`, or it `failed`."""
+
+    status: str
+    reason: str
+
+
+Outcome = Run | NotRun
+
+
+def skip(variant: Variant, experiment: Experiment, devices: Devices) -> NotRun | None:
+    """Returns why an engine cannot be run here, or None; imports its module."""
     try:
-        capabilities: Capabilities = load_engine(variant.engine).CAPABILITIES
+        capabilities = load_engine(variant.engine).CAPABILITIES
         if capabilities.processes != "one":
             capabilities.check_devices(variant.engine, experiment, devices, devices.count)
         elif devices.count > 1 and variant.start != "agent":
-            return "it has one process"
+            return NotRun("skipped", "it has one process")
         capabilities.check(variant.engine, "train", experiment.replace("run", servers=1), ())
-        if devices.count == 1 and variant.start != "agent":
-            return "there is one rank: nothing is launched"
     except InputError as error:
-        return str(error)
+        return NotRun("skipped", str(error))
+    if devices.count == 1 and variant.start != "agent":
+        return NotRun("skipped", "there is one rank: nothing is launched")
     return None
 
 
 def ranks_of(options: Options, variant: Variant) -> int:
-    """Returns the number of ranks that a variant is run on."""
+    """Returns the number of ranks that a variant runs on."""
     return 1 if load_engine(variant.engine).CAPABILITIES.processes == "one" else options.ranks
 
 
-def _flags_of(options: Options, variant: Variant) -> list[str]:
-    """Returns the flags of an engine's runs: the number of servers is for parameter servers."""
-    is_server = variant.engine == "parameter_server"
-    return [word for word in options.flags if is_server or not word.startswith("--run.servers=")]
+def _flags(options: Options, variant: Variant, *without: str) -> list[str]:
+    """Returns the flags of an engine's runs; only parameter servers have a number of servers."""
+    omitted = without if variant.engine == "parameter_server" else (*without, "--run.servers=")
+    return [word for word in options.flags if not word.startswith(omitted)]
 
 
-def verify(options: Options, variants: Sequence[Variant], folder: Path, threads: int) -> dict[Variant, Run | str]:
-    """Runs each variant once with a trace, and returns the run, or why it failed."""
-    found: dict[Variant, Run | str] = {}
-    for number, variant in enumerate(variants, start=1):
-        print(f"[{number}/{len(variants)}] {variant.name}: training with a trace", flush=True)
-        found[variant] = train_with_trace(options, variant, folder / variant.folder, threads)
-    return found
-
-
-def train_with_trace(options: Options, variant: Variant, run_dir: Path, threads: int, *more: str) -> Run | str:
-    """Runs a variant with a trace, and returns the run, or why it failed; `more` are further flags."""
-    # As many threads for all, since the bits depend on them.
-    flags = [
-        *_flags_of(options, variant),
-        f"--run.threads={threads}",
-        "--run.trace=traffic",
-        f"--run.dir={run_dir}",
-        *more,
-    ]
+def train_with_trace(options: Options, variant: Variant, run_dir: Path, *flags: str) -> Outcome:
+    """Runs a variant with a trace and further flags, and returns the run, or why it failed."""
+    fixed = (f"--run.threads={options.threads}", "--run.trace=traffic", f"--run.dir={run_dir}")
     log = run_dir.with_suffix(".log")
-    code = variant.run(flags, ranks_of(options, variant), log, main=options.main)
-    return Run.read(run_dir) if code == 0 else f"exit code {code}: {_last_words(log)}"
-
-
-def _last_words(log: Path) -> str:
-    """Returns the message of a run that failed."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    start = max((n for n, line in enumerate(lines) if line.startswith("error: ")), default=len(lines) - 1)
-    # A traceback's last line says what was wrong; below it stands how to go on.
-    told = [
-        line
-        for line in lines[start:]
-        if not line.startswith(("There is no checkpoint", "The newest sound", "The training was"))
-    ]
-    return " ".join(dict.fromkeys((told or ["nothing was said"])[:: max(1, len(told) - 1)])).removeprefix("error: ")
+    words = [*_flags(options, variant), *fixed, *flags]
+    code = variant.run(words, ranks_of(options, variant), log, main=options.main)
+    return Run.read(run_dir) if code == 0 else NotRun("failed", f"exit code {code}: {_message(log)}")
 
 
 def measure(
-    options: Options, variants: Sequence[Variant], folder: Path
-) -> tuple[dict[Variant, list[dict[str, Any]]], dict[Variant, str]]:
-    """Runs the variants in turn, as a user would start them; returns their results, and why some failed."""
+    options: Options, variants: Sequence[Variant]
+) -> tuple[dict[Variant, list[dict[str, Any]]], Mapping[Variant, NotRun]]:
+    """Runs the variants in turns, as a user would start them; returns their results, and why some failed."""
     timed: dict[Variant, list[dict[str, Any]]] = {variant: [] for variant in variants}
-    failed: dict[Variant, str] = {}
+    failed: dict[Variant, NotRun] = {}
     steps = options.timed_steps
     if steps <= WARM_UP_STEPS and options.repeats:
-        told = f"nothing is timed: the training has {steps} steps, and the first {WARM_UP_STEPS} would not count"
-        print_line(f"note: {told}")
+        print_line(f"note: nothing is timed: the training has {steps} steps, of which {WARM_UP_STEPS} are warm-up")
         return timed, failed
     for repeat in range(options.repeats):
         for variant in variants:
-            print(f"[timing {repeat + 1}/{options.repeats}] {variant.name}", flush=True)
+            print_line(f"[timing {repeat + 1}/{options.repeats}] {variant.name}")
             with tempfile.TemporaryDirectory() as scratch:
                 run_dir = Path(scratch) / "run"
-                own = ("--trainer.max_steps=", "--run.cuda_graph=")
-                flags = [word for word in _flags_of(options, variant) if not word.startswith(own)]
-                # Kernel by kernel, as all engines can: a GPU's recorded graph would hide what each costs.
+                # No CUDA graph: not all engines have one, and it would hide the cost of each.
                 fixed = (f"--trainer.max_steps={steps}", "--run.cuda_graph=false", f"--run.dir={run_dir}")
-                words = ["fit", *flags, *fixed]
-                log = folder / f"{variant.folder}.log"
+                words = ["fit", *_flags(options, variant, "--trainer.max_steps=", "--run.cuda_graph="), *fixed]
+                log = options.folder / f"{variant.folder}.log"
                 code = variant.run(words, ranks_of(options, variant), log)
                 if code:
-                    failed[variant] = f"a timed run ended with exit code {code}: {_last_words(log)}"
+                    failed[variant] = NotRun("failed", f"a timed run ended with exit code {code}: {_message(log)}")
                 else:
                     timed[variant].append(json.loads((run_dir / "result.json").read_text()))
     return timed, failed
+
+
+def _message(log: Path) -> str:
+    """Returns the error message of a run that failed."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    start = max((n for n, line in enumerate(lines) if line.startswith("error: ")), default=len(lines) - 1)
+    # The last line of a traceback says what was wrong; advice on how to resume follows it.
+    advice = ("There is no checkpoint", "The newest ", "The training was")
+    message = [line for line in lines[start:] if not line.startswith(advice)] or ["there is no message"]
+    return " ".join(dict.fromkeys(message[:: max(1, len(message) - 1)])).removeprefix("error: ")

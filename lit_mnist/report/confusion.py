@@ -1,124 +1,137 @@
-"""The confusion matrix as a coloured table, and the errors of every class."""
+"""The confusion matrix with its shades, and the score of every class."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lit_mnist.report.formats import MISSING, count, percent, text
+from lit_mnist.report.formats import MISSING, SPACE, count, percent
 
-MOST_LARGE_CELLS = 12  # classes up to which the table fits beside the list of classes
-MOST_PAIRS = 5
+MAX_PAIRS = 5
 
 Matrix = Sequence[Sequence[int]]
 
 
-def confusion(test: Mapping[str, Any], class_names: Sequence[str]) -> str:
-    """Returns the section of the confusion matrix and the classes.
+@dataclass(frozen=True)
+class ClassScore:
+    """A class with its error or its intersection over union.
 
-    Args:
-        test: The result's `test`; read are `confusion` (rows the true classes, columns the predicted ones) and
-            `per_class` (the accuracy of each class), each may be absent.
-        class_names: The name of every class, in the matrix's order.
-
-    Returns:
-        HTML; a sentence takes the place of a part that was not recorded.
-
-    Raises:
-        ValueError: The matrix or the accuracies do not fit the class names.
+    Attributes:
+        name: The name of the class.
+        value: The score as text.
+        bar: The length of its bar, 0 to 1.
+        note: The number of its samples, or its share of all pixels.
     """
-    matrix: Matrix | None = test.get("confusion")
-    shares: Sequence[float | None] | None = test.get("per_class")
-    classes = len(class_names)
-    if matrix is not None and {len(matrix), *map(len, matrix)} != {classes}:
-        raise ValueError(f"The confusion matrix is not {classes} x {classes}, as the {classes} class names ask for.")
-    if shares is not None and len(shares) != classes:
-        raise ValueError(f"There are {len(shares)} accuracies of classes, but {classes} class names.")
-    if matrix is None and shares is None:
-        return "<p class=quiet>No confusion matrix was recorded.</p>"
-    table = "<p class=quiet>No confusion matrix was recorded.</p>"
-    if matrix is not None:
-        table = confusion_table(matrix, class_names) + most_frequent(matrix, class_names)
-    kind = "large" if classes <= MOST_LARGE_CELLS else "small"
-    return f'<div class="confusion {kind}"><div>{table}</div>{class_list(matrix, shares, class_names)}</div>'
+
+    name: str
+    value: str
+    bar: float
+    note: str
 
 
-def confusion_table(
-    matrix: Matrix,
-    class_names: Sequence[str],
-    caption: str = "Rows: the true class. Columns: the predicted one.",
-    unit: str = "",
-) -> str:
-    """Returns the counts, shaded on two scales: right answers by the most right ones, errors by the most errors.
+@dataclass(frozen=True)
+class Confusion:
+    """A confusion matrix: rows are the true classes, columns the predicted ones.
 
-    Args:
-        matrix: The counts, or other whole numbers; rows the true and columns the predicted class.
-        class_names: The name of every class.
-        caption: What stands above.
+    Attributes:
+        matrix: Counts, or percentages of the row's pixels.
+        names: The name of every class.
         unit: What follows a number in the text.
     """
-    classes = range(len(matrix))
-    most_right = max(matrix[n][n] for n in classes)
-    most_wrong = max((matrix[n][m] for n in classes for m in classes if n != m), default=0)
-    turned = " class=turned" if max(map(len, class_names)) > 2 else ""
-    head = "".join(f"<th scope=col{turned}><span>{text(name)}</span></th>" for name in class_names)
-    rows = []
-    for n in classes:
-        cells = []
-        for m in classes:
-            value, most, style = (matrix[n][m], *((most_right, "right") if n == m else (most_wrong, "wrong")))
-            if not value:
-                cells.append("<td class=none>0</td>")
-                continue
-            # the root keeps a single error visible beside a frequent one
-            shade = value / most if n == m else math.sqrt(value / most)
-            title = f"{class_names[n]} read as {class_names[m]}: {count(value)}{unit}"
-            cells.append(f'<td class={style} style="--shade:{shade:.2f}" title="{text(title)}">{value:.0f}</td>')
-        rows.append(f"<tr><th scope=row>{text(class_names[n])}</th>{''.join(cells)}</tr>")
-    return (
-        "<div class=scroll tabindex=0 role=region aria-label='Confusion matrix'><table class=matrix>"
-        f"<caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        f"<p class=scale><span class=right><i></i>right, up to {count(most_right)}{unit}</span> "
-        f"<span class=wrong><i></i>wrong, up to {count(most_wrong)}{unit}</span></p>"
-    )
+
+    matrix: Matrix
+    names: Sequence[str]
+    unit: str = ""
+
+    @property
+    def best(self) -> int:
+        """The largest number on the diagonal."""
+        return max(row[n] for n, row in enumerate(self.matrix))
+
+    @property
+    def worst(self) -> int:
+        """The largest number beside the diagonal."""
+        return max((value for value, _, _ in self._errors()), default=0)
+
+    def shade(self, true: int, predicted: int) -> float:
+        """Returns the shade of a cell, 0 to 1; correct answers and errors have scales of their own."""
+        value = self.matrix[true][predicted]
+        # The root keeps a single error visible beside a frequent one.
+        return value / self.best if true == predicted else math.sqrt(value / self.worst)
+
+    def most_frequent(self) -> list[tuple[str, str, str]]:
+        """Returns true class, predicted class and number of the most frequent errors."""
+        pairs = sorted(self._errors(), key=lambda pair: (-pair[0], pair[1:]))[:MAX_PAIRS]
+        return [(self.names[n], self.names[m], count(value) + self.unit) for value, n, m in pairs]
+
+    def _errors(self) -> list[tuple[int, int, int]]:
+        return [
+            (value, n, m) for n, row in enumerate(self.matrix) for m, value in enumerate(row) if n != m and value > 0
+        ]
 
 
-def most_frequent(matrix: Matrix, class_names: Sequence[str], unit: str = "") -> str:
-    """Returns the most frequent errors in words, empty where there is none."""
-    pairs = [(value, n, m) for n, row in enumerate(matrix) for m, value in enumerate(row) if n != m and value > 0]
-    pairs.sort(key=lambda pair: (-pair[0], pair[1:]))
-    words = [
-        f"<b>{text(class_names[n])}</b> read as <b>{text(class_names[m])}</b> ({count(value)}{unit})"
-        for value, n, m in pairs[:MOST_PAIRS]
-    ]
-    return f"<p class=pairs>Most often: {', '.join(words)}.</p>" if words else ""
+def classification(test: Mapping[str, Any], names: Sequence[str]) -> tuple[Confusion | None, list[ClassScore]]:
+    """Returns the confusion matrix of a classification, and the share of each class that was classified wrongly.
 
+    Args:
+        test: The result's `test` with `confusion` and `per_class` (accuracies), each of which may be absent.
+        names: The name of every class.
 
-def class_errors(n: int, matrix: Matrix | None, recorded: float | None) -> tuple[float | None, int | None, str]:
-    """Returns the share of class `n` that was answered wrongly, its number of samples, and the same share in counts.
-
-    It is counted in the matrix, or follows from the recorded accuracy where there is none; a class without samples has
-    none.
+    Raises:
+        ValueError: The matrix or the accuracies do not match the class names.
     """
-    if matrix is None:
-        return (None if recorded is None else 1 - recorded), None, MISSING
-    wrong, total = sum(matrix[n]) - matrix[n][n], sum(matrix[n])
-    return (wrong / total if total else None), total, f"{count(wrong)} of {count(total)}"
+    matrix: Matrix | None = test.get("confusion")
+    accuracies: Sequence[float | None] | None = test.get("per_class")
+    if matrix is not None:
+        _check(matrix, names)
+    if accuracies is not None and len(accuracies) != len(names):
+        raise ValueError(f"There are {len(accuracies)} accuracies of classes, but {len(names)} class names.")
+    rows: list[tuple[float | None, int | None, str]] = []
+    if matrix is not None:
+        for n, row in enumerate(matrix):
+            wrong, total = sum(row) - row[n], sum(row)
+            rows.append((wrong / total if total else None, total, f"{count(wrong)} of {count(total)}"))
+    elif accuracies is not None:
+        rows = [(None if accuracy is None else 1 - accuracy, None, MISSING) for accuracy in accuracies]
+    worst = max((_finite(error) for error, _, _ in rows), default=0.0) or 1.0
+    scores = [
+        ClassScore(name, percent(error, total), _finite(error) / worst, note)
+        for name, (error, total, note) in zip(names, rows, strict=False)
+    ]
+    return (None if matrix is None else Confusion(matrix, names)), scores
 
 
-def class_list(matrix: Matrix | None, shares: Sequence[float | None] | None, class_names: Sequence[str]) -> str:
-    """Returns every class with the share of its samples answered wrongly, and a bar for that, the worst one's full."""
-    rows = [class_errors(n, matrix, shares[n] if shares is not None else None) for n in range(len(class_names))]
-    worst = max((share for share, _, _ in rows if share is not None and math.isfinite(share)), default=0.0) or 1.0
-    items = []
-    for name, (share, total, counts) in zip(class_names, rows, strict=True):
-        width = 100 * share / worst if share is not None and math.isfinite(share) else 0.0
-        items.append(
-            f"<li><span class=who>{text(name)}</span><b>{percent(share, total)}</b>"
-            f'<span class=bar><i style="width:{width:.1f}%"></i></span><span class=quiet>{counts}</span></li>'
-        )
-    return (
-        "<div class=classes><h3>Each class</h3><p class=quiet>How many of its images were answered wrongly.</p>"
-        f'<ul style="--longest:{max(map(len, class_names))}ch">{"".join(items)}</ul></div>'
-    )
+def segmentation(test: Mapping[str, Any], names: Sequence[str]) -> tuple[Confusion | None, list[ClassScore]]:
+    """Returns the confusion matrix in percent of each class's pixels, and the intersection over union of each class.
+
+    Args:
+        test: The result's `test` with `confusion`, in pixels, and `iou`; each may be absent.
+        names: The name of every class.
+
+    Raises:
+        ValueError: The matrix does not match the class names.
+    """
+    matrix, ious = test.get("confusion"), test.get("iou")
+    if matrix is None or ious is None:
+        return None, []
+    _check(matrix, names)
+    assert len(ious) == len(names)
+    totals = [sum(row) for row in matrix]
+    parts = [[round(100 * value / (total or 1)) for value in row] for row, total in zip(matrix, totals, strict=True)]
+    scores = [
+        ClassScore(name, percent(iou), _finite(iou), percent(total / (sum(totals) or 1)))
+        for name, iou, total in zip(names, ious, totals, strict=True)
+    ]
+    return Confusion(parts, names, f"{SPACE}%"), scores
+
+
+def _check(matrix: Matrix, names: Sequence[str]) -> None:
+    size = len(names)
+    if {len(matrix), *map(len, matrix)} != {size}:
+        raise ValueError(f"The confusion matrix is not {size} x {size}, as the {size} class names require.")
+
+
+def _finite(share: float | None) -> float:
+    return share if share is not None and math.isfinite(share) else 0.0

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Program
+from conftest import ROOT, Program
 
-from benchmarks.pages.page import headline, table, write_bench
-from benchmarks.programs import printed_figures, run_python
-from benchmarks.rounds import Figures, Measurement, Ratio, Topic, take_rounds
+from benchmarks.pages.page import headline, text, write_bench
+from benchmarks.programs import printed_numbers, run_python
+from benchmarks.rounds import Measurement, Numbers, Ratio, Topic, run_rounds
 from benchmarks.topics import TOPICS
 from lit_mnist.errors import InputError, StoppedError
 
@@ -23,7 +23,7 @@ def counting(name: str, values: list[float], order: list[str]) -> Measurement:
     """Returns a measurement that gives some values, one after the other, and notes its turns."""
     left: Iterator[float] = iter(values)
 
-    def take(folder: Path) -> Figures:
+    def take(folder: Path) -> Numbers:
         assert folder.is_dir()
         assert not list(folder.iterdir())
         order.append(name)
@@ -38,13 +38,13 @@ def taken(folder: Path, order: list[str]) -> dict[str, object]:
         "Speed & <co>",
         [counting("a", [10.0, 30.0, 20.0], order), counting("b", [20.0, 40.0, 80.0], order)],
         [Ratio("a", "b", at_least=0.5), Ratio("b", "a", at_most=1.5), Ratio("a", "b")],
-        lambda rows: {"most": max(figures["images_per_s"] for figures in rows["b"])},
+        lambda rows: {"most": max(numbers["images_per_s"] for numbers in rows["b"])},
         ["A note."],
     )
     return {
         "machine": {"processor": "<one>", "cores": 2},
         "repeats": 3,
-        "topics": {"speed": take_rounds(topic, 3, folder, lambda _: None)},
+        "topics": {"speed": run_rounds(topic, 3, folder, lambda _: None)},
         "versions": {"torch": "2"},
         "commit": None,
         "command": "python -m benchmarks",
@@ -68,43 +68,49 @@ def test_measurements_take_turns_and_ratios_are_those_of_a_round(tmp_path: Path)
 
 
 def test_an_interrupted_round_leaves_those_before_it(tmp_path: Path) -> None:
-    def stopped(folder: Path) -> Figures:
+    def stopped(folder: Path) -> Numbers:
         raise StoppedError("Stopped by SIGTERM.", signal.SIGTERM)
 
-    def second(folder: Path) -> Figures:
+    def second(folder: Path) -> Numbers:
         return counting("b", [20.0], []).take(folder) if not kept else stopped(folder)
 
     kept: list[dict[str, Any]] = []
     measurements = [counting("a", [10.0, 30.0], []), Measurement("b", second)]
     with pytest.raises(StoppedError):
-        take_rounds(Topic("speed", "Speed", measurements, [Ratio("a", "b")]), 2, tmp_path, lambda _: None, kept.append)
+        run_rounds(Topic("speed", "Speed", measurements, [Ratio("a", "b")]), 2, tmp_path, lambda _: None, kept.append)
     (found,) = kept
     assert found["repeats"] == 1
     assert [row["runs"] for row in found["rows"]] == [[10.0], [20.0]]
     assert found["ratios"][0]["runs"] == [0.5]
 
 
-def test_the_page_and_the_table_show_what_was_asked_for(tmp_path: Path) -> None:
+def test_the_page_and_the_text_show_which_ratios_were_reached(tmp_path: Path) -> None:
     found = taken(tmp_path, [])
     write_bench(tmp_path / "bench.html", found)
     page = (tmp_path / "bench.html").read_text()
-    assert "1 of 2 ratios as asked for" in page
+    assert "1 of 2 ratios as required" in page
     assert "Speed &amp; &lt;co&gt;" in page
     assert "&lt;one&gt;" in page
     for part in ("<script", "<co>", "<one>"):
         assert part not in page
-    told = table(found)
-    assert told.splitlines()[-1] == headline(found) == "1 of 2 ratios as asked for"
+    told = text(found)
+    assert told.splitlines()[-1] == headline(found) == "1 of 2 ratios as required"
     assert "at least 0.500" in told
     assert "20 images/s" in told
 
 
 def test_a_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    assert printed_figures("-c", "print('x'); print('{\"seconds\": 3}')", folder=tmp_path) == {"seconds": 3.0}
+    assert printed_numbers("-c", "print('x'); print('{\"seconds\": 3}')", folder=tmp_path) == {"seconds": 3.0}
     with pytest.raises(InputError, match=r"(?s)exit code 7.*the last words"):
         run_python("-c", "import sys; print('the last words', file=sys.stderr); sys.exit(7)", folder=tmp_path)
-    with pytest.raises(InputError, match="for want of memory"):
+    with pytest.raises(InputError, match="the memory was full"):
         run_python("-c", "import os; os.kill(os.getpid(), 9)", folder=tmp_path)
+
+
+def test_a_program_finds_the_packages_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    printed = run_python("-c", "import benchmarks, lit_mnist; print(benchmarks.__file__)", folder=tmp_path)
+    assert Path(printed.strip()).parents[1] == ROOT
 
 
 def test_the_names_of_a_topic_s_ratios_are_those_of_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,21 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_page import bench_page
 from conftest import Program
-from test_report import SPACE, Page
+from html_page import SPACE, Page
 from torch import nn
 from voc_folder import write_voc
 
 from benchmarks import stage
 from benchmarks.devices import analyse, devices, name_of, topic_of
-from benchmarks.forecast import LINKS, forecast, gradient_of, load_of, network_of
-from benchmarks.model import StepModel
-from benchmarks.pages.devices import devices_section
-from benchmarks.pages.page import table, write_bench
+from benchmarks.forecast import LINKS, NETWORKS, forecast, gradient_of, load_of, network_of
+from benchmarks.pages.page import text, write_bench
 from benchmarks.programs import run_python
 from benchmarks.recipe import VOC_TRAIN, Recipe
-from benchmarks.rounds import Figures, Measurement, Ratio, Topic, take_rounds
-from benchmarks.scaling import NETWORKS, RAW_DDP, SERVER, traffic_of
+from benchmarks.rounds import Measurement, Numbers, Ratio, Topic, run_rounds
+from benchmarks.scaling import RAW_DDP, SERVER, traffic_of
 from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, memory_of_ranks
 from benchmarks.workload import Collective, Workload, gradient_buckets
 from lit_mnist.comparison.equality import Run
@@ -32,8 +31,6 @@ from lit_mnist.data.segmentation.shapes_folder import NAME, write_shapes
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
-from lit_mnist.report.page import frame
-from lit_mnist.report.style import COMPARISON_STYLE
 
 MIB = 1 << 20
 TINY = """
@@ -95,24 +92,20 @@ def test_the_tutorial_s_network_has_the_buckets_that_torch_makes(network: nn.Mod
 
 
 def test_the_last_bucket_alone_shows_where_the_backward_pass_is_long() -> None:
-    model = StepModel({"loop": 0.03}, 0.0, 0.0, 0.0, cores=1, threads=1)
-    shared = [Collective("all_reduce", size, hideable=size > 10**6) for size in (8 * 10**6, 4 * 10**6, 10**6)]
-    norm = Collective("exchange", 1000)
-    load = Workload("ddp", "loop", 10, [norm, *shared])
+    shared = [Collective("all_reduce", size, overlaps=size > 10**6) for size in (8 * 10**6, 4 * 10**6, 10**6)]
+    load = Workload(10, [Collective("exchange", 1000), *shared])
     # 3 of 4 ranks' parts travel twice: 12, 6 and 1.5 MB at 100 MB/s, each after six hops of 1 ms; 3 kB and one hop.
     times = [0.126, 0.066, 0.021]
     exchange = 0.00103
-    network: dict[str, Any] = {"ranks": 4, "bandwidth_bytes_per_s": 1e8, "latency_s": 1e-3}
-    shown = model.predict(load, **network)
-    assert shown.seconds == pytest.approx(0.3 + exchange + sum(times), rel=1e-12)
-    hidden = model.predict(load, **network, hides=True)
-    assert hidden.seconds == pytest.approx(0.3 + exchange + times[-1], rel=1e-12)
-    assert hidden.efficiency == pytest.approx(0.3 / hidden.seconds)
-    # A backward pass of 0.2 s has time for all of it, and one of 0.1 s for so much.
-    short = model.predict(replace(load, samples=5), **network, hides=True)
-    assert short.seconds == pytest.approx(0.15 + exchange + sum(times) - 0.1, rel=1e-12)
-    windows = model.predict(replace(load, micro_batches=2), **network, hides=True)
-    assert windows.seconds == pytest.approx(0.3 + exchange + sum(times) - 0.1, rel=1e-12)
+    ranks: dict[str, Any] = {"ranks": 4, "seconds_per_sample": 0.03, "bandwidth_bytes_per_s": 1e8, "latency_s": 1e-3}
+    assert load.seconds(**ranks, overlap=False) == pytest.approx(0.3 + exchange + sum(times), rel=1e-12)
+    assert load.seconds(**ranks, overlap=True) == pytest.approx(0.3 + exchange + times[-1], rel=1e-12)
+    assert load.seconds(**ranks | {"ranks": 1}, overlap=False) == pytest.approx(0.3)
+    # A backward pass of 0.2 s has time for all of it, and one of 0.1 s for that much.
+    short = replace(load, samples=5).seconds(**ranks, overlap=True)
+    assert short == pytest.approx(0.15 + exchange + sum(times) - 0.1, rel=1e-12)
+    two = replace(load, micro_batches=2).seconds(**ranks, overlap=True)
+    assert two == pytest.approx(0.3 + exchange + sum(times) - 0.1, rel=1e-12)
 
 
 def test_the_tutorial_s_training_has_the_steps_of_its_batches(tutorial: Recipe) -> None:
@@ -174,9 +167,9 @@ def test_the_workload_counts_what_two_ranks_of_a_scene_network_send(program: Pro
     net = network_of(recipe)
     load = load_of(recipe, net, RAW_DDP, recipe.plan(2), gpu=False)
     traced = Run.read(folder)
-    found = traffic_of(traced, load)
+    found = traffic_of(traced, RAW_DDP, load.collectives)
     assert found["payload_bytes"] == pytest.approx(found["payload_formula"], rel=0.002)
-    # Two buckets, and the count of pixels; now and then a few figures are agreed on.
+    # Two buckets, and the count of pixels; now and then a few numbers are agreed on.
     calls = [trace["traffic"]["collectives"]["all_reduce"] for trace in traced.traces]
     assert all(3 <= each < 4 for each in calls)
     assert len(gradient_buckets(net)) == 2
@@ -232,7 +225,7 @@ def test_ranks_that_would_not_fit_into_the_memory_are_not_started(
 def test_what_stands_in_the_way_of_one_leaves_the_others_measured(tmp_path: Path) -> None:
     seen: list[int] = []
 
-    def take(folder: Path) -> Figures:
+    def take(folder: Path) -> Numbers:
         return {"seconds": 2.0}
 
     def unless(rows: Any) -> str | None:
@@ -250,7 +243,7 @@ def test_what_stands_in_the_way_of_one_leaves_the_others_measured(tmp_path: Path
         [Ratio("a", "b"), Ratio("a", "c")],
     )
     said: list[str] = []
-    found = take_rounds(topic, 2, tmp_path, said.append)
+    found = run_rounds(topic, 2, tmp_path, said.append)
     assert [row["name"] for row in found["rows"]] == ["a", "c"]
     assert [(ratio["of"], ratio["to"]) for ratio in found["ratios"]] == [("a", "c")]
     assert found["left_out"] == [{"name": "b", "reason": "There is no room."}]
@@ -258,7 +251,7 @@ def test_what_stands_in_the_way_of_one_leaves_the_others_measured(tmp_path: Path
     assert "speed: b is left out. There is no room." in said
     bench = {"machine": {"processor": "one", "cores": 2}, "repeats": 2, "topics": {"speed": found}, "versions": {}}
     write_bench(tmp_path / "bench.html", bench)
-    for told in (table(bench), Page((tmp_path / "bench.html").read_text()).text):
+    for told in (text(bench), Page((tmp_path / "bench.html").read_text()).text):
         assert "Not measured: b. There is no room." in told
 
 
@@ -317,9 +310,9 @@ def test_what_other_programs_take_of_the_cores_is_noticed(
     assert after
     assert after[2] - before[2] >= 1
     assert after[0] - before[0] >= 0.9
-    assert "Other programs" not in page_of(topic).text
+    assert "Other programs" not in bench_page(tmp_path, topic).text
     busy = {"devices": topic["devices"] | {"elsewhere": 0.756}}
-    assert "Other programs took up to 76" in page_of(busy).text
+    assert "Other programs used up to 76" in bench_page(tmp_path, busy).text
 
 
 @pytest.fixture(scope="module")
@@ -342,38 +335,22 @@ def test_a_time_is_the_steps_times_the_median_step_and_a_speed_up_a_round_s(topi
     assert ring["speed_up"]["to"] == pytest.approx(1830 / ring["seconds"]["from"])
 
 
-def page_of(topic: dict[str, Any]) -> Page:
-    page = Page(frame("Devices", devices_section(topic), COMPARISON_STYLE))
-    assert page.balanced
-    assert "None" not in page.text
-    assert "nan" not in page.text
-    return page
-
-
-def test_the_page_says_of_each_figure_how_it_is_known(topic: dict[str, Any]) -> None:
-    text = page_of(topic).text.replace(SPACE, " ")
-    assert "30 min 30 s" in text
-    assert text.count("measured") >= 2
+def test_the_page_gives_the_source_of_each_number(topic: dict[str, Any], tmp_path: Path) -> None:
+    shown = bench_page(tmp_path, topic).text.replace(SPACE, " ")
+    assert "30 min 30 s" in shown
+    assert shown.count("measured") >= 2
     for network in NETWORKS:
-        assert text.count(f"predicted: {network}") == 2 * 2
-    assert text.count("published") >= 4
+        assert shown.count(f"predicted: {network}") == 2 * 2
+    assert shown.count("published") >= 4
     for words in ("shapes stand in for the data", "measured, shared cores", "3 times faster than 1"):
-        assert words in text
-    assert "9 buckets" in text
-    assert "20 epochs of 1,464 samples of voc2012" in text
+        assert words in shown
+    assert "9 buckets" in shown
+    assert "20 epochs of 1,464 samples of voc2012" in shown
 
 
-def test_the_section_renders_with_whatever_is_missing_and_escapes_the_rest(topic: dict[str, Any]) -> None:
-    found = topic["devices"]
-    for name in found:
-        for hole in ({key: value for key, value in found.items() if key != name}, found | {name: None}):
-            page_of({"devices": hole})
-    for name in ("measured", "predicted"):
-        page_of({"devices": found | {name: [dict.fromkeys(row) for row in found[name]]}})
-    for nothing in ({}, {"devices": None}, {"devices": {}}):
-        assert page_of(nothing).text == "No training was measured."
+def test_the_section_escapes_what_it_is_given(topic: dict[str, Any], tmp_path: Path) -> None:
     hostile = json.loads(re.sub(r'"(raw_ddp|voc2012|shapes)"', '"<script>\\\\"\\1\'&"', json.dumps(topic)))
-    page = page_of(hostile)
+    page = bench_page(tmp_path, hostile)
     assert "<script>" in page.text
     assert "<script>" not in page.content
 

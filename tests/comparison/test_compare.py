@@ -13,11 +13,11 @@ from conftest import Program
 from test_bad_input import refused
 
 import lit_mnist
-from lit_mnist.comparison.cost import lines_of_code
-from lit_mnist.comparison.variants import choose_variants
+from lit_mnist.comparison.results import lines_of_code
+from lit_mnist.comparison.runs import choose_variants
+from lit_mnist.comparison.summary import text
 from lit_mnist.engines import fabric
 from lit_mnist.errors import InputError
-from lit_mnist.report.comparison_text import table
 from lit_mnist.training.job import Job
 
 SMALL = (
@@ -40,7 +40,7 @@ def compared(program: Program, *flags: object, code: int = 0, timeout: float = 2
     assert done.code == code, done.out + done.err
     assert (folder / "comparison.html").read_text().startswith("<!DOCTYPE html>")
     comparison = dict(json.loads((folder / "comparison.json").read_text()))
-    assert table(comparison, width=120, colour=False).splitlines()[0] in done.out
+    assert text(comparison, width=120, color=False).splitlines()[0] in done.out
     return comparison
 
 
@@ -190,7 +190,7 @@ REFUSALS = {
     "no repeats": (["--repeats", "some"], ["--repeats"]),
     "too few steps": (["--timed-steps", "5"], ["--timed-steps", "21"]),
     "a resume": (["--resume", "somewhere"], ["compare", "--resume"]),
-    "a graph": (["--run.cuda_graph", "true"], ["run.cuda_graph", "not offered by every engine"]),
+    "a graph": (["--run.cuda_graph", "true"], ["run.cuda_graph", "not supported by every engine"]),
     "a wrong setting": (["--lr", "-1"], ["model.lr"]),
     "a batch that does not fit": (["--devices", "3", "--batch-size", "128"], ["128", "3 ranks"]),
     "callbacks": (["--trainer.callbacks", "LearningRateMonitor"], ["trainer.callbacks", "Lightning"]),

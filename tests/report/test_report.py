@@ -3,82 +3,35 @@
 from __future__ import annotations
 
 import base64
+import importlib.resources
 import io
 import math
 import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from conftest import ROOT
+from html_page import DASH, SPACE, Page, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.report import formats
-from lit_mnist.report.axes import linear_axis, log_axis, step_axis
-from lit_mnist.report.curves import thin
 from lit_mnist.report.page import Mistake, write_report
+from lit_mnist.report.plot import linear_axis, log_axis, step_axis, thin
 from lit_mnist.training.schedule import lr_factor
 
-DASH = "\u2013"
-SPACE = "\u00a0"
-VOID = {"meta", "link", "img", "br", "hr", "input"}
 DIGITS = [str(n) for n in range(10)]
 NAN = float("nan")
-
-
-class Page(HTMLParser):
-    """A parsed page: its elements with their attributes and text; `balanced` is False where a tag has no partner."""
-
-    def __init__(self, content: str) -> None:
-        super().__init__()
-        self.content, self.open, self.balanced = content, [], True
-        self.elements: list[dict[str, Any]] = []
-        self.feed(content)
-        self.close()
-        self.balanced = self.balanced and not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        element = {"tag": tag, "attrs": dict(attrs), "text": ""}
-        self.elements.append(element)
-        if tag not in VOID:
-            self.open.append(element)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append({"tag": tag, "attrs": dict(attrs), "text": ""})
-
-    def handle_endtag(self, tag: str) -> None:
-        if self.open and self.open[-1]["tag"] == tag:
-            self.open.pop()
-        else:
-            self.balanced = False
-
-    def handle_data(self, data: str) -> None:
-        for element in self.open:
-            element["text"] += data
-
-    def find(self, tag: str, style: str | None = None) -> list[dict[str, Any]]:
-        return [
-            element
-            for element in self.elements
-            if element["tag"] == tag and (style is None or style in (element["attrs"].get("class") or "").split())
-        ]
-
-    @property
-    def text(self) -> str:
-        return self.find("main")[0]["text"]
-
-    def facts(self) -> dict[str, str]:
-        names, values = self.find("dt"), self.find("dd")
-        assert len(names) == len(values)
-        return {name["text"]: value["text"] for name, value in zip(names, values, strict=True)}
 
 
 def confusion(classes: int) -> list[list[int]]:
@@ -274,7 +227,7 @@ def test_right_and_wrong_have_scales_of_their_own(tmp_path: Path) -> None:
         "4": ("wrong", "--shade:1.00"),
         "1": ("wrong", "--shade:0.50"),
     }
-    assert "a read as b (4), b read as a (1)." in page.text
+    assert "Most frequent: a predicted as b (4), b predicted as a (1)." in page.text
     # the errors of a class as a share of its samples, the worst class's bar full: 4 of 9004, 1 of 4501, none
     bars = [e["attrs"]["style"] for e in page.find("i") if "width" in e["attrs"].get("style", "")]
     assert bars == ["width:100.0%", f"width:{100 * (1 / 4501) / (4 / 9004):.1f}%", "width:0.0%"]
@@ -296,7 +249,7 @@ def test_escapes_hostile_strings(tmp_path: Path) -> None:
     assert tags == expected
     assert len(page.find("img")) == 5
     assert not any(name.startswith("on") for element in page.elements for name in element["attrs"])
-    seen = bad.replace("\x00", "\ufffd").replace("\udcff", "\\udcff")
+    seen = bad.replace("\x00", "\\x00").replace("\udcff", "\\udcff")
     # all texts of the facts, and the names of the columns' heads
     assert sum(element["text"].count(seen) for element in page.find("dd")) == 8
     assert [e["text"] for e in page.find("th")][:10] == [seen + str(n) for n in range(10)]
@@ -344,16 +297,6 @@ def test_a_class_without_samples_has_no_accuracy(tmp_path: Path) -> None:
     assert [e["text"] for e in page.find("li")] == [f"a16.67{SPACE}%1 of 6", f"b{DASH}0 of 0"]
 
 
-def drawn(page: Page) -> dict[str, list[tuple[float, float]]]:
-    """The corners of every drawn line as shares of the image from its lower left, by the line's style."""
-    lines = {}
-    for element in page.find("polyline"):
-        pairs = [pair.split(",") for pair in element["attrs"]["points"].split()]
-        style = element["attrs"]["class"].removeprefix("line ")
-        lines.setdefault(style, []).extend((float(x) / 1000, 1 - float(y) / 1000) for x, y in pairs)
-    return lines
-
-
 def test_draws_the_curves_where_the_values_are(tmp_path: Path) -> None:
     result = with_schedule(200, lr=0.2, schedule="constant", warmup=0.5)
     result["test"]["accuracy"] = 0.94
@@ -370,7 +313,7 @@ def test_draws_the_curves_where_the_values_are(tmp_path: Path) -> None:
     assert lines["rate"][0] == pytest.approx((1 / 200, 0.01), abs=1e-4)
     assert {y for x, y in lines["rate"] if x >= 0.5} == {1.0}
     assert lines["valid"] == [pytest.approx(point) for point in [(0.25, 0.0), (1.0, 1.0)]]
-    (mark,) = page.find("svg", "mark")
+    (mark,) = page.find("svg", "diamond")
     assert (mark["attrs"]["x"], mark["attrs"]["y"]) == ("100.00%", "20.00%")
     labels = [e["text"] for e in page.find("text", "y")]
     assert labels[:7] == ["0.1", "0.2", "0.5", "1", "2", "5", "10"]
@@ -465,8 +408,8 @@ def test_one_point_is_a_dot(tmp_path: Path, value: float) -> None:
 
 def test_epochs_are_ruled_off(tmp_path: Path) -> None:
     # four epochs have three ends inside, ruled in each of the three images
-    assert len(write(tmp_path).find("line", "epoch")) == 9
-    assert not write(tmp_path, history=make_history()[:15]).find("line", "epoch")
+    assert len(write(tmp_path).find("line", "edge")) == 9
+    assert not write(tmp_path, history=make_history()[:15]).find("line", "edge")
 
 
 def test_a_long_history_is_drawn_as_means_with_their_range(tmp_path: Path) -> None:
@@ -502,7 +445,7 @@ def test_no_mistakes_is_told_from_no_images(tmp_path: Path) -> None:
     result = make_result(2)
     result["test"] |= {"confusion": [[5, 0], [0, 6]], "accuracy": 1.0, "per_class": [1.0, 1.0], "count": 11}
     perfect = write(tmp_path, result=result, mistakes=[], class_names=["a", "b"])
-    assert "Every test image was answered correctly." in perfect.text
+    assert "Every test image was classified correctly." in perfect.text
     assert "0 wrong of 11 test images" in perfect.text
 
 
@@ -633,6 +576,15 @@ def test_the_step_axis_ends_at_the_last_step(last: int) -> None:
     assert 2 <= len(axis.ticks) <= 6
     assert axis.ticks[-1] <= axis.high
     assert all(tick == int(tick) for tick in axis.ticks)
+
+
+def test_every_template_is_installed_with_its_package() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for package in ("lit_mnist.report", "lit_mnist.comparison"):
+        templates = importlib.resources.files(package) / "templates"
+        names = [f"templates/{file.name}" for file in templates.iterdir()]
+        assert any(name.endswith(".html.jinja") for name in names)
+        assert all(any(fnmatch(name, pattern) for pattern in patterns[package]) for name in names)
 
 
 def test_imports_neither_lightning_nor_torch() -> None:

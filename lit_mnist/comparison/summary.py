@@ -1,0 +1,110 @@
+"""A comparison as an HTML page and as text for the terminal, from the same tables."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from lit_mnist.comparison import tables
+from lit_mnist.report.formats import number
+from lit_mnist.report.html import write_page
+from lit_mnist.report.plot import STYLES, Plot, Point, Series, loss_axis, step_axis
+from lit_mnist.report.table import TONES, Cell, Column, Entry, Table, text_list, text_of, text_table
+
+
+def write_comparison(path: Path, comparison: Mapping[str, Any]) -> None:
+    """Writes the page of a comparison; a reader sees the old file or the whole new one, never a part.
+
+    Args:
+        path: The file to write; its folder must exist.
+        comparison: The content of `comparison.json`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    cost = tables.cost_table(comparison)
+    write_page(
+        path,
+        "lit_mnist.comparison",
+        "comparison.html.jinja",
+        comparison=comparison,
+        headline=tables.headline(comparison),
+        notes=tables.notes(comparison),
+        equality=tables.equality_table(comparison),
+        marks=tables.MARKS,
+        expectations=tables.expectations(comparison),
+        differences=tables.differences(comparison),
+        loss=_loss_plot(comparison),
+        timing=tables.timing(comparison),
+        cost=cost,
+        measures=tables.measures(cost),
+        not_run=tables.not_run(comparison),
+    )
+
+
+def _loss_plot(comparison: Mapping[str, Any]) -> Plot | None:
+    """Returns the loss curves, with one line for all engines whose losses are bit-identical."""
+    groups: dict[tuple[str, ...], tuple[list[str], list[Point]]] = {}
+    for engine in tables.finished(comparison):
+        points = [(float(step), loss) for step, loss in enumerate(engine["loss"], 1) if math.isfinite(loss)]
+        if points:
+            # The text of a float is exact, and equal for two NaN.
+            groups.setdefault(tuple(map(repr, engine["loss"])), ([], points))[0].append(tables.label(engine))
+    if not groups:
+        return None
+    series = [
+        Series(STYLES[n % len(STYLES)], ", ".join(names), number(points[-1][1]), points)
+        for n, (names, points) in enumerate(groups.values())
+    ]
+    y = loss_axis([value for one in series for _, value in one.points])
+    unit = "mean over the ranks, cross-entropy in nats" + ", logarithmic" * y.log
+    return Plot("Training loss", unit, series, step_axis(max(one.points[-1][0] for one in series)), y)
+
+
+def text(comparison: Mapping[str, Any], *, width: int | None = None, color: bool | None = None) -> str:
+    """Returns the comparison for the terminal: verdict, both tables, first differences, and what was not run.
+
+    Args:
+        comparison: The content of `comparison.json`.
+        width: The number of columns; by default that of the terminal, but at least 100 and at most 120.
+        color: Whether to color it; by default if the standard output is a terminal.
+    """
+    width = width or min(max(shutil.get_terminal_size((120, 24)).columns, 100), 120)
+    gap = 1 if width >= 120 else 0  # beside the one column between two
+    big, words, tone = tables.headline(comparison)
+    marks = "   ".join(f"{mark.name} {mark.text}" for mark in tables.MARKS)
+    cost = tables.cost_table(comparison)
+    parts: list[Text | RichTable] = [
+        Text(f"{big} {words}", TONES[tone] or "bold"),
+        *map(Text, tables.notes(comparison)),
+        Text(),
+        Text("Equality", "bold"),
+        text_table(tables.equality_table(comparison), gap),
+        Text(marks),
+        text_list(tables.expectations(comparison)),
+        Text(),
+        Text.assemble(("Cost", "bold"), f": {tables.timing(comparison)}"),
+    ]
+    if cost.rows:
+        measures = [Entry(entry.name.lower(), entry.text) for entry in tables.measures(cost)]
+        parts += [text_table(_with_range(cost), gap), text_list(measures)]
+    others = {"First differences": tables.differences(comparison), "Skipped and failed": tables.not_run(comparison)}
+    for title, rows in others.items():
+        if rows:
+            parts += [Text(), Text(title, "bold"), text_list(rows)]
+    return text_of(parts, width, color)
+
+
+def _with_range(table: Table) -> Table:
+    """Returns the table with the range of the speeds, which the page shows below them, in a column of its own."""
+    at = next((n for n, column in enumerate(table.columns) if column.head == "images/s"), None)
+    if at is None or not any(row[at].below for row in table.rows):
+        return table
+    columns = [*table.columns[: at + 1], Column("", "from to", "num"), *table.columns[at + 1 :]]
+    return Table(columns, [[*row[: at + 1], Cell(row[at].below), *row[at + 1 :]] for row in table.rows])

@@ -1,0 +1,240 @@
+"""Plots as inline SVG: axes with round ticks, lines, dots and bars. `templates/plot.html.jinja` draws them.
+
+A plot stretches to the width of the page while its text and line widths keep their size: positions are percentages,
+and only the lines are in an inner image that is scaled unevenly. Colors come from the style sheet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lit_mnist.report.formats import SPACE, count, percent, short
+
+Point = tuple[float, float]
+
+MAX_POINTS = 400  # more than a screen can show: longer curves are drawn as means with their range
+MAX_DOTS = 24
+STYLES = tuple(f"c{n}" for n in range(6))  # the line styles of the style sheet
+_GRID = 1000  # units of the inner image
+
+
+def place(share: float) -> str:
+    """Returns a share of the width or height as a percentage."""
+    return f"{100 * share:.2f}%"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis from `low` to `high` with its ticks, all in data units."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    log: bool = False
+
+    def share(self, value: float) -> float:
+        """Returns where a value is on the axis: 0 at `low`, 1 at `high`."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def tick_labels(self, *, percent: bool = False) -> list[str]:
+        """Returns the ticks as text, all with the decimals that their spacing needs.
+
+        Args:
+            percent: The values are shares and are written in percent.
+        """
+        if self.log:
+            return [short(tick) for tick in self.ticks]
+        scale, unit = (100, f"{SPACE}%") if percent else (1, "")
+        gap = (self.ticks[1] - self.ticks[0]) * scale if len(self.ticks) > 1 else 1.0
+        if gap < 1e-5:
+            return [short(tick * scale) + unit for tick in self.ticks]
+        decimals = max(0, -math.floor(math.log10(gap) + 1e-9))
+        return [f"{tick * scale:,.{decimals}f}{unit}" for tick in self.ticks]
+
+
+def linear_axis(values: Sequence[float], *, least: float, target: int = 5) -> Axis:
+    """Returns an axis that covers the values and ends on round ticks.
+
+    Args:
+        values: Finite values, at least one.
+        least: The smallest length of the axis, for equal values.
+        target: About how many intervals between ticks.
+    """
+    low, high = min(values), max(values)
+    if high - low < least:
+        middle = (low + high) / 2
+        low, high = middle - least / 2, middle + least / 2
+    step = _round_up((high - low) / target)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # n * step has rounding errors (3 * 0.1): keep the digits of the step.
+    digits = 2 - math.floor(math.log10(step))
+    ticks = tuple(round(n * step, digits) for n in range(first, last + 1))
+    return Axis(ticks[0], ticks[-1], ticks)
+
+
+def log_axis(values: Sequence[float]) -> Axis:
+    """Returns a logarithmic axis that covers the values and ends on 1, 2 or 5 times a power of ten.
+
+    Args:
+        values: Positive finite values, at least two different ones.
+    """
+    low, high = min(values), max(values)
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    heads = (1, 2, 5) if high / low < 1000 else (1,)
+    grid = [float(f"{head}e{power}") for power in decades for head in heads]
+    first = max(n for n, tick in enumerate(grid) if tick <= low)
+    last = min(n for n, tick in enumerate(grid) if tick >= high)
+    ticks = tuple(grid[first : last + 1])
+    # Beyond ten decades the labels would touch.
+    return Axis(ticks[0], ticks[-1], ticks[:: max(1, math.ceil(len(ticks) / 10))], log=True)
+
+
+def loss_axis(values: Sequence[float]) -> Axis:
+    """Returns an axis for losses, logarithmic if they span a factor of ten or more."""
+    if min(values) > 0 and max(values) / min(values) >= 10:
+        return log_axis(values)
+    return linear_axis(values, least=0.1 * max(map(abs, values)) or 1.0)
+
+
+def step_axis(last: float) -> Axis:
+    """Returns the axis of optimizer steps, which ends at exactly the last one."""
+    last = max(last, 1.0)
+    step = max(1.0, _round_up(last / 5))
+    return Axis(0.0, last, tuple(n * step for n in range(math.floor(last / step + 1e-9) + 1)))
+
+
+def _round_up(rough: float) -> float:
+    """Returns the smallest of 1, 2, 5 times a power of ten that is not below `rough`."""
+    power = math.floor(math.log10(rough))
+    head = next(head for head in (1, 2, 5, 10) if head * (1 + 1e-9) >= rough / 10.0**power)
+    return float(f"{head}e{power}")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: its style class, its name and value for the legend, and its points from left to right."""
+
+    style: str
+    name: str
+    value: str
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Curves over a common horizontal axis.
+
+    Attributes:
+        title: The title.
+        unit: The unit of the vertical axis.
+        series: The curves; one with the style `test` has a single point, drawn as a diamond.
+        x: The horizontal axis.
+        y: The vertical axis.
+        x_name: The name of the horizontal axis.
+        percent: Whether the vertical values are shares, written in percent.
+        rules: Places of dotted vertical lines.
+        low: Whether the plot has half the height.
+    """
+
+    title: str
+    unit: str
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+    x_name: str = "optimizer step"
+    percent: bool = False
+    rules: Sequence[float] = ()
+    low: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The plot in words, for screen readers."""
+        named = ", ".join(f"{series.name} {series.value}" for series in self.series)
+        return f"{self.title} over {self.x_name}, up to {count(self.x.high)}: {named}"
+
+    def x_ticks(self) -> list[tuple[str, str]]:
+        """Returns place and label of each tick of the horizontal axis."""
+        thousands = self.x.high >= 20_000
+        labels = [f"{short(tick / 1000)}k" if thousands and tick else count(tick) for tick in self.x.ticks]
+        return [(place(self.x.share(tick)), label) for tick, label in zip(self.x.ticks, labels, strict=True)]
+
+    def y_ticks(self) -> list[tuple[str, str]]:
+        """Returns place and label of each tick of the vertical axis."""
+        labels = self.y.tick_labels(percent=self.percent)
+        return [(place(1 - self.y.share(tick)), label) for tick, label in zip(self.y.ticks, labels, strict=True)]
+
+    def x_rules(self) -> list[str]:
+        """Returns the places of the dotted lines."""
+        return [place(self.x.share(rule)) for rule in self.rules]
+
+    def line(self, series: Series) -> str:
+        """Returns the corners of a curve in the inner image, as means if there are too many points."""
+        return self._path([(x, mean) for x, _, mean, _ in thin(series.points)])
+
+    def band(self, series: Series) -> str:
+        """Returns the corners of the area between the lowest and highest values of each mean; empty without means."""
+        rows = thin(series.points)
+        if len(rows) == len(series.points):
+            return ""
+        return self._path([*((x, high) for x, _, _, high in rows), *((x, low) for x, low, _, _ in reversed(rows))])
+
+    def dots(self, series: Series) -> list[tuple[str, str, str]]:
+        """Returns left, top and tooltip of each point; empty if there are too many."""
+        if len(series.points) > MAX_DOTS:
+            return []
+        unit, write = self.x_name.split()[-1], percent if self.percent else short
+        return [
+            (place(self.x.share(x)), place(1 - self.y.share(y)), f"{unit} {count(x)}: {write(y)}")
+            for x, y in series.points
+        ]
+
+    def _path(self, points: Sequence[Point]) -> str:
+        return " ".join(f"{_GRID * self.x.share(x):.1f},{_GRID * (1 - self.y.share(y)):.1f}" for x, y in points)
+
+
+def thin(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
+    """Returns a curve as at most `MAX_POINTS` rows (x, lowest, mean, highest), each over consecutive points."""
+    width = math.ceil(len(points) / MAX_POINTS)
+    groups = [points[start : start + width] for start in range(0, len(points), width)]
+    return [
+        (
+            sum(x for x, _ in group) / len(group),
+            min(y for _, y in group),
+            sum(y for _, y in group) / len(group),
+            max(y for _, y in group),
+        )
+        for group in groups
+    ]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A horizontal bar below its name and value.
+
+    Attributes:
+        style: The style class.
+        name: Its name.
+        value: Its value as text.
+        start: Where it starts, 0 to 1.
+        length: Its length, 0 to 1; None for no bar.
+    """
+
+    style: str
+    name: str
+    value: str
+    start: float = 0.0
+    length: float | None = None
+
+    @property
+    def left(self) -> str:
+        """Its place."""
+        return place(self.start)
+
+    @property
+    def width(self) -> str:
+        """Its width."""
+        return place(self.length or 0.0)
