@@ -17,7 +17,7 @@ import yaml
 from lit_mnist.checkpoint.atomic_io import remove_temporary, write_text
 from lit_mnist.checkpoint.store import CONFIG
 from lit_mnist.distributed.file_lock import open_lock, try_lock
-from lit_mnist.distributed.status_file import SCRATCH
+from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER
 from lit_mnist.distributed.terminal import print_line, shown
 from lit_mnist.errors import InputError
 
@@ -92,7 +92,7 @@ class RunFolder:
             print_line(f"note: the run before this one in {shown(path)} ({before}) was ended from outside")
         remove_temporary(path)
         remove_temporary(path / "checkpoints")
-        for left in (path / "logs").glob(f"{SCRATCH}*"):
+        for left in (path / "logs").glob(f"{LAUNCHER_FOLDER}*"):
             shutil.rmtree(left, ignore_errors=True)
         lock.seek(0)
         lock.truncate()

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.distributed.failure import RANK_STATUS
 from lit_mnist.distributed.heartbeat import Heartbeat
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.experiment import SEGMENTATION_NAMES
 from lit_mnist.profiling.faults import inject

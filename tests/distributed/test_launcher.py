@@ -31,9 +31,8 @@ from test_bad_input import refused
 from torch.distributed import distributed_c10d
 
 from lit_mnist.cli.main import main
-from lit_mnist.distributed.launcher import launch
+from lit_mnist.distributed.launcher import launch, spawn
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.spawn import spawn
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.run.recorder import MetricsRecorder

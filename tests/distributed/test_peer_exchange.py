@@ -20,11 +20,11 @@ import torch.distributed as dist
 from conftest import on_ranks
 from torch.distributed import distributed_c10d
 
-from lit_mnist.distributed.addresses import own_address
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.peer_exchange import SENT, PeerExchange
 from lit_mnist.distributed.private_folder import VARIABLE, own_private_folder
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.rendezvous import own_address
 from lit_mnist.errors import InputError
 from lit_mnist.training.examples import gather_mistakes
 from lit_mnist.training.extremes import Extremes, Scored, gather_extremes

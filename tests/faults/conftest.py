@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import Program, processes_of, wait_for
 
-from lit_mnist.distributed.status_file import StatusFile
-from lit_mnist.run.folder import SCRATCH
+from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER, STATUS_FILE, StatusFile
 
 # 20 steps in an epoch, of samples for up to four ranks; the validation makes each epoch's end a place of its own.
 SMALL: tuple[object, ...] = (
@@ -41,11 +40,11 @@ def tell() -> Tell:
 
 def step_of(folder: Path, rank: int = 0) -> int:
     """Returns the step that a rank is in, from 1, as its launcher knows it; 0 before the training."""
-    for path in (folder / "logs").glob(f"{SCRATCH}*/board"):
+    for path in (folder / "logs").glob(f"{LAUNCHER_FOLDER}*/{STATUS_FILE}"):
         with suppress(FileNotFoundError):
-            board = StatusFile(path)
-            step, _ = board.read(rank)
-            board.close()
+            file = StatusFile(path)
+            step, _ = file.read(rank)
+            file.close()
             return step
     return 0
 

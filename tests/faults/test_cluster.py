@@ -20,8 +20,8 @@ from torch.distributed.run import config_from_args, parse_args
 
 from faults.conftest import SMALL, Tell
 from lit_mnist.cli.parser import parse
-from lit_mnist.distributed.addresses import choose_interface
 from lit_mnist.distributed.rank import Rank, adopt_slurm, launched_from_outside
+from lit_mnist.distributed.rendezvous import choose_interface
 from lit_mnist.errors import InputError
 
 TASK = {

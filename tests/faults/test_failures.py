@@ -126,11 +126,11 @@ def test_a_stopped_rank_is_named_and_given_up_at_the_time_out(
         code, _ = end_of(group, program, 20)
         ended = time.monotonic() - began
     told = errors_of(program)
-    assert re.search(rf"warning: Rank {victim} \(process \d+ on \S+\) has not been heard of for 1\d s", told), told
+    assert re.search(rf"warning: Rank {victim} \(process \d+ on \S+\) has sent no heartbeat for 1\d s", told), told
     assert code == 3
     assert f"error: Rank {1 - victim} " in told
     if victim:
-        assert re.search(rf"does not answer\. Rank {victim} \(.*\) has not been heard of", told), told
+        assert re.search(rf"does not answer\. Rank {victim} \(.*\) has sent no heartbeat", told), told
     tell("SIGSTOP of a rank", f"named after {warned:.0f} s, given up after {ended:.0f} s with a time-out of 14 s")
 
 
@@ -149,7 +149,7 @@ def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.Monk
     done = program(*SMALL, "--devices", 2, "--epochs", 8, "--run-dir", program.folder / "run", engine="raw_ddp")
     assert done.code == 0, done.err
     assert re.search(r"warning: Rank 0 \(.*\) is late: it has been in step \d for \d s\.", done.err), done.err
-    assert "warning: Rank 0 goes on." in done.err
+    assert "warning: Rank 0 continues." in done.err
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def nan_is_named(program: Program, engine: str, devices: int, every: int, flags:
     named = [re.findall(rf"The samples of step {step} on rank {rank} are ([\d, ]+)\.", text) for text in logs]
     assert all(len(each) == 1 for each in named), logs
     (told,) = {each[0] for each in named}
-    assert "started again" not in done.err
+    assert "Restarting" not in done.err
     accumulate = 3 if "--trainer.accumulate_grad_batches" in flags else 1
     share = 36 // devices
     expected: list[int] = []

@@ -152,7 +152,7 @@ def restarted(program: Program, count: int, seed: int) -> tuple[Path, int]:
             kills += 1
         code, _ = end_of(group, program, 200)
     assert code == 0, errors_of(program)
-    assert errors_of(program).count("The ranks are started again.") == count
+    assert errors_of(program).count("Restarting all ranks.") == count
     return folder, steps // 20
 
 

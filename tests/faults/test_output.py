@@ -30,7 +30,7 @@ from faults.test_kill import torchrun
 from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.store import newest_valid
 from lit_mnist.cli.main import main
-from lit_mnist.distributed.failure import is_consequence
+from lit_mnist.distributed.failure import is_peer_failure
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import printable
@@ -213,7 +213,7 @@ def test_a_connection_that_fails_is_no_cause(tmp_path: Path, call: str, ends: bo
         try:
             calls[call]()
         except Exception as error:
-            print(f"lost: {is_consequence(error)}", flush=True)
+            print(f"lost: {is_peer_failure(error)}", flush=True)
             raise
 
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -165,7 +165,7 @@ def test_lightning_leaves_signals_and_steps_alone(program: Program, monkeypatch:
         trainer: Any = original(*arguments)
 
         def on_train_batch_start(*_: object) -> None:
-            assert signal.getsignal(signal.SIGTERM) == STOP._come
+            assert signal.getsignal(signal.SIGTERM) == STOP._handle
 
         trainer.callbacks[0].on_train_batch_start = on_train_batch_start
         return trainer

@@ -287,7 +287,7 @@ def test_a_broken_link_ends_or_restarts_both_machines(hosts: Hosts, program: Pro
             if host.name not in seconds and not set(ranks(host)) & set(before[host.name]):
                 seconds[host.name] = time.monotonic() - began
         time.sleep(0.1)
-    assert re.search(r"warning: Rank 1 \(process \d+ on host-2\) has not been heard of for 1\d s", told(hosts))
+    assert re.search(r"warning: Rank 1 \(process \d+ on host-2\) has sent no heartbeat for 1\d s", told(hosts))
     assert max(seconds.values()) < 30
     if fault == "link down":
         second.plug_in()
