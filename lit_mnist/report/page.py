@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lit_mnist.checkpoint.atomic_io import whole_file
+from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.report.confusion import confusion
 from lit_mnist.report.curves import curves
 from lit_mnist.report.facts import covered, facts
@@ -94,7 +94,7 @@ def write_page(path: Path, page: str) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         # a file name or argument that is not UTF-8 reaches Python as lone surrogates
         file.write(page.encode("utf-8", "backslashreplace"))
 

@@ -119,7 +119,7 @@ def test_the_best_weights_of_a_future_that_was_given_up_are_not_tested(program: 
     (trained / "checkpoints" / "best.ckpt").write_bytes((trained / "checkpoints" / "last.ckpt").read_bytes())
     done = program("--resume", first, "--epochs", 2)
     assert done.code == 0, done.err
-    assert "best.ckpt was made after step 30, and the run goes on after step 10" in done.out + done.err
+    assert "best.ckpt was saved after step 30, but the run resumes after step 10" in done.out + done.err
     assert result_of(trained)["weights_sha256"] == result_of(wanted)["weights_sha256"]
     assert result_of(trained)["test"] == result_of(wanted)["test"]
 
@@ -127,7 +127,7 @@ def test_the_best_weights_of_a_future_that_was_given_up_are_not_tested(program: 
 def test_what_is_said_at_the_end_of_a_schedule_trains_further(program: Program) -> None:
     """The command of the message is run as it stands there."""
     trained = program.train(*SMALL, "--epochs", 1)
-    cases = {(): ("10 steps", "nothing to go on with"), ("--epochs", 2): ("onecycle", "cannot be changed to 20")}
+    cases = {(): ("10 steps", "nothing to resume"), ("--epochs", 2): ("onecycle", "cannot be changed to 20")}
     for flags, told in cases.items():
         done = program("--resume", trained, *flags)
         refused(done, *told)
@@ -247,14 +247,17 @@ def setting(section: str, name: str, value: object) -> Change:
 
 
 OTHERS: dict[str, tuple[Change, str]] = {
-    "later": (lambda content: content.update(global_step=17), "after step 17, and the run goes on after step 16"),
+    "later": (lambda content: content.update(global_step=17), "after step 17, but the run resumes after step 16"),
     "other data": (lambda content: content[SECTION].update(data_sha256="0"), "its data_sha256 is 0"),
     "another model": (setting("model", "label_smoothing", 0.1), "its model.label_smoothing is 0.1, not 0.0"),
     "another network": (setting("model", "net", "basicnet"), "does not hold the weights"),
     "another beginning": (setting("model", "weights", "other.ckpt"), "its model.weights is other.ckpt, not none"),
     "another seed": (lambda content: content[SECTION]["experiment"].update(seed_everything=1), "seed_everything is 1"),
-    "another epoch": (lambda content: content["callbacks"].update(KeepCheckpoints={"best": 0.5}), "not the best epoch"),
-    "of no run": (lambda content: content.pop("loops"), "its loops is not there"),
+    "another epoch": (
+        lambda content: content["callbacks"].update(KeepCheckpoints={"best": 0.5}),
+        "not of the best epoch",
+    ),
+    "of no run": (lambda content: content.pop("loops"), "its loops is missing"),
 }
 
 

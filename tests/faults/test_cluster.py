@@ -127,7 +127,7 @@ def test_the_interface_that_leads_to_the_meeting_point_is_named(monkeypatch: pyt
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
-    monkeypatch.setattr("lit_mnist.distributed.addresses._FAR_AWAY", "no.such.host.invalid")
+    monkeypatch.setattr("lit_mnist.distributed.rendezvous._REMOTE_ADDRESS", "no.such.host.invalid")
     choose_interface()
     assert "GLOO_SOCKET_IFNAME" not in os.environ
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")

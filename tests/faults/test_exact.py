@@ -243,4 +243,4 @@ def test_a_complete_run_is_not_taken_up_again_by_a_scheduler(program: Program) -
     assert result_of(program.folder / "run")["steps"] == 20
     again = program(*words)
     assert again.code == 2
-    assert "there is nothing to go on with" in again.err
+    assert "there is nothing to resume" in again.err

@@ -122,7 +122,7 @@ def test_a_killed_launcher_is_told_at_the_next_start(program: Program, monkeypat
     assert list(temporary.iterdir())
     done = program("--resume", folder)
     assert done.code == 0, done.err
-    assert re.search(rf"the run before this one in \S+ \(process {group} on .*\) was ended from outside", done.out)
+    assert re.search(rf"the run before this one in \S+ \(process {group} on .*\) was killed", done.out)
     whole = program.train(*SMALL, "--devices", 2, "--epochs", 3)
     assert result_of(folder)["weights_sha256"] == result_of(whole)["weights_sha256"]
     assert not list(folder.glob("**/.*tmp")) + list((folder / "logs").glob(".launcher*"))

@@ -155,7 +155,7 @@ def test_no_traceback_is_hidden_where_no_other_rank_has_failed(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connections of both ranks fail at once, and no rank is known to have ended."""
-    trade = PeerExchange._trade
+    trade = PeerExchange._send_and_receive
 
     def cut(self: PeerExchange, rows: Any, rank: int, peers: dict[int, socket.socket]) -> None:
         if self._calls == 30:
@@ -164,7 +164,7 @@ def test_no_traceback_is_hidden_where_no_other_rank_has_failed(
             time.sleep(rank)
         trade(self, rows, rank, peers)
 
-    monkeypatch.setattr(PeerExchange, "_trade", cut)
+    monkeypatch.setattr(PeerExchange, "_send_and_receive", cut)
     done = program(*SMALL, "--devices", 2, "--run-dir", program.folder / "run", engine="raw_ddp")
     assert done.code == 3
     assert "Traceback (most recent call last)" in done.err, done.err

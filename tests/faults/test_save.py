@@ -22,7 +22,7 @@ from conftest import Program, result_of, wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 from faults.ptrace import run_until
-from lit_mnist.checkpoint.atomic_io import remove_temporary, write_text
+from lit_mnist.checkpoint.atomic_io import remove_temporary_files, write_text
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.state import KEEPER
@@ -45,7 +45,7 @@ def trained(program: Program) -> Path:
     words = (*SMALL, "--epochs", 2, "--save-every", 7, "--inject", "kill:rank=0,step=37")
     assert program(*words, "--run-dir", folder).code == -signal.SIGKILL
     # It may have been saving.
-    remove_temporary(folder / "checkpoints")
+    remove_temporary_files(folder / "checkpoints")
     return folder
 
 
@@ -187,7 +187,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(program: Program, trained
         return
     assert done.code == 0, done.err
     assert re.search(r"warning: \S+last\.ckpt is ", done.out)
-    assert "It is passed over" in done.out
+    assert "It is skipped" in done.out
     assert "going on from" in done.out
     assert result_of(trained)["weights_sha256"] == whole
 

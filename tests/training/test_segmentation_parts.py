@@ -166,7 +166,7 @@ DAMAGES = {
     "other classes": ({"classifier.4.weight": torch.zeros(9, 64, 1, 1)}, "classifier.4.weight with the shape"),
     "another name": ({"fc.weight": torch.zeros(1)}, "has fc.weight, which no such network has"),
     "no tensor": ({"backbone.conv1.weight": "text"}, "backbone.conv1.weight"),
-    "no number": ({"classifier.4.bias": torch.full((3,), torch.nan)}, "classifier.4.bias that are infinite or not"),
+    "no number": ({"classifier.4.bias": torch.full((3,), torch.nan)}, "classifier.4.bias that are infinite or NaN"),
     "whole numbers": ({"classifier.4.bias": torch.zeros(3, dtype=torch.int32)}, "classifier.4.bias as torch.int32"),
 }
 
