@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Program, forked, result_of, wait_for, weights_of
-from test_bad_input import refused
+from conftest import Program, result_of, weights_of
+from processes import forked, refused, wait_for
 
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.resume import Saved

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -23,11 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Done, Program, forked, processes_of, ranks_of, result_of, run_forked, wait_for
-from faults.conftest import kill, named
+from conftest import Program, result_of
 from faults.hostile import Reduced
-from faults.test_kill import torchrun
-from test_bad_input import refused
+from processes import (
+    LOOPBACK,
+    LOOPBACK_V4,
+    ROOT,
+    forked,
+    kill,
+    launched,
+    listening,
+    named,
+    processes_of,
+    ranks_of,
+    refused,
+    run_forked,
+    torchrun,
+    wait_for,
+)
 from torch.distributed import distributed_c10d
 
 from lit_mnist.cli.main import main
@@ -77,29 +89,6 @@ def trains(folder: Path) -> bool:
 def make(folder: Path) -> Path:
     folder.mkdir()
     return folder
-
-
-def listening(pids: list[int]) -> list[str]:
-    """Returns the addresses on which processes listen, as the kernel's tables write them."""
-    sockets = set()
-    for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            # A descriptor may be closed while they are listed.
-            with suppress(FileNotFoundError):
-                target = str(entry.readlink())
-                if target.startswith("socket:["):
-                    sockets.add(target[8:-1])
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in sockets:
-                found.append(fields[1].rpartition(":")[0])
-    return found
-
-
-LOOPBACK_V4 = "0100007F"
-LOOPBACK = {LOOPBACK_V4, "00000000000000000000000001000000"}
 
 
 def no_pickle(*_: object) -> None:
@@ -201,20 +190,6 @@ def test_a_host_whose_name_resolves_elsewhere_leaves_no_port_open(tmp_path: Path
             process.kill()
             process.wait(timeout=10)
         wait_for(lambda: not processes_of(process.pid), 5)
-
-
-def launched(work: Callable[[Rank], None], folder: Path, *, world_size: int, max_restarts: int = 0) -> Done:
-    """Launches ranks from a forked process, which prints how the launch ended."""
-
-    def start() -> int:
-        try:
-            launch(work, world_size=world_size, max_restarts=max_restarts, logs=folder / "logs")
-        except LitMnistError as error:
-            print(error)
-            return error.exit_code
-        return 0
-
-    return run_forked(start, folder, 30)
 
 
 def test_torchrun_with_ranks_that_do_not_fit_the_batch_is_refused_once(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import on_ranks
+from processes import on_ranks
 from torch.distributed import distributed_c10d
 
 from lit_mnist.distributed.gather import all_gather_json

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import run_forked
+from processes import run_forked
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from lit_mnist.distributed._private import is_gloo_error, write_error_file

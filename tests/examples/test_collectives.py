@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Done, child, run_forked
-from test_launcher import LOOPBACK, listening
+from conftest import child
+from processes import LOOPBACK, Done, listening, run_forked
 
 from examples.collectives.__main__ import main
 from examples.collectives.group import joined, on_first

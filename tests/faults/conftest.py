@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import Program, processes_of, wait_for
+from conftest import Program
+from processes import processes_of, wait_for
 
 from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER, STATUS_FILE, StatusFile
 
@@ -49,16 +49,6 @@ def step_of(folder: Path, rank: int = 0) -> int:
     return 0
 
 
-def named(folder: Path) -> list[int]:
-    """Returns the processes on whose command line a run folder stands: torchrun's ranks have groups of their own."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
-
-
 def end_of(group: int, program: Program, timeout: float) -> tuple[int, float]:
     """Waits until a command has ended and all its processes are gone; returns its exit code and the seconds."""
     began = time.monotonic()
@@ -70,9 +60,3 @@ def end_of(group: int, program: Program, timeout: float) -> tuple[int, float]:
 def errors_of(program: Program) -> str:
     """Returns what a command has written to its standard error."""
     return (program.folder / "stderr.txt").read_text()
-
-
-def kill(pid: int, signum: signal.Signals) -> None:
-    """Sends a signal to a process that may be gone already."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signum)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import run_forked
+from processes import run_forked
 
 from faults.conftest import write_figure
 from faults.hostile import CANARY

@@ -14,8 +14,8 @@ import sys
 
 import pytest
 import yaml
-from conftest import ROOT, Program, processes_of, result_of, wait_for
-from test_bad_input import refused
+from conftest import Program, result_of
+from processes import ROOT, processes_of, refused, wait_for
 from torch.distributed.run import config_from_args, parse_args
 
 from faults.conftest import SMALL, Tell

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Program, forked
+from conftest import Program
+from processes import forked
 
 from faults.conftest import SMALL, Tell
 from lit_mnist.checkpoint.digest import content_sha256

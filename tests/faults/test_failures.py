@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Program, forked, ranks_of, result_of, wait_for
+from conftest import Program, result_of
+from processes import forked, ranks_of, wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 from lit_mnist.checkpoint import store as checkpoint_folder

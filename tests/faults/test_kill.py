@@ -7,16 +7,15 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Program, processes_of, ranks_of, result_of, wait_for
+from conftest import Program, result_of
+from processes import kill, named, processes_of, ranks_of, torchrun, wait_for
 
-from faults.conftest import SMALL, Tell, end_of, errors_of, kill, named, step_of
+from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 
 LONG = (*SMALL, "--epochs", 50, "--devices", 2)
 LAUNCHERS = {"agent": "lightning", "spawn": "raw_ddp", "torchrun": "raw_ddp"}
@@ -62,16 +61,6 @@ def test_nothing_is_left_of_a_run_of_which_one_process_is_killed(program: Progra
 def test_nothing_is_left_after_many_kills(program: Program, tell: Tell, launcher: str, count: int) -> None:
     seconds = trials(program, launcher, count, seed=1)
     tell(f"kill -9, {launcher}", f"{len(seconds)} runs, no orphan, no hang, all gone within {max(seconds):.1f} s")
-
-
-def torchrun(folder: Path, *words: object, restarts: int = 0, script: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Starts ranks by torchrun, leader of a process group of its own."""
-    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
-    program = ("--max-restarts", restarts, *(script or ("-m", "lit_mnist.engines.raw_ddp")), "--run-dir", folder)
-    return subprocess.Popen(
-        list(map(str, (*command, *program, *words))), cwd=ROOT, start_new_session=True, text=True,
-        stdout=subprocess.DEVNULL, stderr=(folder.parent / f"{folder.name}.err").open("w"),
-    )  # fmt: skip
 
 
 def killed_under_torchrun(program: Program, victim: str, number: int) -> float:

@@ -18,15 +18,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import CHILD_ENV, ROOT, Done, Program, result_of, run_forked, wait_for
-from test_launcher import launched
+from conftest import CHILD_ENV, Program, result_of
+from processes import ROOT, Done, kill, launched, named, run_forked, torchrun, wait_for
 from torch import nn
 from torch.distributed import DistStoreError
 from torch.nn.parallel import DistributedDataParallel
 
-from faults.conftest import SMALL, end_of, kill, named, step_of
+from faults.conftest import SMALL, end_of, step_of
 from faults.terminal import in_terminal
-from faults.test_kill import torchrun
 from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.store import newest_valid
 from lit_mnist.cli.main import main

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Program, result_of, wait_for
+from conftest import Program, result_of
+from processes import wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 from faults.ptrace import run_until

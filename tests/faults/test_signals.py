@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Program, processes_of, ranks_of, result_of, run_forked, wait_for
+from conftest import Program, result_of
+from processes import kill, processes_of, ranks_of, run_forked, wait_for
 
-from faults.conftest import SMALL, Tell, end_of, errors_of, kill, step_of
+from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 from lit_mnist.checkpoint.store import newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.distributed import launcher as launch

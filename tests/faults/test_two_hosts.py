@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Program, result_of, wait_for
+from conftest import Program, result_of
+from processes import ROOT, wait_for
 
 from faults.conftest import SMALL, Tell
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Program, result_of, weights_of
-from test_bad_input import refused
+from processes import refused
 from test_segmentation import flags, voc
 from torchvision.models import get_model, segmentation
 
