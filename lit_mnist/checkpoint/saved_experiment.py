@@ -106,7 +106,10 @@ def _read_experiment(values: object, source: Path) -> dict[str, Any]:
     """Returns the experiment of a checkpoint, checked as every configuration."""
     if not isinstance(values, Mapping) or not values:
         raise InputError(f"{source} has no experiment.")
-    flat = {str(key): value for key, value in flatten(values)}
+    try:
+        flat = dict(flatten(values))
+    except TypeError as error:
+        raise InputError(f"{source} has an experiment with a key that is not text.") from error
     unknown = [key for key in flat if key not in options()]
     texts = {key: value for key, value in flat.items() if key not in _PATHS and isinstance(value, str)}
     unknown += [key for key, value in texts.items() if not _WORD.fullmatch(value)]

@@ -86,7 +86,6 @@ CONTENTS: dict[str, Change] = {
     "a class path as text": setting("model/net", '{"class_path": "canary_module.Canary"}'),
     "a class as the precision": ours("precision", "canary_module.Canary"),
     "a tag": setting("run/save_every", "!!python/object/apply:os.system ['touch executed']"),
-    "aliases in a path": setting("data/root", ALIASES),
     "aliases in a setting": setting("run/save_every", ALIASES),
     "a deep text": setting("run/save_every", "[" * 200_000),
     "a deep path": setting("data/root", "[" * 200_000),
