@@ -15,7 +15,7 @@ from lit_mnist.checkpoint.store import newest_valid
 from lit_mnist.cli.parser import Request
 from lit_mnist.cli.prepare import Prepared, prepare
 from lit_mnist.distributed.failure import disk_error, end_rank, own_failure, report_failure
-from lit_mnist.distributed.launcher import Work, launch, spawn
+from lit_mnist.distributed.launcher import Work, launch
 from lit_mnist.distributed.rank import Rank, launched_from_outside
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.rendezvous import choose_interface, use_loopback
@@ -69,10 +69,9 @@ def _start(prepared: Prepared) -> None:
     elif job.plan.world_size == 1 and not run.max_restarts:
         use_loopback()
         _work_here(work, Rank(), prepared, logs)
-    elif run.launcher == "spawn":
-        spawn(work, world_size=job.plan.world_size, logs=logs)
     else:
-        launch(work, world_size=job.plan.world_size, max_restarts=run.max_restarts, logs=logs)
+        method = "spawn" if run.launcher == "spawn" else None
+        launch(work, world_size=job.plan.world_size, max_restarts=run.max_restarts, logs=logs, start_method=method)
 
 
 def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) -> None:

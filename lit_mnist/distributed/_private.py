@@ -33,7 +33,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 from lit_mnist.distributed.private_folder import temporary_files_in
 from lit_mnist.distributed.signals import STOP, blocked
 
-# If it is "True", the ranks connect to a store that the launcher has opened, and rank 0 opens none.
+# If it is "True", rank 0 opens no store, since the launcher has opened one.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # gloo's errors begin with the place in its source that raised them.

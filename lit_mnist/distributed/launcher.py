@@ -1,9 +1,9 @@
 """Starts the ranks of this machine, watches them, and raises the error of the first failed rank.
 
-`launch` lets torch's elastic agent fork the ranks from this process, which has imported, parsed and loaded already:
-they start at once and share the data. This process therefore runs no parallel torch operation and touches no GPU
-before. `spawn` starts them by torch.multiprocessing.spawn, as most tutorials do: each rank is a new Python process,
-which imports everything again and receives its work through a pipe.
+By default torch's elastic agent forks the ranks from this process, which has imported, parsed and loaded already: they
+start at once and share the data. This process therefore runs no parallel torch operation and touches no GPU before. A
+spawned rank, as in most tutorials, is a new Python process, which imports everything again and receives its work
+through a pipe.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch.multiprocessing as mp
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-from lit_mnist.distributed._private import AGENT_STORE, FailedAttempt, RankAgent, end_processes
+from lit_mnist.distributed._private import FailedAttempt, RankAgent
 from lit_mnist.distributed.failure import disk_error, end_rank, first_failure
-from lit_mnist.distributed.private_folder import PrivateFolder, private_folder, run_id, temporary_files_in
+from lit_mnist.distributed.private_folder import PrivateFolder, private_folder
 from lit_mnist.distributed.rank import Rank, die_with_parent
 from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER, RANK_STATUS, STATUS_FILE, StatusFile
-from lit_mnist.distributed.rendezvous import NO_MASTER, LocalRendezvous, use_file_rendezvous, use_loopback
-from lit_mnist.distributed.signals import SECONDS_TO_STOP, STOP, STOPPING, blocked, require_main_thread
+from lit_mnist.distributed.rendezvous import LocalRendezvous, use_file_rendezvous, use_loopback
+from lit_mnist.distributed.signals import SECONDS_TO_STOP, STOP, STOPPING, require_main_thread
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import LitMnistError, StoppedError
 
 Work = Callable[[Rank], None]
 
+_START_METHOD = "fork" if platform.system() == "Linux" else "spawn"
 _FINAL_CODES = (2, 4, *(128 + signum for signum in STOPPING))
 _SECONDS_BETWEEN_CHECKS = 0.05
 
@@ -61,7 +61,7 @@ def launch(
     world_size: int,
     max_restarts: int,
     logs: Path,
-    start_method: str = "fork" if platform.system() == "Linux" else "spawn",
+    start_method: str | None = None,
 ) -> None:
     """Runs `work` in `world_size` processes of this machine, and returns when all have succeeded.
 
@@ -70,7 +70,7 @@ def launch(
         world_size: Number of ranks.
         max_restarts: How often all ranks are restarted after one was lost.
         logs: Folder of the logs.
-        start_method: `fork`, or `spawn` where forking is not safe; then `work` must be picklable.
+        start_method: `fork`, the default on Linux, or `spawn`; then `work` must be picklable.
 
     Raises:
         InputError: The calling thread is not the main one.
@@ -98,7 +98,7 @@ def launch(
         agent = RankAgent(
             spec,
             logs_specs=DefaultLogsSpecs(log_dir=str(shared.status_path.parent)),
-            start_method=start_method,
+            start_method=start_method or _START_METHOD,
             private=shared.private.path,
             final_codes=_FINAL_CODES,
             on_failure=on_failure,
@@ -115,37 +115,6 @@ def _leave_messages_and_signals_to_this_project() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     # The agent must handle some signal: this one is not used.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
-
-
-def spawn(work: Work, *, world_size: int, logs: Path) -> None:
-    """Runs `work` in `world_size` new Python processes, and returns when all have succeeded; arguments as `launch`."""
-    environment = {
-        "MASTER_ADDR": str(NO_MASTER.master_addr),
-        "MASTER_PORT": str(NO_MASTER.master_port),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        AGENT_STORE: "True",
-        "TORCHELASTIC_RUN_ID": run_id(),
-    }
-    forward = _SignalForwarder()
-    with _shared_files(logs, world_size) as (shared, status_file):
-        try:
-            # Blocked until the ranks have installed their handlers.
-            with blocked(), temporary_files_in(shared.private.path):
-                processes = mp.spawn(
-                    _run_spawned_rank, (work, shared, environment), nprocs=world_size, join=False
-                ).processes
-            codes = [process.exitcode for process in processes]
-            while None in codes and not any(codes):
-                forward(process.pid for process in processes)
-                time.sleep(_SECONDS_BETWEEN_CHECKS)
-                codes = [process.exitcode for process in processes]
-            if any(codes):
-                end_processes(processes)
-                pids = [process.pid for process in processes]
-                raise first_failure(FailedAttempt(dict(enumerate(codes)), dict(enumerate(pids))), status_file)
-        finally:
-            end_processes(mp.active_children())
 
 
 @contextmanager
@@ -201,8 +170,3 @@ def _run_rank(work: Work, shared: _Shared) -> None:
         work(rank)
     except BaseException as error:
         end_rank(disk_error(error))
-
-
-def _run_spawned_rank(local_rank: int, work: Work, shared: _Shared, environment: dict[str, str]) -> None:
-    os.environ.update(environment, RANK=str(local_rank), LOCAL_RANK=str(local_rank))
-    _run_rank(work, shared)

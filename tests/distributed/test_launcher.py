@@ -43,7 +43,7 @@ from processes import (
 from torch.distributed import distributed_c10d
 
 from lit_mnist.cli.main import main
-from lit_mnist.distributed.launcher import launch, spawn
+from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, LitMnistError
@@ -348,7 +348,7 @@ def raise_when_told(folder: Path, rank: Rank) -> None:
     raise ZeroDivisionError("planted")
 
 
-@pytest.mark.parametrize(("launcher", "restarts"), [("agent", 1), ("spawn", 0)])
+@pytest.mark.parametrize(("launcher", "restarts"), [("agent", 1), ("spawn", 1)])
 def test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed(
     tmp_path: Path, launcher: str, restarts: int
 ) -> None:
@@ -360,10 +360,8 @@ def test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed(
     def start() -> int:
         os.environ["TMPDIR"], tempfile.tempdir = str(shared), None
         try:
-            if launcher == "agent":
-                launch(work, world_size=2, max_restarts=restarts, logs=logs)
-            else:
-                spawn(work, world_size=2, logs=logs)
+            method = "spawn" if launcher == "spawn" else None
+            launch(work, world_size=2, max_restarts=restarts, logs=logs, start_method=method)
         except LitMnistError as error:
             print(error)
             return error.exit_code
@@ -405,7 +403,7 @@ def test_a_rank_that_a_signal_without_a_name_kills_is_named(tmp_path: Path) -> N
     assert re.fullmatch(r"Rank 1 \(process \d+ on \S+\) was killed by SIGRTMIN\+1\.\n", done.out)
 
 
-@pytest.mark.parametrize("start", ["launch", "spawn", "main"])
+@pytest.mark.parametrize("start", ["launch", "main"])
 def test_a_launch_from_a_thread_is_rejected(tmp_path: Path, start: str) -> None:
     """The kernel would kill the ranks when the thread ends, and Python gives signals to the main thread alone."""
 
@@ -416,9 +414,7 @@ def test_a_launch_from_a_thread_is_rejected(tmp_path: Path, start: str) -> None:
         try:
             if start == "main":
                 return main(["--devices", "2", "--run-dir", str(tmp_path / "run"), *map(str, SMALL)])
-            if start == "launch":
-                launch(work, world_size=2, max_restarts=0, logs=tmp_path / "logs")
-            spawn(work, world_size=2, logs=tmp_path / "logs")
+            launch(work, world_size=2, max_restarts=0, logs=tmp_path / "logs")
         except LitMnistError as error:
             print(error, file=sys.stderr)
             return error.exit_code
