@@ -1,4 +1,4 @@
-"""What the tests share: the command line run in real processes, forked from this one, which has imported already."""
+"""Shared by the tests: the command line, run in processes that are forked from this one, and helpers for results."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["ROOT", "Done", "forked", "on_ranks", "processes_of", "ranks_of", "ru
 
 pytest_plugins = ["needs"]
 
-# The tests are of processors, also where there are GPUs; those of GPUs take them out of here. The other processes of
-# pytest-xdist find them put away already.
+# The tests use the CPU even if there are GPUs; the tests of GPUs take them from this list. The workers of pytest-xdist
+# inherit the variable.
 _ALL = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
 GPUS = [number for number in os.environ.setdefault("LIT_MNIST_TEST_GPUS", _ALL).split(",") if number]
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# The tests fork: no OpenMP threads may be running in this process.
+# The tests fork: this process must not start OpenMP threads.
 torch.set_num_threads(1)
 
 
@@ -42,11 +42,11 @@ class Program:
         self.runs = 0
 
     def __call__(self, *arguments: object, engine: str = "lightning", timeout: float = 120) -> Done:
-        """Runs a command line and returns how it ended."""
+        """Runs a command line to its end."""
         return run_forked(self._work(arguments, engine), self.folder, timeout)
 
     def started(self, *arguments: object, engine: str = "lightning") -> AbstractContextManager[int]:
-        """Starts a command line, and gives its process group."""
+        """Starts a command line, and yields its process group."""
         return forked(self._work(arguments, engine), self.folder)
 
     def _work(self, arguments: tuple[object, ...], engine: str) -> Callable[[], int]:
@@ -58,7 +58,7 @@ class Program:
         return work
 
     def train(self, *arguments: object, engine: str = "lightning", timeout: float = 240) -> Path:
-        """Trains into a new run folder, which must end well, and returns the folder."""
+        """Trains successfully into a new run folder, and returns the folder."""
         self.runs += 1
         folder = self.folder / f"run-{self.runs}"
         done = self(*arguments, "--run-dir", folder, engine=engine, timeout=timeout)
@@ -105,9 +105,9 @@ def child(script: str, *args: str, **env: str) -> dict[str, Any]:
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """The superuser may read everything, so for a while the tests are somebody else.
+    """Runs the body as a user without rights, since the superuser may read everything.
 
-    That one may not be able to import: what is needed must have been loaded before, as the fixture `embedded` does.
+    That user may not be able to import modules: load what is needed before, as the fixture `embedded` does.
     """
     if os.geteuid() != 0:
         yield
@@ -121,7 +121,7 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that everybody may enter, as pytest's own are not."""
+    """A folder that every user may enter, unlike those of pytest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

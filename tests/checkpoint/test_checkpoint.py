@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, verified, plain values only, and Lightning's own."""
+"""Checkpoints: written atomically, verified, plain values only, and readable by Lightning."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
     assert weights_sha256(module.net.state_dict()) == weights_sha256(bare)
     assert "_instantiator" not in saved["hyper_parameters"]
     assert saved["hyper_parameters"]["lr"] == 0.1
-    # The folder means its best checkpoint, and a damaged one is found here, too.
+    # A folder means its best checkpoint, and damage is found.
     found = LitClassifier.load_from_checkpoint(folder)
     assert weights_sha256(found.net.state_dict()) == weights_sha256(bare)
     content, value = path.read_bytes(), bare["fc.weight"].numpy().tobytes()

@@ -1,4 +1,4 @@
-"""The tour of the collective operations: what it shows is what happened, and what it counts is what was sent."""
+"""The tour of the collective operations: it shows what happened, and counts what was sent."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_each_operation_shows_what_it_must_give(tour: tuple[int, str], name: str
     assert before != after
 
 
-def test_nobody_leaves_the_barrier_before_the_last_has_come(tour: tuple[int, str]) -> None:
+def test_no_rank_leaves_the_barrier_before_the_last_has_come(tour: tuple[int, str]) -> None:
     world_size, text = tour
     lines = re.findall(r"reached it at (\d+\.\d+) s +-> +left it at (\d+\.\d+) s", section(text, "barrier"))
     assert len(lines) == world_size
@@ -133,7 +133,7 @@ def test_every_way_to_initialize_is_used_with_its_timeout(tour: tuple[int, str])
         assert f"= {total} on all {world_size} ranks, timeout {seconds} s\n" in told
 
 
-def test_a_rank_that_never_comes_is_a_time_out_for_the_others(tour: tuple[int, str]) -> None:
+def test_a_missing_rank_is_a_timeout_for_the_others(tour: tuple[int, str]) -> None:
     world_size, text = tour
     told = section(text, "3. A timeout:")
     assert f"rank {world_size - 1} never comes to an all-reduce that waits 2 s" in told
@@ -169,7 +169,7 @@ def test_nothing_listens_beyond_loopback(tmp_path: Path) -> None:
         def look_first() -> None:
             pids = [0, 0]
             dist.all_gather_object(pids, os.getpid())
-            # In turns: looking opens files, which the other must not see come and go.
+            # One after the other: each check opens files that the other one could see.
             for looker in (0, 1):
                 if rank.rank == looker:
                     found.append(set(listening([pids[1 - looker]])))
@@ -262,7 +262,7 @@ def test_the_bytes_are_those_that_were_sent(tmp_path: Path, world_size: int) -> 
 # --- the command
 
 
-def test_the_bench_writes_positive_figures_and_a_image(tmp_path: Path) -> None:
+def test_the_benchmark_writes_measurements_and_a_plot(tmp_path: Path) -> None:
     figures, image = tmp_path / "figures.json", tmp_path / "image.png"
     words = ["--bench", "--ranks", "2", "--largest", "16384", "--json", str(figures), "--plot", str(image)]
     done = run_forked(partial(main, words), tmp_path, 60)
@@ -302,7 +302,7 @@ def test_the_bench_writes_positive_figures_and_a_image(tmp_path: Path) -> None:
         (["--bench", "--json", "."], "which is a folder"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(capfd: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_bad_arguments_are_rejected_in_one_line(capfd: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert main(words) == 2
     out, err = capfd.readouterr()
     assert out == ""

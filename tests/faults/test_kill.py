@@ -1,4 +1,4 @@
-"""`kill -9` of a rank or of the launcher: all is gone within 5 seconds, the guilty is named, nothing is lost."""
+"""`kill -9` of a rank or of the launcher: all end within 5 seconds, the failed rank is named, nothing is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAUNCHERS = {"agent": "lightning", "spawn": "raw_ddp", "torchrun": "raw_ddp"}
 
 
 def killed(program: Program, launcher: str, victim: str, step: int, number: int) -> float:
-    """Kills one process of a new run at a step; checks what is left and what is said, and returns the seconds."""
+    """Kills one process of a new run at a step, checks the processes and messages, and returns the seconds."""
     folder = program.folder / f"{launcher}-{number}"
     words = (*LONG, "--launcher", "spawn") if launcher == "spawn" else LONG
     with program.started(*words, "--run-dir", folder, engine=LAUNCHERS[launcher]) as group:
@@ -146,7 +146,7 @@ def restarted(program: Program, count: int, seed: int) -> tuple[Path, int]:
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
-def test_a_run_killed_again_and_again_ends_with_the_same_bits(program: Program, tell: Tell, count: int) -> None:
+def test_a_run_that_is_killed_repeatedly_is_bit_identical(program: Program, tell: Tell, count: int) -> None:
     folder, epochs = restarted(program, count, seed=2)
     whole = program.train(*SMALL, "--devices", 2, "--epochs", epochs, timeout=400)
     for key in ("weights_sha256", "steps", "test", "validation"):
