@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import re
 import time
@@ -77,6 +78,11 @@ class RankAgent(LocalElasticAgent):
         while_running: Callable[[Iterable[int]], None],
         **kwargs: Any,
     ) -> None:
+        # This project reports failures and handles signals itself. The agent must handle some signal.
+        for name in list(logging.root.manager.loggerDict):
+            if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
         # Older releases of torch have no such argument.
         if "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters:
             kwargs["shutdown_timeout"] = _SECONDS_TO_EXIT

@@ -8,7 +8,6 @@ through a pipe.
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import shutil
@@ -77,7 +76,6 @@ def launch(
         LitMnistError: A rank failed; the message names it and the cause.
     """
     failures: list[LitMnistError] = []
-    _leave_messages_and_signals_to_this_project()
     with _shared_files(logs, world_size) as (shared, status_file):
 
         def on_failure(attempt: FailedAttempt, restarting: bool) -> None:
@@ -107,14 +105,6 @@ def launch(
         result = agent.run()
     if result.is_failed():
         raise failures[-1]
-
-
-def _leave_messages_and_signals_to_this_project() -> None:
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    # The agent must handle some signal: this one is not used.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
 
 
 @contextmanager

@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -32,7 +31,6 @@ from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.data.loader import Batch, TrainBatches
 from lit_mnist.distributed.peer_exchange import PeerExchange
-from lit_mnist.distributed.rank import Rank
 from lit_mnist.profiling._private import hidden_all_reduce_ms, measure_every_step
 from lit_mnist.profiling.timer import (
     ALL_REDUCE,
@@ -52,7 +50,9 @@ from lit_mnist.profiling.timer import (
     summary,
 )
 from lit_mnist.profiling.trace import FOLDER
-from lit_mnist.run.timing import StepClock
+
+if TYPE_CHECKING:
+    from lit_mnist.run.recorder import MetricsRecorder
 
 # Not a divisor of the steps between two updates of the display, so that these fall on both kinds of steps.
 STEPS_WATCHED = 7
@@ -77,18 +77,6 @@ _CALLS: tuple[tuple[Any, str, str], ...] = (
 _PART_OF_COLLECTIVE = {FORWARD: BATCH_NORM, BACKWARD: BATCH_NORM, OUTSIDE: ALL_REDUCE}
 
 
-class Measured(Protocol):
-    """What the stopwatch needs of a training's recorder."""
-
-    rank: Rank
-    net: nn.Module
-    clock: StepClock
-
-    @property
-    def display(self) -> object | None:
-        """The progress display of rank 0."""
-
-
 class Stopwatch:
     """Times the parts of a rank's steps, from `start` to `close`, which writes `trace/times-rankN.json`.
 
@@ -97,7 +85,7 @@ class Stopwatch:
         folder: The run folder.
     """
 
-    def __init__(self, recorder: Measured, folder: Path) -> None:
+    def __init__(self, recorder: MetricsRecorder, folder: Path) -> None:
         self.recorder, self.folder = recorder, folder
         self._timer = Timer()
         self._steps: list[Step] = []

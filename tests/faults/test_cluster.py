@@ -1,4 +1,4 @@
-"""Slurm's tasks become ranks, and a job that receives a warning is queued again and resumes; Kubernetes' job file works.
+"""Slurm's tasks become ranks, a job that receives a warning is queued again and resumes, Kubernetes' job file works.
 
 Slurm itself is not here: `srun` and `scontrol` are stand-ins, which start the tasks with Slurm's variables on this
 machine, pass a signal on to them, and write down what they are told.
