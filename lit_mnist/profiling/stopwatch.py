@@ -3,7 +3,7 @@
 A probe is a wrapper around a function that all engines share (the batches, the network, the backward pass, the
 collectives, the optimizer, the recorder, the manager). The time of a part excludes the parts within it. The remaining
 time is the engine's loop. The probes are installed for some steps and removed for as many: the steps of one run show
-their cost. (torch's profiler would record each operation, which takes longer than the parts that are measured here.)
+their cost. torch's profiler, with `record_function`, would record every operation of a step.
 
 All times are the host's, without synchronization: on a GPU a part is the time to queue its work, and the computing
 appears where the host waits for it.
