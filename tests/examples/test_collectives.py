@@ -136,7 +136,7 @@ def test_every_way_to_initialize_is_used_with_its_timeout(tour: tuple[int, str])
 def test_a_missing_rank_is_a_timeout_for_the_others(tour: tuple[int, str]) -> None:
     world_size, text = tour
     told = section(text, "3. A timeout:")
-    assert f"rank {world_size - 1} never comes to an all-reduce that waits 2 s" in told
+    assert f"rank {world_size - 1} does not call an all-reduce that waits 2 s" in told
     lines = re.findall(r"^ +rank (\d+) +(.*)$", told, re.MULTILINE)
     assert [int(rank) for rank, _ in lines] == list(range(world_size))
     assert lines[-1][1] == "did not call it"
