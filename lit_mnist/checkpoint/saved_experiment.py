@@ -39,6 +39,8 @@ _SECTION_KINDS = {
     "total_steps": int,
 }
 _MOST_CLASSES, _MOST_THREADS = 1000, 1024
+# Characters of a setting: the longest path of Linux.
+_LONGEST_SETTING = 4096
 
 
 def checked_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,6 +115,7 @@ def _read_experiment(values: object, source: Path) -> dict[str, Any]:
     unknown = [key for key in flat if key not in options()]
     texts = {key: value for key, value in flat.items() if key not in _PATHS and isinstance(value, str)}
     unknown += [key for key, value in texts.items() if not _WORD.fullmatch(value)]
+    unknown += [key for key, value in flat.items() if len(str(value)) > _LONGEST_SETTING]
     if unknown:
         raise InputError(f"{source} holds an experiment that this version does not know ({', '.join(unknown)[:200]}).")
     try:
