@@ -34,7 +34,7 @@ from torchvision import transforms
 from torchvision.datasets import MNIST
 
 from lit_mnist.data.digits.mnist import EMBEDDED, FILES
-from lit_mnist.distributed.addresses import stay_on_loopback
+from lit_mnist.distributed.rendezvous import use_loopback
 from lit_mnist.run.timing import WARM_UP_STEPS, unshared_memory
 
 SEED = 3407
@@ -212,7 +212,7 @@ def main() -> None:
     if options.ranks == 1:
         run(0, options, "")
         return
-    stay_on_loopback()
+    use_loopback()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, (options, f"{folder}/meeting"), nprocs=options.ranks)
 

@@ -124,7 +124,7 @@ def train_in_step(options: Options, splits: Splits, rank: Rank) -> None:
             if shared == "step":
                 dist.all_reduce(beat)
             clock.step_done()
-    clock.note_memory()
+    clock.update_peak_memory()
     _report(clock, options, rank)
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""What can end a run early, each with the exit code that the command line promises."""
+"""The errors that end a run, each with its exit code."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 
 class LitMnistError(Exception):
-    """A foreseen end of a run: its message is shown to the user as it stands, without a traceback."""
+    """An expected end of a run: the message is for the user, without a traceback."""
 
     exit_code = 1
-    # How to continue, where it is known: lines below the message.
+    # How to continue, as lines below the message.
     advice = ""
     # Whether the ranks had begun.
     started = False
 
 
 class InputError(LitMnistError, ValueError):
-    """The input was refused: a configuration, data file, checkpoint or a place to write to."""
+    """The input was rejected: a configuration, data, a checkpoint or an output location."""
 
     exit_code = 2
 
@@ -29,7 +29,7 @@ class RankLostError(LitMnistError):
 
 
 class NonFiniteError(LitMnistError):
-    """A loss or a gradient was infinite or not a number."""
+    """A loss or a gradient was infinite or NaN."""
 
     exit_code = 4
 
@@ -38,7 +38,7 @@ class StoppedError(LitMnistError):
     """The run was stopped by a signal.
 
     Args:
-        message: What is said to the user.
+        message: The message for the user.
         signum: The signal's number; the exit code is 128 + signum, as in a shell.
     """
 
@@ -49,17 +49,17 @@ class StoppedError(LitMnistError):
 
 
 def require(condition: bool, message: str) -> None:
-    """Refuses an input that does not meet a condition.
+    """Rejects an input that does not meet a condition.
 
     Raises:
-        InputError: It does not; the message says what it must be.
+        InputError: The condition is false.
     """
     if not condition:
         raise InputError(message)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean …?` with the most similar of the known names, or nothing where none is similar."""
+    """Returns `; did you mean …?` with the most similar of the known names, or nothing if none is similar."""
     known = list(known)
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if not found:

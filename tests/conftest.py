@@ -1,155 +1,37 @@
-"""What the tests share: the command line run in real processes, forked from this one, which has imported already."""
+"""Shared by the tests: the command line, run in processes that are forked from this one, and helpers for results."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from processes import ROOT, Done, forked, on_ranks, processes_of, ranks_of, run_forked, wait_for
 
 from benchmarks.command import main as bench
 from lit_mnist.cli.main import main
 from lit_mnist.data.dataset import Dataset, load_dataset
-from lit_mnist.distributed.launcher import launch
-from lit_mnist.distributed.rank import Rank
+
+__all__ = ["ROOT", "Done", "forked", "on_ranks", "processes_of", "ranks_of", "run_forked", "wait_for"]
 
 pytest_plugins = ["needs"]
 
-# The tests are of processors, also where there are GPUs; those of GPUs take them out of here. The other processes of
-# pytest-xdist find them put away already.
+# The tests use the CPU even if there are GPUs; the tests of GPUs take them from this list. The workers of pytest-xdist
+# inherit the variable.
 _ALL = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
 GPUS = [number for number in os.environ.setdefault("LIT_MNIST_TEST_GPUS", _ALL).split(",") if number]
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# The tests fork: no OpenMP threads may be running in this process.
+# The tests fork: this process must not start OpenMP threads.
 torch.set_num_threads(1)
-
-ROOT = Path(__file__).parents[1]
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-@contextmanager
-def forked(work: Callable[[], int], folder: Path) -> Iterator[int]:
-    """Runs `work` in a forked process, leader of its own group; what is left of the group is killed at the end."""
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            os.setsid()
-            for name, descriptor in (("stdout.txt", 1), ("stderr.txt", 2)):
-                os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
-            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-            code = work()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            # A test may have taken them away; this process must end here all the same.
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(Exception):
-                    stream.flush()
-            os._exit(code)
-    try:
-        yield child
-    finally:
-        for pid in processes_of(child):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(child, 0)
-
-
-def run_forked(work: Callable[[], int], folder: Path, timeout: float = 120) -> Done:
-    """Runs `work` in a forked process to its end, which must come within `timeout` seconds and leave no process."""
-    with forked(work, folder) as child:
-        status = wait_for(lambda: _ended(child), timeout, folder)
-        left = processes_of(child)
-    out, err = ((folder / name).read_text() for name in ("stdout.txt", "stderr.txt"))
-    assert not left, f"processes left: {left}\n{out}{err}"
-    return Done(os.waitstatus_to_exitcode(status[1]), out, err)
-
-
-def _ended(child: int) -> tuple[int, int] | None:
-    found, status = os.waitpid(child, os.WNOHANG)
-    return (found, status) if found else None
-
-
-Value = TypeVar("Value")
-
-
-def wait_for(condition: Callable[[], Value], timeout: float, folder: Path | None = None) -> Value:
-    """Returns what `condition` gives as soon as it is true."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            told = "".join(path.read_text() for path in folder.glob("std*.txt")) if folder else ""
-            pytest.fail(f"nothing after {timeout} s\n{told}")
-        time.sleep(0.02)
-    return value
-
-
-def processes_of(group: int) -> list[int]:
-    """Returns the processes of a process group that are still there."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[2]) == group and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
-def ranks_of(group: int, pids: list[int] | None = None) -> dict[int, int]:
-    """Returns the processes of a running command's ranks, by default those of its process group."""
-    found = {}
-    for pid in processes_of(group) if pids is None else pids:
-        with suppress(OSError):
-            for entry in Path(f"/proc/{pid}/fd").iterdir():
-                with suppress(OSError):
-                    if (name := re.fullmatch(r"rank-(\d+)\.log", entry.readlink().name)) and pid != group:
-                        found[int(name[1])] = pid
-    return found
-
-
-def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> None:
-    """Runs `work` on ranks that have joined a group, forked from a forked process; its errors are the test's."""
-
-    def joined(rank: Rank) -> None:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-        work(rank)
-
-    def start() -> int:
-        launch(joined, world_size=world_size, max_restarts=0, logs=folder / "logs")
-        return 0
-
-    done = run_forked(start, folder, 60)
-    assert done.code == 0, done.out + done.err
 
 
 class Program:
@@ -160,11 +42,11 @@ class Program:
         self.runs = 0
 
     def __call__(self, *arguments: object, engine: str = "lightning", timeout: float = 120) -> Done:
-        """Runs a command line and returns how it ended."""
+        """Runs a command line to its end."""
         return run_forked(self._work(arguments, engine), self.folder, timeout)
 
     def started(self, *arguments: object, engine: str = "lightning") -> AbstractContextManager[int]:
-        """Starts a command line, and gives its process group."""
+        """Starts a command line, and yields its process group."""
         return forked(self._work(arguments, engine), self.folder)
 
     def _work(self, arguments: tuple[object, ...], engine: str) -> Callable[[], int]:
@@ -176,7 +58,7 @@ class Program:
         return work
 
     def train(self, *arguments: object, engine: str = "lightning", timeout: float = 240) -> Path:
-        """Trains into a new run folder, which must end well, and returns the folder."""
+        """Trains successfully into a new run folder, and returns the folder."""
         self.runs += 1
         folder = self.folder / f"run-{self.runs}"
         done = self(*arguments, "--run-dir", folder, engine=engine, timeout=timeout)
@@ -223,9 +105,9 @@ def child(script: str, *args: str, **env: str) -> dict[str, Any]:
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """The superuser may read everything, so for a while the tests are somebody else.
+    """Runs the body as a user without rights, since the superuser may read everything.
 
-    That one may not be able to import: what is needed must have been loaded before, as the fixture `embedded` does.
+    That user may not be able to import modules: load what is needed before, as the fixture `embedded` does.
     """
     if os.geteuid() != 0:
         yield
@@ -239,7 +121,7 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that everybody may enter, as pytest's own are not."""
+    """A folder that every user may enter, unlike those of pytest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

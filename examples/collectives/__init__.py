@@ -1,1 +1,1 @@
-"""A tour of torch.distributed for those who learn it: each collective operation seen at work, and what it costs."""
+"""A tour of torch.distributed: what each collective operation does, and what it costs."""

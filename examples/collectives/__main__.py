@@ -4,10 +4,10 @@
     python -m examples.collectives --ranks 4
     python -m examples.collectives --bench --ranks 2 --json bench.json --plot
 
-The tour: every collective operation before and after; the ways to initialise a process group; what a time-out looks
-like; a hand-written ring all-reduce beside a parameter server, with the bytes that they send. The bench: latency and
-bandwidth of all-reduce over the message size. All of it is gloo on the CPU, also where there are GPUs: what is shown
-is the same there, and NCCL would need one GPU for each rank.
+The tour shows the tensors before and after every collective operation, the ways to initialize a process group, a
+timeout, and a hand-written ring all-reduce beside a parameter server, with the bytes that they send. The benchmark
+measures latency and bandwidth of all-reduce over the message size. Both use gloo on the CPU, also on a machine with
+GPUs: NCCL shows the same, but needs one GPU per rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from examples.collectives.bench import LARGEST, SMALLEST, bench
-from examples.collectives.initialise import show_ways
+from examples.collectives.initialize import show_ways
 from examples.collectives.missing import show_timeout
 from examples.collectives.operations import show_operations
 from examples.collectives.plot import FORMATS, write_plot
@@ -42,12 +42,12 @@ MEASURED = "measured.json"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the tour or the bench and returns the exit code.
+    """Runs the tour or the benchmark and returns the exit code.
 
     Args:
         argv: The arguments; by default the process's own.
     """
-    # The ranks are forked from this process: until then it must not start OpenMP's threads.
+    # The ranks are forked from this process, which must not start OpenMP's threads before.
     torch.set_num_threads(1)
     try:
         options = _options(sys.argv[1:] if argv is None else argv)
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         print_error(f"error: {error}")
         return error.exit_code
     except (KeyboardInterrupt, SignalException) as error:
-        # Between two parts: torch's agent leaves its signal handlers behind.
+        # Between two parts of the tour: torch's agent leaves its signal handlers installed.
         signum = signal.Signals(error.sigval if isinstance(error, SignalException) else signal.SIGINT)
         print_stop(f"Stopped by {signum.name}.", signum)
         return 128 + signum
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parts(options: argparse.Namespace, scratch: Path) -> list[Work]:
-    """Returns what is done in turn, each in processes of its own: what one part leaves behind reaches no other."""
+    """Returns the parts, each of which runs in processes of its own."""
     if options.bench:
         return [partial(_bench, options.largest, scratch)]
     return [show_operations, partial(show_ways, scratch), show_timeout, show_traffic]
@@ -95,11 +95,11 @@ def _write(options: argparse.Namespace, measured: dict[str, Any]) -> None:
         if options.plot:
             write_plot(options.plot, measured)
     except OSError as error:
-        raise InputError(f"The figures cannot be written: {error}.") from error
+        raise InputError(f"The measurements cannot be written: {error}.") from error
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses arguments in the project's way: one line, without the usage."""
+    """Rejects arguments as the project does: one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
@@ -114,24 +114,24 @@ def _options(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=int, default=3, metavar="N", help=f"processes, 2 to {MOST_RANKS} (3)")
     parser.add_argument(
-        "--bench", action="store_true", help="time all-reduce over the message sizes, in place of the tour"
+        "--bench", action="store_true", help="time all-reduce over the message sizes instead of the tour"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the bench's figures")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements of the benchmark")
     parser.add_argument(
         "--plot",
         type=Path,
         nargs="?",
         const=Path("collectives.png"),
         metavar="FILE",
-        help="draw the bench's figures (collectives.png)",
+        help="draw the measurements of the benchmark (collectives.png)",
     )
-    parser.add_argument("--largest", type=int, metavar="BYTES", help=f"largest message of the bench ({LARGEST})")
+    parser.add_argument("--largest", type=int, metavar="BYTES", help=f"largest message of the benchmark ({LARGEST})")
     options = parser.parse_args(argv)
     if not 2 <= options.ranks <= MOST_RANKS:
         raise InputError(f"--ranks is {options.ranks}: between 2 and {MOST_RANKS} ranks are possible.")
     for name in ("json", "plot", "largest"):
         if getattr(options, name) is not None and not options.bench:
-            raise InputError(f"--{name} belongs to the bench: give --bench too.")
+            raise InputError(f"--{name} belongs to the benchmark: add --bench.")
     options.largest = LARGEST if options.largest is None else options.largest
     if not SMALLEST <= options.largest <= MOST_BYTES:
         raise InputError(f"--largest is {options.largest}: between {SMALLEST} and {MOST_BYTES} bytes are possible.")
@@ -143,7 +143,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
 
 
 def _require_writable(flag: str, path: Path | None) -> None:
-    """Refuses a file before the bench, not after it."""
+    """Rejects a file before the benchmark, not after it."""
     if path is None:
         return
     if path.is_dir():

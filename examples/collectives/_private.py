@@ -1,7 +1,7 @@
-"""The place where the tour reaches into torch's private parts.
+"""A private part of torch that the tour uses: torch has no public name for the timeout of a process group.
 
-torch has no public name for the time-out that a process group's gloo really uses. A change of torch is noticed by
-`test_every_way_to_initialise_is_used_with_its_time_out` in tests/examples/test_collectives.py.
+A change in torch is detected by
+`test_every_way_to_initialize_is_used_with_its_timeout` in tests/examples/test_collectives.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def timeout_in_force() -> float:
-    """Returns the seconds after which the default group's gloo gives a collective up, as gloo itself tells them."""
+    """Returns the timeout of the default group's gloo in seconds."""
     group = dist.group.WORLD
     assert group is not None
     return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())

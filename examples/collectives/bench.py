@@ -1,10 +1,10 @@
 """Times all-reduce over the message sizes: gloo's own, the ring, and the parameter server.
 
-The operations take turns in one run, so that what else happens on the machine meets them alike. Bandwidths are those
-of NVIDIA's NCCL tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): algorithm bandwidth is
-the message's bytes / time, bus bandwidth is that times 2 (N - 1) / N, the share that a ring moves over each link, so
-that it can be compared over numbers of ranks and with the hardware's speed. It is one formula for all three
-operations here: a server that is as fast as a ring has the same figure, however many bytes it sends.
+The operations alternate in one run, so that other load of the machine affects them equally. Bandwidths are defined as
+in NVIDIA's NCCL tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): algorithm bandwidth is
+the message's bytes / time. Bus bandwidth is that times 2 (N - 1) / N, the share that a ring moves over each link: it
+can be compared between numbers of ranks and with the hardware. All three operations use this formula, whatever they
+send.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ OPERATIONS: dict[str, AllReduce] = {"all_reduce": _gloo, "ring": ring_all_reduce
 
 
 @dataclass(frozen=True)
-class Figure:
-    """What one operation took for one message size.
+class Measurement:
+    """The measurement of one operation for one message size.
 
     Attributes:
         operation: `all_reduce` (gloo's own), `ring` or `server`.
         bytes: Size of each rank's tensor.
-        repeats: How often it was timed.
-        seconds: Median over the repeats of the time on the slowest rank.
+        repeats: Number of measurements.
+        seconds: Median of the time on the slowest rank.
         seconds_q1: The first quartile of these times.
-        seconds_q3: The third.
+        seconds_q3: The third quartile.
         algorithm_gb_per_s: Algorithm bandwidth in 10^9 bytes per second.
         bus_gb_per_s: Bus bandwidth in 10^9 bytes per second.
-        bytes_sent: Bytes that each rank sent, counted at the calls; None for gloo's own, which cannot be looked into.
+        bytes_sent: Bytes that each rank sent, counted at the calls; None for gloo's own.
     """
 
     operation: str
@@ -74,30 +74,30 @@ def sizes(largest: int) -> list[int]:
 
 
 def repeats_of(size: int) -> int:
-    """Returns how often a size is timed: an odd number, fewer for big messages."""
+    """Returns the number of measurements of a size: odd, and lower for large messages."""
     return max(_FEWEST, min(_MOST, _BYTES_PER_SIZE // size | 1))
 
 
 def bench(rank: Rank, largest: int) -> dict[str, Any]:
-    """Measures all operations over all sizes; rank 0 prints a table that grows by one line per size.
+    """Measures all operations and sizes; rank 0 prints one line per size.
 
     Args:
         rank: This rank.
         largest: Largest message in bytes.
 
     Returns:
-        On rank 0 what was measured and how, as plain values; empty on the others.
+        On rank 0 the measurements and their conditions as plain values; empty on the others.
 
     Raises:
         RuntimeError: An operation gave a wrong sum.
     """
-    figures: list[Figure] = []
+    measurements: list[Measurement] = []
     if rank.is_first:
         print(_heading(rank))
     with joined(rank):
         for size in sizes(largest):
             row = _measure(rank, size)
-            figures += row
+            measurements += row
             if rank.is_first:
                 print(_line(size, row), flush=True)
     if not rank.is_first:
@@ -110,14 +110,14 @@ def bench(rank: Rank, largest: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "dtype": "float32",
         "warm_up": WARM_UP,
-        "figures": [vars(figure) for figure in figures],
+        "figures": [vars(measurement) for measurement in measurements],
         "versions": versions(),
         "commit": commit(),
     }
 
 
-def _measure(rank: Rank, size: int) -> list[Figure]:
-    """Returns one figure per operation on rank 0, and none on the others."""
+def _measure(rank: Rank, size: int) -> list[Measurement]:
+    """Returns one measurement per operation on rank 0, none on the others."""
     repeats = repeats_of(size)
     tensor = torch.empty(size // 4)
     seconds = torch.zeros(len(OPERATIONS), repeats, dtype=torch.float64)
@@ -129,13 +129,13 @@ def _measure(rank: Rank, size: int) -> list[Figure]:
             if repeat >= 0:
                 seconds[number, repeat] = taken
             sent[number] = line.bytes_sent
-    # An operation has ended when it has on the slowest rank.
+    # An operation ends when it ends on the slowest rank.
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     sent_by_rank = on_first(rank, sent.tolist())
     if not rank.is_first:
         return []
     return [
-        _figure(name, size, times, None if all_reduce is _gloo else [row[number] for row in sent_by_rank])
+        _measurement(name, size, times, None if all_reduce is _gloo else [row[number] for row in sent_by_rank])
         for number, ((name, all_reduce), times) in enumerate(zip(OPERATIONS.items(), seconds.tolist(), strict=True))
     ]
 
@@ -153,11 +153,11 @@ def _time(rank: Rank, tensor: torch.Tensor, name: str, all_reduce: AllReduce, li
     return taken
 
 
-def _figure(name: str, size: int, times: list[float], bytes_sent: list[int] | None) -> Figure:
+def _measurement(name: str, size: int, times: list[float], bytes_sent: list[int] | None) -> Measurement:
     q1, seconds, q3 = statistics.quantiles(times, n=4, method="inclusive")
     world_size = dist.get_world_size()
     bandwidth = size / seconds / 1e9
-    return Figure(
+    return Measurement(
         operation=name,
         bytes=size,
         repeats=len(times),
@@ -176,7 +176,7 @@ def _heading(rank: Rank) -> str:
     return "\n".join(
         [
             f"All-reduce of float32 on {rank.world_size} ranks (gloo, CPU, {torch.get_num_threads()} threads each)",
-            f"Medians of the slowest rank's time, the first {WARM_UP} of each size left out, operations in turns.",
+            f"Medians of the slowest rank's time, without the first {WARM_UP} of each size; the operations alternate.",
             f"Bandwidths as NCCL's tests define them: bus = algorithm x 2 (N - 1) / N, N = {rank.world_size}.",
             "",
             f"{'':>8}{'':>9}{'latency in microseconds':>{width}}{'algorithm GB/s':>{width}}{'bus GB/s':>{width}}",
@@ -185,10 +185,10 @@ def _heading(rank: Rank) -> str:
     )
 
 
-def _line(size: int, row: list[Figure]) -> str:
-    latencies = "".join(f"{figure.seconds * 1e6:>11,.0f}" for figure in row)
-    algorithm = "".join(f"{figure.algorithm_gb_per_s:>11.3g}" for figure in row)
-    bus = "".join(f"{figure.bus_gb_per_s:>11.3g}" for figure in row)
+def _line(size: int, row: list[Measurement]) -> str:
+    latencies = "".join(f"{measurement.seconds * 1e6:>11,.0f}" for measurement in row)
+    algorithm = "".join(f"{measurement.algorithm_gb_per_s:>11.3g}" for measurement in row)
+    bus = "".join(f"{measurement.bus_gb_per_s:>11.3g}" for measurement in row)
     return f"{in_words(size):>8}{row[0].repeats:>9}{latencies}{algorithm}{bus}"
 
 

@@ -1,4 +1,4 @@
-"""A process group for one part of the tour, and the way in which rank 0 gathers what it shows."""
+"""The process group of one part of the tour, and a gather to rank 0."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Value = TypeVar("Value")
 
 @contextmanager
 def joined(rank: Rank) -> Iterator[None]:
-    """Connects the ranks through gloo, and parts them again at the end.
+    """Makes a process group, and destroys it at the end.
 
-    After an exception the group stays as it is: the rank's process ends at once, which frees the others.
+    After an exception it remains: the rank's process ends at once, which frees the others.
     """
     timeout = timedelta(seconds=SECONDS_TO_WAIT)
     dist.init_process_group("gloo", rank=rank.rank, world_size=rank.world_size, timeout=timeout)
@@ -30,9 +30,6 @@ def joined(rank: Rank) -> Iterator[None]:
 
 
 def on_first(rank: Rank, value: Value) -> list[Value]:
-    """Returns the values of all ranks, in the order of the ranks, on rank 0, and an empty list on the others.
-
-    They come as JSON gives them back: tuples as lists.
-    """
+    """Returns the values of all ranks on rank 0, as JSON gives them back, and an empty list on the others."""
     values: list[Value] = all_gather_json(value)
     return values if rank.is_first else []

@@ -1,4 +1,4 @@
-"""What a time-out looks like: one rank never comes to a collective, and the others are told."""
+"""A timeout: one rank does not call a collective, and the others raise an error."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SECONDS = 2
 
 
 def show_timeout(rank: Rank) -> None:
-    """Lets the last rank stay away from an all-reduce, and rank 0 print how that ended for each rank.
+    """Lets all ranks but the last call an all-reduce; rank 0 prints the result of each rank.
 
-    The all-reduce has a group of its own with a short time-out, so that the ranks can still talk about it in theirs.
+    The all-reduce uses a group of its own with a short timeout, so that the first group stays usable.
 
     Raises:
         RuntimeError: The all-reduce ended without an error.
     """
     with joined(rank):
-        # A group with a short time-out is made within that time too: the ranks come to it together.
+        # The timeout also applies to making the group: the ranks begin together.
         dist.barrier()
         group = dist.new_group(timeout=timedelta(seconds=SECONDS))
         is_missing = rank.rank == rank.world_size - 1
-        told = on_first(rank, "stayed away" if is_missing else _wait_in_vain(group))
+        told = on_first(rank, "did not call it" if is_missing else _wait_in_vain(group))
     if rank.is_first:
-        print(f"\n\n3. A time-out: rank {rank.world_size - 1} never comes to an all-reduce that waits {SECONDS} s")
+        print(f"\n\n3. A timeout: rank {rank.world_size - 1} does not call an all-reduce that waits {SECONDS} s")
         for number, line in enumerate(told):
             print(f"  rank {number:<3} {line}", flush=True)
 
@@ -40,7 +40,7 @@ def _wait_in_vain(group: dist.ProcessGroup | int | None) -> str:
     try:
         dist.all_reduce(torch.ones(1), group=group)  # type: ignore[arg-type]
     except RuntimeError as error:
-        # gloo begins with the place in its own source.
+        # gloo's message begins with a place in its source.
         message = re.sub(r"^\[[^]]*\]\s*", "", str(error)).splitlines()[0]
-        return f"gave up after {time.monotonic() - start:.1f} s: {type(error).__name__}: {message}"
-    raise RuntimeError("the all-reduce ended although one rank stayed away")
+        return f"timed out after {time.monotonic() - start:.1f} s: {type(error).__name__}: {message}"
+    raise RuntimeError("the all-reduce ended although one rank did not call it")

@@ -1,4 +1,4 @@
-"""The collective operations, each shown as what every rank holds before and after it.
+"""The collective operations: the tensors of every rank before and after each.
 
 gloo has all of them from torch 2.11 on in the forms used here. The list form of the all-to-all, `dist.all_to_all`, came
 to gloo later: `dist.all_to_all_single` does the same with one tensor.
@@ -22,7 +22,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank held, as text.
+    """The tensors of one rank, as text.
 
     Attributes:
         before: Before the operation; `-` for nothing.
@@ -39,9 +39,9 @@ class Operation:
 
     Attributes:
         name: Its name in the literature.
-        call: How it is called.
-        purpose: What training needs it for, in one sentence.
-        run: Does it on this rank, which every rank must do, and returns what this rank held.
+        call: Its code.
+        purpose: What training uses it for, in one sentence.
+        run: Runs it on this rank; every rank must call it.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Operation:
 
 
 def numbers(rank: Rank, count: int) -> torch.Tensor:
-    """Returns a rank's own numbers, which tell where they come from.
+    """Returns numbers that show which rank they come from.
 
     Args:
         rank: The rank.
-        count: How many.
+        count: Number of numbers.
 
     Returns:
         `(count,)`, int64: 1, 2, ... on rank 0, 11, 12, ... on rank 1, and so on (hundreds from ten ranks on).
@@ -107,7 +107,7 @@ def _reduce(rank: Rank) -> Seen:
     tensor = numbers(rank, 2)
     before = _text(tensor)
     dist.reduce(tensor, dst=0, op=dist.ReduceOp.SUM)
-    # The other ranks' tensors may have served as scratch space: what they hold now means nothing.
+    # The other ranks' tensors may have been used as buffers: their values have no meaning.
     return Seen(before, _text(tensor) if rank.is_first else NOTHING)
 
 
@@ -172,7 +172,7 @@ OPERATIONS = (
     Operation(
         "reduce",
         "dist.reduce(tensor, dst=0, op=ReduceOp.SUM)",
-        "Rank 0 gets the sum, and the other tensors mean nothing any more: a loss that only rank 0 logs.",
+        "Rank 0 gets the sum, and the other tensors have no meaning any more: a loss that only rank 0 logs.",
         _reduce,
     ),
     Operation(
@@ -196,20 +196,20 @@ OPERATIONS = (
     Operation(
         "barrier",
         "dist.barrier()",
-        f"Nobody goes on before the slowest has come (rank r sleeps {SECONDS_APART} s times r): rank 0 downloads, "
-        "then all read.",
+        f"No rank continues before the slowest has arrived (rank r sleeps {SECONDS_APART} s times r): rank 0 "
+        "downloads, then all read.",
         _barrier,
     ),
 )
 
 
 def show_operations(rank: Rank) -> None:
-    """Does every collective operation, and lets rank 0 print what each rank held before and after."""
+    """Runs every collective operation; rank 0 prints the tensors of each rank before and after."""
     with joined(rank):
         if rank.is_first:
             step = _step_between_ranks(rank)
             print(f"1. The collective operations, on {rank.world_size} ranks")
-            print(f"   Rank 0's numbers begin at 1, rank 1's at {step + 1}: what moved shows where it came from.")
+            print(f"   Rank 0's numbers begin at 1, rank 1's at {step + 1}: a number shows where it comes from.")
         for operation in OPERATIONS:
             seen = [Seen(**one) for one in on_first(rank, asdict(operation.run(rank)))]
             if rank.is_first:

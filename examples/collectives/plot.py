@@ -1,4 +1,4 @@
-"""The bench as a image: latency and bus bandwidth over the message size."""
+"""A plot of the benchmark: latency and bus bandwidth over the message size."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _STYLES = {
 
 
 def write_plot(path: Path, measured: Mapping[str, Any]) -> None:
-    """Draws what the bench measured, with the quartiles of the repeats as a band.
+    """Plots the benchmark, with the quartiles of the measurements as a band.
 
     Args:
-        path: File to write; its suffix, one of `FORMATS`, says the format.
-        measured: What `bench` has returned.
+        path: File to write, with one of the suffixes `FORMATS`.
+        measured: The result of `bench`.
 
     Raises:
         OSError: The file cannot be written.
     """
-    # Not at the top: the tour draws nothing, and need not wait for the import.
+    # The tour itself does not plot, and need not wait for this import.
     from matplotlib.figure import Figure
 
     image = Figure(figsize=(10, 4.2), layout="constrained")
@@ -55,5 +55,5 @@ def write_plot(path: Path, measured: Mapping[str, Any]) -> None:
         axes.grid(color="#e3e3dd")
         axes.spines[["top", "right"]].set_visible(False)
     latency.legend(frameon=False)
-    image.suptitle(f"All-reduce on {measured['world_size']} ranks, medians and quartiles of the repeats")
+    image.suptitle(f"All-reduce on {measured['world_size']} ranks, medians and quartiles of the measurements")
     image.savefig(path, dpi=150)

@@ -1,8 +1,8 @@
 """Two all-reduces written with point-to-point calls, which count what they send: the ring and the parameter server.
 
-Both add the tensors of all ranks in place. The ring spreads the work: each rank talks to its two neighbours only and
-sends 2 (N - 1) / N times the data: no all-reduce gets by with less on its busiest rank. The server's rank 0 sends
-N - 1 times the data, and receives as much.
+Both add the tensors of all ranks in place. In the ring each rank communicates with its two neighbors only and sends
+2 (N - 1) / N times the data; no all-reduce needs less on its busiest rank. The server, rank 0, sends N - 1 times the
+data and receives as much.
 
 Source of the ring: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 Journal of Parallel and Distributed Computing 69 (2009).
@@ -18,7 +18,7 @@ class Line:
     """Sends and receives tensors, and counts the bytes at each send.
 
     Attributes:
-        bytes_sent: Bytes of the tensors that were sent; what the network adds to them is not known here.
+        bytes_sent: Bytes of the tensors that were sent, without the overhead of the network.
     """
 
     def __init__(self) -> None:
@@ -48,22 +48,22 @@ def _checked(work: dist.Work | None) -> dist.Work:
 def ring_all_reduce(tensor: torch.Tensor, line: Line) -> None:
     """Replaces a tensor by the sum of all ranks' tensors, around a ring.
 
-    The data are cut into one chunk per rank. In the first half (reduce-scatter) every chunk travels around the ring
-    and each rank adds its own part, so that the sum of chunk r + 1 is complete on rank r; in the second half
-    (all-gather) the sums travel once more. Each sum is finished on one rank and copied, so that all get the same bits.
+    The tensor is split into one chunk per rank. In the first half (reduce-scatter) every chunk travels around the ring
+    and each rank adds its own part, so that the sum of chunk r + 1 is complete on rank r. In the second half
+    (all-gather) the sums travel once more. Each sum is computed on one rank and copied: all ranks get identical bits.
 
     Args:
-        tensor: Any shape and dtype that gloo sends, contiguous, the same on all ranks; may have fewer elements than
+        tensor: Any shape and dtype that gloo sends, contiguous, equal on all ranks; may have fewer elements than
             there are ranks.
         line: Counts what this rank sends.
 
     Raises:
-        RuntimeError: The tensor is not contiguous, or a rank did not come within the group's time-out.
+        RuntimeError: The tensor is not contiguous, or a rank did not call it within the group's timeout.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
     chunks = tensor.view(-1).tensor_split(world_size)
-    # The first chunks are the largest where the size cannot be divided.
+    # If the size cannot be divided, the first chunks are the largest.
     scratch = torch.empty_like(chunks[0])
 
     for step in range(world_size - 1):
@@ -78,9 +78,7 @@ def ring_all_reduce(tensor: torch.Tensor, line: Line) -> None:
 
 
 def server_all_reduce(tensor: torch.Tensor, line: Line) -> None:
-    """Replaces a tensor by the sum of all ranks' tensors, which rank 0 makes as a parameter server would.
-
-    Rank 0 adds in the order of the ranks.
+    """Replaces a tensor by the sum of all ranks' tensors, which rank 0 computes in rank order, as a server does.
 
     Args:
         tensor: Any shape and dtype that gloo sends, contiguous, the same on all ranks.

@@ -1,4 +1,4 @@
-"""What the ranks send in an all-reduce: the ring beside the parameter server, counted at the calls."""
+"""The bytes that the ranks send in an all-reduce: the ring compared with the parameter server."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ELEMENTS = 1_000_000
 
 
 def show_traffic(rank: Rank) -> None:
-    """Adds the same numbers up by both algorithms, and lets rank 0 print what each rank sent.
+    """Sums the same numbers by both algorithms; rank 0 prints what each rank sent.
 
     Raises:
-        RuntimeError: One of them gave another sum than `dist.all_reduce`.
+        RuntimeError: The sum differs from that of `dist.all_reduce`.
     """
     with joined(rank):
         sent = on_first(rank, counted(rank, ELEMENTS))
@@ -29,12 +29,12 @@ def counted(rank: Rank, elements: int) -> tuple[int, int]:
 
     Args:
         rank: This rank.
-        elements: How many numbers each rank has.
+        elements: Number of elements per rank.
 
     Raises:
-        RuntimeError: One of them gave another sum than `dist.all_reduce`.
+        RuntimeError: The sum differs from that of `dist.all_reduce`.
     """
-    # Whole numbers, whose sums are exact in whatever order they are added.
+    # The sums of integers are exact in any order.
     generator = torch.Generator().manual_seed(rank.rank)
     own = torch.randint(-1000, 1000, (elements,), generator=generator).float()
     expected = own.clone()
@@ -44,7 +44,7 @@ def counted(rank: Rank, elements: int) -> tuple[int, int]:
         tensor, line = own.clone(), Line()
         all_reduce(tensor, line)
         if not torch.equal(tensor, expected):
-            raise RuntimeError(f"{all_reduce.__name__} gave another sum than dist.all_reduce")
+            raise RuntimeError(f"{all_reduce.__name__} gave a sum that differs from dist.all_reduce")
         sent.append(line.bytes_sent)
     return sent[0], sent[1]
 
@@ -57,12 +57,12 @@ def _table(sent: list[tuple[int, int]], size: int) -> list[str]:
     formula = 2 * (count - 1) / count * size
     return [
         f"\n\n4. Bytes sent in an all-reduce of {size:,} bytes on {count} ranks, counted at the calls of isend",
-        "   Both gave the sum of dist.all_reduce, on every rank and to the last bit.",
+        "   Both gave the sum of dist.all_reduce on every rank, bit for bit.",
         "",
         f"  {'':<10}{'ring':>14}{'server':>14}",
         *(f"  {name:<10}{by_ring:>14,}{by_server:>14,}" for name, by_ring, by_server in rows),
         "",
         f"  By the formulas: ring 2 (N - 1) / N of the data = {formula:,.0f} on each rank,",
         f"  server (N - 1) times the data = {(count - 1) * size:,} on rank 0. Together both send the same;",
-        "  the ring spreads it evenly.",
+        "  the ring distributes it evenly.",
     ]

@@ -1,1 +1,1 @@
-"""Checkpoints: the file format, the safety check, atomic writes, and what a run may resume from."""
+"""Checkpoints: file format, safety check, atomic writes, the manager, and the rules for resuming."""

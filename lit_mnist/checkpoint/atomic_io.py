@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Atomic writes: at every moment a file is the old one or the new one, also after a power failure."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-# Here, since it can be asked for only by changing it, for all threads.
+# At import: the umask can be read only by changing it, for all threads.
 _UMASK = os.umask(0)
 os.umask(_UMASK)
-# What a file system says that does not support a call.
+# The errors of a file system that does not support a call.
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-# File systems whose folders cannot be flushed, each of which is told of once.
+# The file systems whose folders cannot be flushed and that a warning has named.
 _WARNED_OF: set[int] = set()
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Gives a file to write to, and puts it at `path` in one step at the end, on the disk and not only in its cache.
-
-    The temporary file lies in the same folder, since a rename is one step within a file system only. Where the body
-    raises, nothing changes.
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a temporary file in the same folder; at the end it is flushed to the disk and renamed to `path`.
 
     Raises:
-        OSError: The file cannot be written; what was at `path` is still there.
+        OSError: The file cannot be written; the old file is still at `path`.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -46,16 +43,16 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole text file in UTF-8; see `whole_file`."""
-    with whole_file(path) as file:
+    """Writes a text file in UTF-8; see `atomic_file`."""
+    with atomic_file(path) as file:
         file.write(text.encode())
 
 
-def give_name(path: Path, name: Path) -> None:
-    """Gives a file a second name in one step, in place of what had it; by a copy where there are no hard links.
+def atomic_link(path: Path, name: Path) -> None:
+    """Gives a file a second name, replacing a file of that name; a copy on file systems without hard links.
 
     Raises:
-        OSError: It cannot be done; what had the name still has it.
+        OSError: It cannot be done; the old file still has the name.
     """
     temporary = name.with_name(f".{name.name}.link.tmp")
     temporary.unlink(missing_ok=True)
@@ -64,22 +61,22 @@ def give_name(path: Path, name: Path) -> None:
     except OSError as error:
         if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}:
             raise
-        copy_file(path, name)
+        atomic_copy(path, name)
         return
     os.replace(temporary, name)  # noqa: PTH105
-    # A rename between two names of one file does nothing: so it is where a run was killed after it had got this far.
+    # A rename between two names of one file does nothing: a killed run may have left them so.
     temporary.unlink(missing_ok=True)
     _flush_folder(name.parent)
 
 
-def copy_file(path: Path, name: Path) -> None:
-    """Copies a file to another name in one step; see `whole_file`."""
-    with whole_file(name) as file, path.open("rb") as source:
+def atomic_copy(path: Path, name: Path) -> None:
+    """Copies a file; see `atomic_file`."""
+    with atomic_file(name) as file, path.open("rb") as source:
         shutil.copyfileobj(source, file)
 
 
-def remove_temporary(folder: Path) -> None:
-    """Removes what writers that were killed have left in a folder that no other process writes to."""
+def remove_temporary_files(folder: Path) -> None:
+    """Removes the temporary files of killed writers from a folder that no other process writes to."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 

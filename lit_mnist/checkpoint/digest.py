@@ -1,4 +1,4 @@
-"""Digests of weights and of nested values, the same on every machine."""
+"""SHA-256 digests of weights and of nested values, equal on every machine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ def weights_sha256(state_dict: Mapping[str, torch.Tensor]) -> str:
 
 
 def tensor_sha256(tensor: torch.Tensor) -> str:
-    """Returns the SHA-256 of a tensor's type, shape and contiguous little-endian bytes."""
-    digest = hashlib.sha256()
-    _add_tensor(digest, "tensor", tensor)
-    return digest.hexdigest()
+    """Returns the SHA-256 of a tensor's dtype, shape and contiguous little-endian bytes."""
+    return weights_sha256({"tensor": tensor})
 
 
 def content_sha256(value: Any) -> str:
@@ -37,8 +35,7 @@ def content_sha256(value: Any) -> str:
 
 
 def _add_tensor(digest: _Hash, name: str, tensor: torch.Tensor) -> None:
-    shape = tuple(tensor.shape)
-    digest.update(f"{name}|{tensor.dtype}|{shape}".encode())
+    digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     digest.update(flat.view(torch.uint8).numpy().data)
 
@@ -48,9 +45,9 @@ def _add(digest: _Hash, value: Any) -> None:
         _add_tensor(digest, "tensor", value)
     elif isinstance(value, Mapping):
         digest.update(f"dict {len(value)};".encode())
-        for key, item in value.items():
-            _add(digest, key)
-            _add(digest, item)
+        for pair in value.items():
+            for part in pair:
+                _add(digest, part)
     elif isinstance(value, list | tuple):
         digest.update(f"{type(value).__name__} {len(value)};".encode())
         for item in value:
@@ -59,4 +56,4 @@ def _add(digest: _Hash, value: Any) -> None:
         text = f"{type(value).__name__} {value!r}"
         digest.update(f"{len(text)} {text};".encode())
     else:
-        raise TypeError(f"a {type(value).__name__} is no plain value")
+        raise TypeError(f"it holds a {type(value).__name__}")

@@ -1,9 +1,9 @@
-"""Checkpoints: one format for all engines, written whole, verified by a hash on load, never executing anything.
+"""The checkpoint format of all engines: written atomically, verified by a hash on load, loaded without executing code.
 
-The file is a Lightning checkpoint (`state_dict` with the prefix `net.`, optimizer, schedule, scaler, loops) and has
-one more entry, `lit_mnist`: the format's number, the experiment as plain values, the data set's digest, and the
-SHA-256 of everything else in the file. What `Trainer.save_checkpoint` writes of a LitClassifier by itself has no such
-entry: it can be evaluated, but not verified.
+The file is a Lightning checkpoint (`state_dict` with the prefix `net.`, optimizer, schedule, scaler, loops) with one
+more entry, `lit_mnist`: the number of the format, the experiment as plain values, the digest of the data set, and the
+SHA-256 of everything else in the file. A checkpoint of `Trainer.save_checkpoint` alone has no such entry: it can be
+evaluated, but not verified.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from lit_mnist.checkpoint.atomic_io import whole_file
+from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.checkpoint.digest import content_sha256
-from lit_mnist.checkpoint.safety import UnsafeError, check_archive
+from lit_mnist.checkpoint.safety import UnsafeError, load_checked
 from lit_mnist.errors import InputError
 
 FORMAT = 2
@@ -26,28 +26,28 @@ _WRITTEN_BY_A_TRAINER = {"pytorch-lightning_version", "global_step", "state_dict
 
 
 def write_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Writes a checkpoint so that at every moment the file is the old or the new one, and sound.
+    """Writes a checkpoint atomically.
 
     Args:
-        path: Where to write; the folder must exist.
+        path: The file; its folder must exist.
         checkpoint: Nested plain values and tensors, with a `lit_mnist` section.
 
     Raises:
-        InputError: It cannot be written; what was at `path` is still there.
+        InputError: It cannot be written; the old file is still there.
     """
     content = plain_values(checkpoint)
     content = {**content, SECTION: {key: value for key, value in content[SECTION].items() if key != "sha256"}}
     section = {**content[SECTION], "sha256": content_sha256(content)}
     try:
-        with whole_file(path) as file:
+        with atomic_file(path) as file:
             torch.save({**content, SECTION: section}, file)
-    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise InputError(f"The checkpoint {path} cannot be written: {reason}.") from error
 
 
 def plain_values(value: Any, *, copy: bool = False) -> Any:
-    """Returns nested values as plain dicts, lists and tuples, their tensors copied onto the CPU where wanted."""
+    """Returns nested values as plain dicts, lists and tuples, with their tensors copied to the CPU if `copy` is set."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True) if copy else value
     if isinstance(value, Mapping):
@@ -62,7 +62,7 @@ def read_checkpoint(path: Path, *, hashed: bool = True) -> dict[str, Any]:
 
     Args:
         path: The file.
-        hashed: Whether it must have a SHA-256; else what `Trainer.save_checkpoint` wrote by itself is accepted, too.
+        hashed: Whether it must have a SHA-256. Otherwise a checkpoint of `Trainer.save_checkpoint` is accepted, too.
 
     Raises:
         InputError: The file is missing, unreadable, damaged, or not a checkpoint of this project.
@@ -70,10 +70,7 @@ def read_checkpoint(path: Path, *, hashed: bool = True) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"There is no checkpoint at {path}: name a run folder or a .ckpt file.")
     try:
-        with path.open("rb") as file:
-            check_archive(file)
-            file.seek(0)
-            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+        checkpoint = load_checked(path)
     except UnsafeError as error:
         raise InputError(f"{path} is not a checkpoint of this project: {error}.") from error
     except PermissionError as error:
@@ -92,7 +89,7 @@ def _verified(path: Path, checkpoint: object, *, hashed: bool) -> dict[str, Any]
             return checkpoint
         raise InputError(
             f"{path} was written by Trainer.save_checkpoint, without the SHA-256 and the experiment that a run resumes "
-            "from: evaluate it by test --ckpt, or resume it in Python by trainer.fit(..., ckpt_path=...)."
+            "from: evaluate it with test --ckpt, or resume it in Python with trainer.fit(..., ckpt_path=...)."
         )
     if not isinstance(checkpoint, dict) or not isinstance(section, dict) or "sha256" not in section:
         raise InputError(f"{path} is not a checkpoint of this project: it has no {SECTION} section.")
@@ -113,14 +110,14 @@ def _verified(path: Path, checkpoint: object, *, hashed: bool) -> dict[str, Any]
 
 
 def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
-    """Returns the checkpoint that a run folder or a path means.
+    """Returns the checkpoint of a run folder or a path.
 
     Args:
         place: A run folder, its `checkpoints` folder, or a checkpoint file.
-        preference: File names to look for in a folder, the preferred first.
+        preference: File names to look for in a folder, in order of preference.
 
     Raises:
-        InputError: Nothing is there.
+        InputError: There is none.
     """
     try:
         if not place.is_dir():
@@ -137,14 +134,14 @@ def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
 
 
 def find_weights(place: Path, report: Callable[[str], None]) -> Path:
-    """Returns the checkpoint whose weights a run folder or a path means: of a run the best, or else the last.
+    """Returns the checkpoint to evaluate: of a run folder the best one, or else the last.
 
     Args:
-        place: As of `find_checkpoint`.
-        report: Is told where they are not the best.
+        place: See `find_checkpoint`.
+        report: Receives a message if it is not the best one.
 
     Raises:
-        InputError: Nothing is there.
+        InputError: There is none.
     """
     found = find_checkpoint(place, (BEST, LAST))
     if found.name == LAST and place.is_dir():

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its experiment, and whether a run may take it up."""
+"""What a run may resume from or evaluate: a verified checkpoint with its experiment, and the rules for both."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment, flatten
 from lit_mnist.experiment.plan import Plan
 
-# Where data are read, and whether they are downloaded.
-_PLACES = {"root", "download"}
-# What may differ between a checkpoint and the run that takes it up: where, how and how far, not what.
+# A resumed run may change where, how and how far it trains, but not what it computes.
 _MAY_CHANGE = {
     "model.compile",
     "model.weights",
@@ -41,14 +39,14 @@ _MAY_CHANGE = {
 
 @dataclass(frozen=True)
 class Saved:
-    """A verified checkpoint, with its experiment.
+    """A verified checkpoint with its experiment.
 
     Attributes:
         path: The file.
-        section: The project's own section of it.
+        section: The `lit_mnist` section of the file.
         experiment: The experiment as nested plain values.
-        step: Optimizer steps made.
-        best: The best score on the validation split until then; below 0 for none.
+        step: Optimizer steps so far.
+        best: The best validation score so far; below 0 for none.
     """
 
     path: Path
@@ -63,41 +61,36 @@ class Saved:
 
         Args:
             path: The file.
-            hashed: As of `read_checkpoint`.
+            hashed: Whether it must have a SHA-256. Otherwise a checkpoint of `Trainer.save_checkpoint`, which has only
+                the model and the seed of the experiment, is accepted, too.
 
         Raises:
-            InputError: It is damaged, or not one of this project and version.
+            InputError: It is damaged, or not a checkpoint of this project and version.
         """
         checkpoint = read_checkpoint(path, hashed=hashed)
         if SECTION not in checkpoint:
-            return cls._of_a_trainer(path, checkpoint)
-        section = checkpoint[SECTION]
+            num_classes, experiment = experiment_of_a_trainer(path, checkpoint)
+            print_once(
+                f"note: {shown(path.absolute())} was written by Trainer.save_checkpoint: it has no SHA-256 and was not "
+                "verified, and it does not name the data that it was trained on"
+            )
+            return cls(path, {"num_classes": num_classes}, experiment, checkpoint["global_step"], best=-1.0)
         experiment = checked_experiment(path, checkpoint)
         kept = checkpoint["callbacks"].get(KEEPER)
         best = kept.get("best") if isinstance(kept, dict) else None
-        return cls(path, section, experiment, checkpoint["global_step"], best if isinstance(best, float) else -1.0)
+        best = best if isinstance(best, float) else -1.0
+        return cls(path, checkpoint[SECTION], experiment, checkpoint["global_step"], best)
 
     def is_in(self, folder: Path) -> bool:
-        """Returns whether it lies in a folder."""
+        """Returns whether the file is in a folder."""
         return self.path.resolve().parent == folder.resolve()
 
-    @classmethod
-    def _of_a_trainer(cls, path: Path, checkpoint: Mapping[str, Any]) -> Saved:
-        """Returns a checkpoint that a Trainer wrote by itself: of its experiment it holds the model and the seed."""
-        num_classes, experiment = experiment_of_a_trainer(path, checkpoint)
-        print_once(
-            f"note: {shown(path.absolute())} was written by Trainer.save_checkpoint: it has no SHA-256, so that it was "
-            "not verified, and does not tell on which data it was trained"
-        )
-        return cls(path, {"num_classes": num_classes}, experiment, checkpoint["global_step"], best=-1.0)
-
     def to_resume(self) -> dict[str, Any]:
-        """Returns the experiment as the values to start from when the training continues.
+        """Returns the default settings of a run that resumes.
 
-        Data are read where the checkpoint says, but see `may_fetch`: a file from elsewhere must not choose what is
-        downloaded.
+        Data are read where the checkpoint says, but not downloaded: see `may_fetch`.
         """
-        # The machine may be another, but the precision stays the one that was used.
+        # The machine may be another one, but the precision stays.
         trainer = {**self.experiment["trainer"], "precision": self.section["precision"]}
         if launched_from_outside():
             trainer["devices"] = "auto"
@@ -105,22 +98,21 @@ class Saved:
         return {**self.experiment, "data": data, "trainer": trainer, "run": run}
 
     def to_evaluate(self) -> dict[str, Any]:
-        """Returns the experiment as the values to start from when the weights are evaluated, on whatever devices.
-
-        The place of the data, and whether they are downloaded, are the command line's to say, or the defaults'.
-        """
-        exact = self.experiment["trainer"]["precision"] == "64-true"
-        trainer, model = {"precision": "64-true" if exact else "auto"}, {**self.experiment["model"], "compile": False}
-        data = {key: value for key, value in self.experiment.get("data", {}).items() if key not in _PLACES}
+        """Returns the default settings of an evaluation, on any devices and with data from any place."""
+        is_double = self.experiment["trainer"]["precision"] == "64-true"
+        trainer = {"precision": "64-true" if is_double else "auto"}
+        model = {**self.experiment["model"], "compile": False}
+        data = self.experiment.get("data", {})
+        data = {key: value for key, value in data.items() if key not in {"root", "download"}}
         return {**self.experiment, "model": model, "data": data, "trainer": trainer, "run": {}}
 
     def may_fetch(self, given: Mapping[str, Any], data: DataSettings, *, trains: bool) -> bool:
-        """Returns whether data that are missing may be downloaded or made: never only because a checkpoint says so.
+        """Returns whether missing data may be downloaded or made: never only because a checkpoint says so.
 
         Args:
-            given: The settings that the command line and its files give, by their dotted keys.
-            data: What it has come to.
-            trains: Whether the training continues: then the data's place may be the checkpoint's.
+            given: The settings of the command line and its files, by their dotted keys.
+            data: The resulting settings.
+            trains: Whether the training resumes: then the place of the data may be the checkpoint's.
         """
         if data.name == "mnist":  # Part of the package.
             return True
@@ -129,30 +121,27 @@ class Saved:
         return data.download or given.get("data.name") == data.name
 
     def threads(self, setting: int | None, ranks: int, report: Callable[[str], None]) -> int:
-        """Returns the number of threads of each rank with which the training continues: the one that was used.
+        """Returns the number of threads of each rank of a resumed training: the same as before, unless it is set.
 
         Args:
-            setting: `run.threads` as the command line or the first start of the training set it; None for neither.
-            ranks: Ranks of this machine.
-            report: Is told where the number cannot be the same, or is not what this machine would be given.
+            setting: `run.threads` of the command line or of the first start; None for neither.
+            ranks: Number of ranks of this machine.
+            report: Receives a message if the number changes, or differs from the default of this machine.
         """
         used, before = int(self.section["threads"]), self.section.get("local_world_size")
         before = before if isinstance(before, int) else None
         if setting is None and before == ranks:
-            own = threads_per_rank(None, ranks)
-            if own != used:
+            default = threads_per_rank(None, ranks)
+            if default != used:
                 report(
                     f"each rank computes with {used} thread{'s' * (used != 1)}, as before, where {cores()} cores would "
-                    f"give it {own}: --run.threads sets another number, with which the result is not bit-identical."
+                    f"give it {default}: --run.threads sets another number, with which the result is not bit-identical."
                 )
             return used
         chosen = threads_per_rank(setting, ranks)
         if chosen != used:
-            why = (
-                f"run.threads is {setting}"
-                if setting
-                else f"there were {before or 'another number of'} ranks per machine before, and here are {ranks}"
-            )
+            why = f"there were {before or 'another number of'} ranks per machine before, and here are {ranks}"
+            why = f"run.threads is {setting}" if setting else why
             report(
                 f"each rank computes with {chosen} thread{'s' * (chosen != 1)}, but with {used} before ({why}): the "
                 "result is not bit-identical to an uninterrupted run's."
@@ -160,95 +149,95 @@ class Saved:
         return chosen
 
     def check_best(self, path: Path) -> None:
-        """Rejects a checkpoint that is not the best of this training until its step.
+        """Checks that a file is the best checkpoint of this training up to this checkpoint.
 
         Raises:
-            InputError: It is missing or damaged, was made later, or is of another training or not its best epoch.
+            InputError: It is missing, damaged, later, of another training, or not of the best epoch.
         """
         best = Saved.read(path)
         if best.step > self.step:
-            raise InputError(f"{path} was made after step {best.step}, and the run goes on after step {self.step}.")
-        mine, other = self._identity(), best._identity()
-        for key in mine:
-            if mine[key] != other[key]:
-                raise InputError(f"{path} is of another training: its {key} is {other[key]}, not {mine[key]}.")
-        # Every checkpoint since has the score of the best.
+            raise InputError(f"{path} was saved after step {best.step}, but the run resumes after step {self.step}.")
+        own, other = self._identity(), best._identity()
+        for key in own:
+            if own[key] != other[key]:
+                raise InputError(f"{path} is of another training: its {key} is {other[key]}, not {own[key]}.")
+        # Every later checkpoint has the score of the best one.
         if best.best != self.best:
-            raise InputError(f"{path} is not the best epoch of the training: its score is another.")
+            raise InputError(f"{path} is not of the best epoch of the training: it has another score.")
 
     def _identity(self) -> dict[str, Any]:
-        """Returns what two checkpoints of one training have in common."""
+        """Returns what all checkpoints of one training have in common."""
         settings = {
             key: value
             for key, value in flatten(self.to_resume())
             if not key.startswith("run.") and (key == "model.weights" or key not in _MAY_CHANGE)
         }
-        names = ["data_sha256", "num_classes", "batch_size", *([] if self._is_stretchable else ["total_steps"])]
+        names = ["data_sha256", "num_classes", "batch_size", *([] if self._is_extendable else ["total_steps"])]
         return {**settings, **{name: self.section[name] for name in names}}
 
     @property
-    def _is_stretchable(self) -> bool:
+    def _is_extendable(self) -> bool:
         """Whether the learning rate does not depend on the number of steps."""
         return self.experiment["model"]["schedule"] == "constant" and not self.experiment["model"]["warmup"]
 
     def check_evaluation(self, experiment: Experiment, dataset: Dataset, *, validates: bool) -> None:
-        """Refuses another network, data with other classes, or a validation split that was trained on.
+        """Checks that the weights fit the network and the data, and that a validation split was not trained on.
 
         Raises:
-            InputError: The weights do not fit.
+            InputError: They do not fit.
         """
         if self.section["num_classes"] != dataset.num_classes:
             raise InputError(
-                f"{self.path} tells {self.section.get('num_classes')} classes apart, "
-                f"but the data have {dataset.num_classes}."
+                f"{self.path} is for {self.section['num_classes']} classes, but the data have {dataset.num_classes}."
             )
         split = ("seed_everything", "data.name", "data.emnist_split", "data.val_size") if validates else ()
         self._check_equal(experiment, ("model", *split), self.experiment)
 
     def check_same(self, experiment: Experiment) -> None:
-        """Refuses settings that would make another training of it.
+        """Checks that the settings of a resumed run compute the same training.
 
         Raises:
-            InputError: One differs; the message names both values.
+            InputError: A setting differs; the message has both values.
         """
         self._check_equal(experiment, ("model", "data", "trainer", "seed_everything"), self.to_resume())
 
     def check_resume(self, experiment: Experiment, dataset: Dataset, plan: Plan, *, may_be_done: bool = False) -> None:
-        """Refuses data, batches and a length that would make another training of it; see also `check_same`.
+        """Checks that data, batches and length of a resumed run are those of the training; see also `check_same`.
 
         Args:
-            experiment: The experiment that is to go on.
+            experiment: The experiment of the resumed run.
             dataset: Its data.
             plan: Its plan.
-            may_be_done: Whether the training may be complete, since the run that was interrupted then was testing.
+            may_be_done: Whether the training may be complete, since the run was interrupted during the test.
 
         Raises:
-            InputError: Model, data, batches or schedule differ, or no step is left.
+            InputError: They differ, or no step is left.
         """
-        trained = self.section
-        if trained["data_sha256"] != dataset.sha256:
+        saved = self.section
+        if saved["data_sha256"] != dataset.sha256:
             raise InputError(
-                f"{self.path} was trained on data with the SHA-256 {trained.get('data_sha256')}, "
-                f"but here they have {dataset.sha256}."
+                f"{self.path} was trained on data with the SHA-256 {saved['data_sha256']}, but here it is "
+                f"{dataset.sha256}."
             )
-        if trained["batch_size"] != plan.batch_size:
+        if saved["batch_size"] != plan.batch_size:
             raise InputError(
-                f"{self.path} was trained with batches of {trained.get('batch_size')}, but here they would have "
+                f"{self.path} was trained with batches of {saved['batch_size']}, but here they would have "
                 f"{plan.batch_size}: resume with as many ranks as before."
             )
-        schedule, stretchable = experiment.model.schedule, self._is_stretchable
-        if trained["total_steps"] != plan.total_steps and not stretchable:
+        schedule, steps = experiment.model.schedule, plan.total_steps
+        if saved["total_steps"] != steps and not self._is_extendable:
             raise InputError(
-                f"The {schedule} schedule of {self.path} was made for {trained.get('total_steps')} steps and cannot be "
-                f"changed to {plan.total_steps}: only a constant one without warm-up can. {self._train_further()}"
+                f"The {schedule} schedule of {self.path} was made for {saved['total_steps']} steps and cannot be "
+                f"changed to {steps}: only a constant one without warm-up can. {self._train_further()}"
             )
-        if self.step > plan.total_steps or (self.step == plan.total_steps and not may_be_done):
-            limit = "raise --epochs" if experiment.trainer.max_steps != plan.total_steps else "raise --max-steps"
-            more = f"({limit})." if stretchable else f"(its {schedule} schedule is at its end). {self._train_further()}"
-            raise InputError(f"{self.path} has made its {self.step} steps: there is nothing to go on with {more}")
+        if self.step > steps or (self.step == steps and not may_be_done):
+            limit = "raise --epochs" if experiment.trainer.max_steps != steps else "raise --max-steps"
+            at_end = f"(its {schedule} schedule is at its end). {self._train_further()}"
+            more = f"({limit})." if self._is_extendable else at_end
+            raise InputError(f"{self.path} has completed its {self.step} steps: there is nothing to resume {more}")
 
     def _train_further(self) -> str:
-        """Returns how to train these weights beyond the end of their schedule."""
+        """Returns how to train the weights beyond the end of the schedule."""
         origin = run_folder_of(self.path)
         weights = shlex.quote(shown((origin or self.path).absolute()))
         config = f"--config {shlex.quote(shown(origin / CONFIG))} " if origin else ""

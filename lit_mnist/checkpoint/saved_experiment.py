@@ -1,4 +1,4 @@
-"""What a checkpoint says of its experiment, checked before anything of it is believed."""
+"""The experiment in a checkpoint, checked as strictly as any other input."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lit_mnist.experiment.task import check_task
 from lit_mnist.models.build import build_net
 from lit_mnist.training.precision import UsedPrecision
 
-# What a setting of a saved experiment may look like, where it is no path.
+# A text setting of a saved experiment, unless it is a path.
 _WORD = re.compile(r"[\w.:=,+-]*")
 _PATHS = ("data.root", "model.weights", "run.dir", "run.resume")
-# What is read of a checkpoint before the ranks start, and restored in them.
+# The entries that are read before the ranks start, and restored in them.
 _KINDS = {
     "global_step": int,
     "state_dict": dict,
@@ -39,41 +39,43 @@ _SECTION_KINDS = {
     "total_steps": int,
 }
 _MOST_CLASSES, _MOST_THREADS = 1000, 1024
+# Characters of a setting: the longest path of Linux.
+_LONGEST_SETTING = 4096
 
 
 def checked_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the experiment of a checkpoint as nested plain values.
 
     Args:
-        path: Where the checkpoint was read, for the message.
-        checkpoint: Its content, whose hash is verified.
+        path: The file, for the message.
+        checkpoint: Its content, whose hash was verified.
 
     Raises:
-        InputError: Something that a run needs is missing, of another type, or out of range.
+        InputError: An entry is missing, of another type, or out of range.
     """
     section = checkpoint[SECTION]
     for values, kinds in ((checkpoint, _KINDS), (section, _SECTION_KINDS)):
         for name, kind in kinds.items():
             if type(values.get(name)) is not kind:
-                raise InputError(f"{path} is not a checkpoint of a run: its {name} is not there, or of another type.")
+                raise InputError(f"{path} is not a checkpoint of a run: its {name} is missing or of another type.")
     experiment = _read_experiment(section["experiment"], path)
     _check_weights(path, checkpoint["state_dict"], section["num_classes"], experiment)
     if checkpoint["global_step"] < 0 or section["precision"] not in get_args(UsedPrecision):
-        raise InputError(f"{path} is not a checkpoint of a run: its step or its precision is none.")
+        raise InputError(f"{path} is not a checkpoint of a run: its step or its precision is invalid.")
     if not 1 <= section["threads"] <= _MOST_THREADS:
-        raise InputError(f"{path} is not a checkpoint of a run: it names {section['threads']} threads.")
+        raise InputError(f"{path} is not a checkpoint of a run: it has {section['threads']} threads.")
     return experiment
 
 
 def experiment_of_a_trainer(path: Path, checkpoint: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Returns what a checkpoint that a Trainer wrote by itself says: its classes, and of the experiment the model.
+    """Returns the number of classes and the model of a checkpoint of `Trainer.save_checkpoint`.
 
     Args:
-        path: Where the checkpoint was read, for the message.
+        path: The file, for the message.
         checkpoint: Its content.
 
     Raises:
-        InputError: It is not one of a `LitClassifier`.
+        InputError: It is not a checkpoint of a `LitClassifier`.
     """
     found, weights = checkpoint["hyper_parameters"], checkpoint["state_dict"]
     if not isinstance(found, dict) or not isinstance(weights, dict) or type(checkpoint["global_step"]) is not int:
@@ -90,14 +92,10 @@ def experiment_of_a_trainer(path: Path, checkpoint: Mapping[str, Any]) -> tuple[
 
 
 def _check_weights(path: Path, weights: dict[str, Any], num_classes: int, experiment: dict[str, Any]) -> None:
-    """Refuses weights that are not those of the experiment's network.
-
-    Raises:
-        InputError: A name or a shape is another one.
-    """
+    """Rejects weights whose names or shapes are not those of the network."""
     if not 0 < num_classes <= _MOST_CLASSES:
-        raise InputError(f"{path} tells {num_classes} classes apart: no data set here has as many.")
-    # Shapes alone: on this device nothing is computed or kept.
+        raise InputError(f"{path} is for {num_classes} classes: no data set here has as many.")
+    # The device `meta` has shapes only.
     with torch.device("meta"):
         net = build_net(ModelSettings(**{**experiment["model"], "compile": False}), num_classes=num_classes, seed=0)
     wanted = {f"net.{name}": tuple(tensor.shape) for name, tensor in net.state_dict().items()}
@@ -107,26 +105,19 @@ def _check_weights(path: Path, weights: dict[str, Any], num_classes: int, experi
 
 
 def _read_experiment(values: object, source: Path) -> dict[str, Any]:
-    """Returns the experiment that a checkpoint holds, checked as every configuration is.
-
-    Args:
-        values: Nested plain values.
-        source: Where they come from, for the message.
-
-    Raises:
-        InputError: They are no experiment of this version.
-    """
+    """Returns the experiment of a checkpoint, checked as every configuration."""
     if not isinstance(values, Mapping) or not values:
-        raise InputError(f"{source} holds no experiment.")
-    flat = {str(key): value for key, value in flatten(values)}
-    odd = [key for key in flat if key not in options()]
-    odd += [
-        key
-        for key, value in flat.items()
-        if key not in _PATHS and isinstance(value, str) and not _WORD.fullmatch(value)
-    ]
-    if odd:
-        raise InputError(f"{source} holds an experiment that this version does not know ({', '.join(odd)[:200]}).")
+        raise InputError(f"{source} has no experiment.")
+    try:
+        flat = dict(flatten(values))
+    except TypeError as error:
+        raise InputError(f"{source} has an experiment with a key that is not text.") from error
+    unknown = [key for key in flat if key not in options()]
+    texts = {key: value for key, value in flat.items() if key not in _PATHS and isinstance(value, str)}
+    unknown += [key for key, value in texts.items() if not _WORD.fullmatch(value)]
+    unknown += [key for key, value in flat.items() if len(str(value)) > _LONGEST_SETTING]
+    if unknown:
+        raise InputError(f"{source} holds an experiment that this version does not know ({', '.join(unknown)[:200]}).")
     try:
         experiment = make_experiment(convert(flat))
         check_task(experiment)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from lit_mnist.checkpoint.atomic_io import copy_file
+from lit_mnist.checkpoint.atomic_io import atomic_copy
 from lit_mnist.checkpoint.format import BEST, LAST
 from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.store import CONFIG, run_folder_of
@@ -16,7 +16,7 @@ from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import SEGMENTATION_NAMES, Experiment
 from lit_mnist.predict.masks import MASKS, OVERLAYS
-from lit_mnist.profiling.faults import injected
+from lit_mnist.profiling.faults import fault_marker
 from lit_mnist.run.finish import GRID, PREDICTIONS
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, lock_folder, was_restarted
 from lit_mnist.run.metrics_log import read_metrics
@@ -149,7 +149,7 @@ def _fill(folder: RunFolder, saved: Saved | None, *, goes_on_here: bool) -> None
         InputError: Another run has changed its checkpoints since they were read.
     """
     if not goes_on_here:
-        injected(folder.path).unlink(missing_ok=True)
+        fault_marker(folder.path).unlink(missing_ok=True)
     if saved is None:
         if any(folder.checkpoints.glob("*.ckpt")):
             raise InputError(f"Another run has begun in {folder.path} just now: start this one again.")
@@ -157,11 +157,11 @@ def _fill(folder: RunFolder, saved: Saved | None, *, goes_on_here: bool) -> None
     best, last = folder.checkpoints / BEST, folder.checkpoints / LAST
     in_place = saved.is_in(folder.checkpoints)
     if not in_place:
-        copy_file(saved.path, last)
+        atomic_copy(saved.path, last)
         if Saved.read(last).section["sha256"] != saved.section["sha256"]:
             raise InputError(f"{saved.path} was replaced by another run while it was read: start this one again.")
         if (beside := saved.path.parent / BEST).is_file():
-            copy_file(beside, best)
+            atomic_copy(beside, best)
     try:
         saved.check_best(best)
     except InputError as error:

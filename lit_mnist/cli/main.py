@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
             # Another says the same, and an outside launcher ends it as soon as this one has ended.
             time.sleep(1)
         elif error.started:
-            from lit_mnist.distributed.failure import RANK_STATUS
+            from lit_mnist.distributed.rank_status import RANK_STATUS
 
             print_failure(error, error.advice, RANK_STATUS.print_error)
         else:

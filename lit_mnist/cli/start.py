@@ -14,12 +14,12 @@ from torch.distributed import DistNetworkError
 from lit_mnist.checkpoint.store import newest_valid
 from lit_mnist.cli.parser import Request
 from lit_mnist.cli.prepare import Prepared, prepare
-from lit_mnist.distributed.addresses import choose_interface, stay_on_loopback
-from lit_mnist.distributed.failure import RANK_STATUS, end_rank, is_expected, reported_here, write_cause
+from lit_mnist.distributed.failure import disk_error, end_rank, own_failure, report_failure
 from lit_mnist.distributed.launcher import Work, launch
 from lit_mnist.distributed.rank import Rank, launched_from_outside
+from lit_mnist.distributed.rank_status import RANK_STATUS
+from lit_mnist.distributed.rendezvous import choose_interface, use_loopback
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.spawn import spawn
 from lit_mnist.distributed.terminal import print_failure, shown
 from lit_mnist.engines.capabilities import load_engine
 from lit_mnist.engines.rank_work import do_job
@@ -62,17 +62,16 @@ def _start(prepared: Prepared) -> None:
     if launched_from_outside():
         rank = Rank.from_environment()
         if rank.num_nodes == 1:
-            stay_on_loopback()
+            use_loopback()
         else:
             choose_interface()
         _work_here(work, rank, prepared, logs if rank.is_first or run.dir else None)
     elif job.plan.world_size == 1 and not run.max_restarts:
-        stay_on_loopback()
+        use_loopback()
         _work_here(work, Rank(), prepared, logs)
-    elif run.launcher == "spawn":
-        spawn(work, world_size=job.plan.world_size, logs=logs)
     else:
-        launch(work, world_size=job.plan.world_size, max_restarts=run.max_restarts, logs=logs)
+        method = "spawn" if run.launcher == "spawn" else None
+        launch(work, world_size=job.plan.world_size, max_restarts=run.max_restarts, logs=logs, start_method=method)
 
 
 def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) -> None:
@@ -97,19 +96,19 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
     try:
         work(rank)
     except LitMnistError as error:
-        write_cause(error)
+        report_failure(error)
         raise
     except DistNetworkError as error:
-        write_cause(error)
+        report = report_failure(error)
         if "EADDRINUSE" not in str(error):
-            raise RankLostError(reported_here(error)) from error
+            raise RankLostError(own_failure(report)) from error
         port = os.environ["MASTER_PORT"]
         raise InputError(f"The port {port} is taken by another program: set another MASTER_PORT.") from error
     except Exception as error:
-        write_cause(error)
-        if isinstance(known := is_expected(error), LitMnistError):
+        report = report_failure(error)
+        if isinstance(known := disk_error(error), LitMnistError):
             raise known from error
-        raise RankLostError(reported_here(error)) from error
+        raise RankLostError(own_failure(report)) from error
 
 
 def _go_on(job: Job | None, *, only_with_checkpoint: bool = False) -> str:

@@ -1,1 +1,1 @@
-"""Ranks: who they are, how they are started, how they meet, and what happens when one is lost."""
+"""Ranks: their launcher, rendezvous, signals, failure reports, heartbeat, consensus and peer exchange."""

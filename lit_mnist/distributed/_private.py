@@ -1,21 +1,22 @@
-"""The places where the launcher reaches into torch's private parts.
+"""Private parts of torch that this folder uses, each with the test that detects a change in torch.
 
-torch's elastic agent restarts its ranks after any failure, waits half a minute for those that are left, and answers a
-signal by an exception. `WatchfulAgent` keeps it from restarting where the rank's exit code says that another try would
-end the same way, notes how every rank ended (torch keeps one), and ends the others at once.
-
-torch's launchers unpickle what they find in a temporary folder: `WatchfulAgent` gives them a private one. torch has no
-public way to say what a process group that is made by the environment meets in: `find_each_other_by` sets it.
-
-A change of torch is noticed by `test_a_refusal_in_a_rank_is_never_restarted`,
-`test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed` and `test_nothing_listens_beyond_loopback`
-in tests/distributed/test_launcher.py, and by `test_nothing_is_left_of_a_run_of_which_one_process_is_killed` in
-tests/faults/test_kill.py.
+- `RankAgent` overrides private methods of torch's elastic agent. Detected in tests/distributed/test_launcher.py by
+  `test_a_refusal_in_a_rank_is_never_restarted` and
+  `test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed`, and in tests/faults/test_kill.py by
+  `test_nothing_is_left_of_a_run_of_which_one_process_is_killed`.
+- `set_env_rendezvous` replaces a registered handler, and `AGENT_STORE` is an undocumented variable. Detected by
+  `test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle` (tests/distributed/test_launcher.py).
+- `write_error_file` writes a file that torchrun reads, and `is_gloo_error` matches the text of gloo's errors. Detected
+  by tests/distributed/test_private.py.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
+import logging
+import os
+import re
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -33,34 +34,39 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 from lit_mnist.distributed.private_folder import temporary_files_in
 from lit_mnist.distributed.signals import STOP, blocked
 
-_SECONDS_TO_END = 1
+# If it is "True", rank 0 opens no store, since the launcher has opened one.
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+# gloo's errors begin with the place in its source that raised them.
+_RAISED_BY_GLOO = re.compile(r"\[[^\] ]*\bgloo/transport/[^\] ]*:\d+\]")
+_SECONDS_TO_EXIT = 1
 _SECONDS_TO_DIE = 10
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """How a group of ranks stood when the first failure was noticed, before the others were ended.
+class FailedAttempt:
+    """The ranks at the moment when a failure was noticed, before the other ranks were ended.
 
     Attributes:
-        codes: Each rank's exit code, None where it was still running; a negative one is a signal's number.
-        pids: Their processes.
+        exit_codes: The exit code of each rank: None if it was still running, negative for the number of a signal.
+        pids: The process of each rank.
     """
 
-    codes: dict[int, int | None]
+    exit_codes: dict[int, int | None]
     pids: dict[int, int]
 
 
-class WatchfulAgent(LocalElasticAgent):
-    """torch's agent for the ranks of this machine, with the project's own way of ending them.
+class RankAgent(LocalElasticAgent):
+    """torch's agent for the ranks of this machine, which ends failed launches faster and restarts them less often.
 
-    It starts no rank again that ended with a final exit code, leaves signals to `STOP`, and kills what is left one
-    second after a failure.
+    torch's own agent restarts the ranks after any failure, waits 30 seconds for the remaining ones, reports one rank's
+    exit code, and raises an exception on a signal.
 
     Args:
-        private: The launch's private folder, in which torch names the files that it unpickles after a failure.
-        final_codes: Exit codes after which nothing is started again.
-        on_failure: Called once per failed attempt, and told whether the ranks are started again.
-        while_running: Called again and again with the ranks' processes.
+        private: The private folder of the launch. torch unpickles error files, so that they must be in there.
+        final_codes: Exit codes after which the ranks are not restarted.
+        on_failure: Called after each failed attempt, with whether the ranks are restarted.
+        while_running: Called repeatedly with the processes of the ranks.
     """
 
     def __init__(
@@ -68,13 +74,18 @@ class WatchfulAgent(LocalElasticAgent):
         *args: Any,
         private: Path,
         final_codes: Container[int],
-        on_failure: Callable[[Attempt, bool], None],
+        on_failure: Callable[[FailedAttempt, bool], None],
         while_running: Callable[[Iterable[int]], None],
         **kwargs: Any,
     ) -> None:
-        # Seconds that ranks have to end before they are killed; older releases of torch set them by themselves.
+        # This project reports failures and handles signals itself. The agent must handle some signal.
+        for name in list(logging.root.manager.loggerDict):
+            if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+        # Older releases of torch have no such argument.
         if "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters:
-            kwargs["shutdown_timeout"] = _SECONDS_TO_END
+            kwargs["shutdown_timeout"] = _SECONDS_TO_EXIT
         super().__init__(*args, **kwargs)
         self._private = private
         self._final_codes = final_codes
@@ -82,61 +93,51 @@ class WatchfulAgent(LocalElasticAgent):
         self._while_running = while_running
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        # Blocked, so that no rank meets a signal before it listens; older releases of torch set handlers of their own.
+        # Blocked until the ranks have installed their handlers. Older releases of torch install handlers of their own.
         with blocked(), temporary_files_in(self._private):
             started = super()._start_workers(worker_group)
             STOP.register()
         context = self._pcontext._pc  # type: ignore[union-attr]
         if "grace_period" in inspect.signature(context.join).parameters:
-            context.join = partial(context.join, grace_period=_SECONDS_TO_END)
+            context.join = partial(context.join, grace_period=_SECONDS_TO_EXIT)
         return started
-
-    def _attempt(self, worker_group: WorkerGroup) -> Attempt:
-        context = self._pcontext
-        processes = context._pc.processes  # type: ignore[union-attr]
-        ranks = {worker.global_rank: worker.local_rank for worker in worker_group.workers}
-        return Attempt(
-            {rank: processes[local].exitcode for rank, local in ranks.items()},
-            {rank: processes[local].pid for rank, local in ranks.items()},
-        )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._while_running(self._pcontext.pids().values())  # type: ignore[union-attr]
-        attempt = self._attempt(worker_group)
-        codes = [code for code in attempt.codes.values() if code]
+        attempt = self._current_attempt(worker_group)
+        codes = [code for code in attempt.exit_codes.values() if code]
         if codes:
-            # Before torch looks: it would wait half a minute for those that are left.
+            # torch would wait 30 seconds for the remaining ranks.
             end_processes(self._pcontext._pc.processes)  # type: ignore[union-attr]
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
             if not codes:
-                # A rank ended in between: torch has ended the others, and only its own word tells which was first.
+                # A rank has ended in between, and torch has ended the others: only its result tells which was first.
                 first = {rank: failure.exitcode for rank, failure in result.failures.items()}
-                attempt = Attempt(dict.fromkeys(attempt.codes) | first, attempt.pids)
+                attempt = FailedAttempt(dict.fromkeys(attempt.exit_codes) | first, attempt.pids)
                 codes = list(first.values())
             if STOP.received or any(code in self._final_codes for code in codes):
                 self._remaining_restarts = 0
             self._on_failure(attempt, self._remaining_restarts > 0)
         return result
 
-
-def find_each_other_by(meet: Callable[..., Iterator[tuple[dist.Store, int, int]]]) -> None:
-    """Lets the process groups of this process that are made by the environment meet in a store of the caller's.
-
-    Args:
-        meet: Given a URL and a time-out, yields the store, this rank and the number of ranks.
-    """
-    _rendezvous_handlers["env"] = meet
+    def _current_attempt(self, worker_group: WorkerGroup) -> FailedAttempt:
+        processes = self._pcontext._pc.processes  # type: ignore[union-attr]
+        ranks = {worker.global_rank: processes[worker.local_rank] for worker in worker_group.workers}
+        return FailedAttempt(
+            {rank: process.exitcode for rank, process in ranks.items()},
+            {rank: process.pid for rank, process in ranks.items()},
+        )
 
 
 def end_processes(processes: Iterable[BaseProcess]) -> None:
-    """Ends processes: those that do not end by themselves within a second, such as stopped ones, are killed."""
+    """Waits a second for processes to exit, and kills the remaining ones, such as stopped ones."""
     processes = list(processes)
-    _join(processes, _SECONDS_TO_END)
+    _join(processes, _SECONDS_TO_EXIT)
     for process in processes:
         with suppress(ProcessLookupError):
             process.kill()
-    # One that is stuck in a GPU's driver outlives even that.
+    # A process that waits for a GPU's driver does not even react to SIGKILL.
     _join(processes, _SECONDS_TO_DIE)
 
 
@@ -144,3 +145,31 @@ def _join(processes: Sequence[BaseProcess], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
+
+
+def set_env_rendezvous(handler: Callable[..., Iterator[tuple[dist.Store, int, int]]]) -> None:
+    """Replaces the rendezvous of `init_method="env://"` in this process.
+
+    Args:
+        handler: Takes a URL and a timeout, and yields the store, this rank and the world size.
+    """
+    _rendezvous_handlers["env"] = handler
+
+
+def write_error_file(message: str, stack: str, seconds: float) -> None:
+    """Writes an error where torchrun looks for it, if torchrun has started this process.
+
+    Args:
+        message: The error's message.
+        stack: Its traceback.
+        seconds: When it was raised, in seconds since 1970.
+    """
+    if path := os.environ.get(_ERROR_FILE):
+        extra = {"py_callstack": stack, "timestamp": str(int(seconds))}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
+
+
+def is_gloo_error(error: BaseException) -> bool:
+    """Returns whether the text of an error is that of gloo's connections."""
+    return type(error) is RuntimeError and _RAISED_BY_GLOO.match(str(error)) is not None

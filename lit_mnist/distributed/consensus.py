@@ -1,4 +1,4 @@
-"""What one rank alone knows, and all must act on at the same step: a signal has come, a checkpoint is due."""
+"""The consensus of the ranks: what one rank knows (a signal, a due checkpoint) and all act on after the same step."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _SECONDS_BETWEEN = 0.25
 
 
 class Decision(NamedTuple):
-    """What the ranks have agreed on: the signal to stop by, or None, and whether to save."""
+    """What the ranks have decided: the signal to stop by, or None, and whether to save."""
 
     stop: signal.Signals | None = None
     save: bool = False
 
 
 class Consensus:
-    """Every so often the ranks tell each other what they know, by one all-reduce of a few numbers.
+    """Lets the ranks decide together about every quarter of a second, by one all-reduce of a few numbers.
 
-    It is done after as many steps as take about a quarter of a second, but at least one, by the slowest rank's figures:
-    the ranks must agree on that number, too, and learn it from the agreement before.
+    The number of steps between two decisions is computed from the time per step of the slowest rank, and is part of
+    each decision, so that the ranks agree on it too.
 
     Args:
         rank: This rank.
         device: Its device.
-        steps: A fixed number of steps between agreements, instead.
+        steps: A fixed number of steps between decisions instead.
     """
 
     def __init__(self, rank: Rank, device: torch.device, steps: int | None = None) -> None:
@@ -41,37 +41,37 @@ class Consensus:
         self._since = time.monotonic()
 
     def step_done(self, step: int, received: signal.Signals | None, *, save: bool) -> Decision:
-        """Counts a step, and agrees where it is time to; every rank must call it after every step."""
+        """Counts a step, and decides if it is time to; every rank must call it after every step."""
         self._left -= 1
         return self.settle(step, received, save=save) if self._left <= 0 else Decision()
 
     def settle(self, step: int, received: signal.Signals | None, *, save: bool = False) -> Decision:
-        """Agrees now; every rank must call it.
+        """Decides now; every rank must call it.
 
         Args:
-            step: Optimizer steps made.
+            step: Optimizer steps so far.
             received: The signal that this rank has received, or None.
             save: Whether this rank wants a checkpoint.
 
         Raises:
-            InputError: The ranks have not made the same number of steps; all raise it together.
+            InputError: The ranks are at different steps; all ranks raise it.
         """
         now = time.monotonic()
         per_step = (now - self._since) / max(1, self._between - self._left)
-        known = [per_step, float(step), float(-step), float(save), *(float(received == signum) for signum in STOPPING)]
+        values = [per_step, float(step), float(-step), float(save), *(float(received == signum) for signum in STOPPING)]
         if self.rank.world_size > 1:
-            shared = torch.tensor(known, dtype=torch.float64, device=self.device)
+            shared = torch.tensor(values, dtype=torch.float64, device=self.device)
             dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-            known = shared.tolist()
-        per_step, most, fewest, wanted, *signals = known
+            values = shared.tolist()
+        per_step, most, fewest, wanted, *signals = values
         if most != -fewest:
             raise InputError(
-                f"One rank is at step {int(-fewest)}, and another at step {int(most)}: they went on from different "
-                "checkpoints. The run folder must lie where all machines see the same files."
+                f"One rank is at step {int(-fewest)}, and another at step {int(most)}: they resumed from different "
+                "checkpoints. The run folder must be on a file system that all machines share."
             )
-        wished = int(_SECONDS_BETWEEN / max(per_step, 1e-9))
-        # A few steps tell little of the next ones, which may be far slower.
-        self._between = self.fixed or max(1, min(wished, 2 * self._between))
+        steps = int(_SECONDS_BETWEEN / max(per_step, 1e-9))
+        # At most doubled: the next steps may be far slower than the few that were measured.
+        self._between = self.fixed or max(1, min(steps, 2 * self._between))
         self._left, self._since = self._between, time.monotonic()
         stop = next((signum for signum, came in zip(STOPPING, signals, strict=True) if came), None)
         return Decision(stop, bool(wanted))

@@ -34,10 +34,10 @@ class Devices:
 
 
 def choose_devices(trainer: TrainerSettings) -> Devices:
-    """Returns the devices that the settings mean on this machine, without initialising a GPU.
+    """Returns the devices of this machine that the settings select, without initializing a GPU.
 
     Raises:
-        InputError: More GPUs, or others, are asked for than there are.
+        InputError: The machine does not have the GPUs.
     """
     gpus = torch.cuda.device_count() if trainer.accelerator != "cpu" else 0
     if trainer.accelerator == "gpu" and gpus == 0:

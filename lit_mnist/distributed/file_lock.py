@@ -1,4 +1,4 @@
-"""Locks between processes, held by the kernel until the process that took one has ended."""
+"""File locks between processes, which the kernel releases when the holder ends."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import IO
 
 _LOCKS_NEEDED = (
-    "two processes could write there at once without a lock (flock), which Lustre supports if mounted with -o flock, "
-    "and NFS with a lock service"
+    "without a lock (flock) two processes could write there at once; Lustre supports it if mounted with -o flock, and "
+    "NFS with a lock service"
 )
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Opens a lock file, and makes it where it is missing; its content stays.
+    """Opens a lock file for reading and writing, and creates it if it is missing.
 
-    Others may be able to write to its folder: a symbolic link there is not followed.
+    A symbolic link is not followed, since others may be able to write to the folder.
 
     Raises:
         OSError: The file cannot be opened, or is a symbolic link or no regular file.
@@ -32,7 +32,7 @@ def open_lock(path: Path) -> IO[str]:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Opens a regular file, and makes it where it is missing."""
+    """Opens a regular file, and creates it if it is missing."""
     descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -41,10 +41,10 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def try_lock(file: IO[str]) -> bool:
-    """Locks an open file unless another process holds it, and returns whether this one holds it now.
+    """Locks an open file unless another process holds the lock, and returns whether this process holds it now.
 
     Raises:
-        OSError: The file cannot be locked at all, for example because its file system does not support it.
+        OSError: The file cannot be locked, for example because its file system does not support it.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

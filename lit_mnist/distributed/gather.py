@@ -1,4 +1,4 @@
-"""What each rank knows, told to all: as JSON, since to read a pickle is to execute what its sender has put into it."""
+"""An all-gather of JSON values: torch's own all-gather of objects unpickles, and so executes, what other ranks send."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 
 def all_gather_json(own: Any) -> list[Any]:
-    """Returns every rank's value, by rank, as JSON gives it back; every rank must call it.
+    """Returns the values of all ranks as JSON gives them back; every rank must call it.
 
-    Numbers come back exactly, also those that are infinite or not a number; tuples come back as lists, paths as text.
+    Numbers come back exactly, also infinite ones and NaN. Tuples come back as lists, paths as text.
 
     Args:
         own: This rank's value: numbers, text, paths, None, and lists and dictionaries of them.
@@ -24,7 +24,7 @@ def all_gather_json(own: Any) -> list[Any]:
     written = json.dumps(own, default=os.fspath).encode()
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [json.loads(written)]
-    # NCCL sends nothing from the CPU.
+    # NCCL cannot send tensors of the CPU.
     device = "cpu" if "cpu:" in dist.get_backend_config() else f"cuda:{torch.cuda.current_device()}"
     content = torch.frombuffer(bytearray(written), dtype=torch.uint8)
     length = torch.tensor([len(content)], device=device)

@@ -1,8 +1,8 @@
-"""Connections between ranks: each proves that it is one, and no other program that calls makes a rank wait.
+"""Connects the ranks by sockets. Each rank authenticates itself, and other programs that connect delay nobody.
 
-On one machine the ranks of a launch meet in its private folder, which other users cannot enter. Elsewhere they meet on
-a port, where anybody who reaches it can call: a caller that does not send the secret of the rank that it calls is
-turned away. The secrets travel through the process group.
+On one machine the ranks of a launch connect in its private folder, which other users cannot enter. Elsewhere they use
+a port that anybody may reach: a connection that does not begin with the secret of the rank that it reaches is closed.
+The ranks exchange their secrets through the process group.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hmac import compare_digest
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from lit_mnist.distributed.addresses import own_address
 from lit_mnist.distributed.private_folder import own_private_folder, socket_path
+from lit_mnist.distributed.rendezvous import own_address
 from lit_mnist.errors import InputError
 
-_TOKEN = 16
-# The secret and the address that the others are told; the secret, and who calls.
-_CARD = struct.Struct(f"!{_TOKEN}s24s")
-_GREETING = struct.Struct(f"!{_TOKEN}sI")
-# From the call to the end of its greeting, which a rank sends at once.
-_SECONDS_TO_GREET = 10.0
-# Unfinished greetings at a time; beyond them the oldest caller is turned away.
-_MOST_CALLERS = 128
+_SECRET_BYTES = 16
+# A rank's secret and address, for the other ranks.
+_ENDPOINT = struct.Struct(f"!{_SECRET_BYTES}s24s")
+# The first bytes of a connection: the secret of the rank that is called, and the calling rank.
+_HELLO = struct.Struct(f"!{_SECRET_BYTES}sI")
+_SECONDS_TO_SAY_HELLO = 10.0
+# Beyond them the oldest unauthenticated connection is closed.
+_MOST_PENDING = 128
 _BACKLOG = 1024
 
 
 def connect(rank: int, world_size: int, timeout: float) -> dict[int, socket.socket]:
-    """Connects this rank with every other: it calls those before it, and is called by those after it.
-
-    Every rank of the default group must call it.
+    """Connects this rank to those before it, and accepts those after it; every rank of the default group must call it.
 
     Args:
         rank: This rank.
@@ -50,23 +49,24 @@ def connect(rank: int, world_size: int, timeout: float) -> dict[int, socket.sock
         The connections, by rank.
 
     Raises:
-        InputError: This rank cannot be reached by the others.
-        OSError: Another rank has ended, or has not called in time.
+        InputError: The others cannot reach this rank.
+        OSError: Another rank has ended, or has not connected in time.
     """
     deadline = time.monotonic() + timeout
     folder = own_private_folder()
     peers: dict[int, socket.socket] = {}
     try:
         with _listening(folder) as (listener, address):
-            token = secrets.token_bytes(_TOKEN)
-            cards = [torch.empty(_CARD.size, dtype=torch.uint8) for _ in range(world_size)]
-            dist.all_gather(cards, torch.frombuffer(bytearray(_CARD.pack(token, address.encode())), dtype=torch.uint8))
+            secret = secrets.token_bytes(_SECRET_BYTES)
+            own = torch.frombuffer(bytearray(_ENDPOINT.pack(secret, address.encode())), dtype=torch.uint8)
+            endpoints = [torch.empty_like(own) for _ in range(world_size)]
+            dist.all_gather(endpoints, own)
             for other in range(rank):
-                theirs, packed = _CARD.unpack(cards[other].numpy().tobytes())
-                peers[other] = _call(folder, packed.rstrip(b"\0").decode(), deadline)
-                peers[other].sendall(_GREETING.pack(theirs, rank))
-            with _Door(listener, token) as door:
-                door.welcome(set(range(rank + 1, world_size)), peers, deadline)
+                other_secret, packed = _ENDPOINT.unpack(endpoints[other].numpy().tobytes())
+                peers[other] = _connect_to(folder, packed.rstrip(b"\0").decode(), deadline)
+                peers[other].sendall(_HELLO.pack(other_secret, rank))
+            with _Acceptor(listener, secret) as acceptor:
+                acceptor.accept(set(range(rank + 1, world_size)), peers, deadline)
         for peer in peers.values():
             peer.settimeout(timeout)
             if peer.family != socket.AF_UNIX:
@@ -80,7 +80,7 @@ def connect(rank: int, world_size: int, timeout: float) -> dict[int, socket.sock
 
 @contextmanager
 def _listening(folder: Path | None) -> Iterator[tuple[socket.socket, str]]:
-    """Gives a listening socket and its address: in the launch's private folder, or else a port of this machine."""
+    """Opens a listening socket and gives its address: in the private folder, or a port if there is no such folder."""
     if folder is None:
         with socket.create_server((own_address(), 0), backlog=_BACKLOG) as listener:
             host, port = listener.getsockname()
@@ -103,7 +103,7 @@ def _listening(folder: Path | None) -> Iterator[tuple[socket.socket, str]]:
                 (folder / name).unlink()
 
 
-def _call(folder: Path | None, address: str, deadline: float) -> socket.socket:
+def _connect_to(folder: Path | None, address: str, deadline: float) -> socket.socket:
     """Returns a connection to the rank that listens at an address."""
     left = max(0.001, deadline - time.monotonic())
     if folder is None:
@@ -120,114 +120,101 @@ def _call(folder: Path | None, address: str, deadline: float) -> socket.socket:
     return peer
 
 
-class _Caller:
-    """A connection that has not finished its greeting.
+@dataclass
+class _Pending:
+    """A connection that has not been authenticated yet.
 
-    Args:
-        connection: The connection.
+    Attributes:
+        deadline: When it is closed.
+        received: The bytes that it has sent so far.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.connection = connection
-        self.deadline = time.monotonic() + _SECONDS_TO_GREET
-        self._read = b""
-
-    def greeting(self, token: bytes) -> int | None:
-        """Reads what has come, and returns the rank that calls, or None where more of its greeting is to come.
-
-        Raises:
-            OSError: It is some other program, which does not know this rank's secret.
-        """
-        with suppress(BlockingIOError):
-            received = self.connection.recv(_GREETING.size - len(self._read))
-            if not received:
-                raise ConnectionError("the caller has hung up")
-            self._read += received
-        if len(self._read) < _GREETING.size:
-            return None
-        theirs, other = _GREETING.unpack(self._read)
-        if not compare_digest(theirs, token):
-            raise PermissionError("the caller does not know the secret")
-        return int(other)
+    deadline: float
+    received: bytes = b""
 
 
-class _Door:
-    """Where the other ranks call, and perhaps other programs of the machine or the network.
-
-    All callers are listened to at the same time, so that none of them makes another wait.
+class _Acceptor:
+    """Accepts connections and authenticates them, all at the same time, so that none delays another.
 
     Args:
         listener: The listening socket.
-        token: This rank's secret, which the other ranks know.
+        secret: The secret of this rank, which the other ranks know.
     """
 
-    def __init__(self, listener: socket.socket, token: bytes) -> None:
+    def __init__(self, listener: socket.socket, secret: bytes) -> None:
         listener.setblocking(False)
-        self._listener, self._token = listener, token
+        self._listener, self._secret = listener, secret
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         # The oldest first.
-        self._callers: list[_Caller] = []
+        self._pending: dict[socket.socket, _Pending] = {}
 
-    def __enter__(self) -> _Door:
+    def __enter__(self) -> _Acceptor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for caller in self._callers.copy():
-            self._part(caller, close=True)
+        for connection in list(self._pending):
+            self._forget(connection).close()
         self._selector.close()
 
-    def welcome(self, missing: set[int], peers: dict[int, socket.socket], deadline: float) -> None:
-        """Waits until the missing ranks have called, and adds their connections to `peers`.
+    def accept(self, missing: set[int], peers: dict[int, socket.socket], deadline: float) -> None:
+        """Waits until the missing ranks have connected, and moves them to `peers`.
 
         Raises:
-            TimeoutError: A rank has not called in time.
+            TimeoutError: A rank has not connected in time.
         """
         while missing:
             now = time.monotonic()
             if now >= deadline:
                 raise TimeoutError(f"timed out: rank {min(missing)} has not connected")
-            for late in [caller for caller in self._callers if caller.deadline <= now]:
-                self._part(late, close=True)
-            wait = min([deadline, *(caller.deadline for caller in self._callers)]) - now
+            for late in [connection for connection, state in self._pending.items() if state.deadline <= now]:
+                self._forget(late).close()
+            wait = min([deadline, *(state.deadline for state in self._pending.values())]) - now
             for key, _ in self._selector.select(wait):
                 if key.fileobj is self._listener:
-                    self._accept()
-                elif key.data in self._callers:
-                    self._hear(key.data, missing, peers)
+                    self._accept_one()
+                # It may have been closed in place of a newer one.
+                elif isinstance(connection := key.fileobj, socket.socket) and connection in self._pending:
+                    self._authenticate(connection, missing, peers)
 
-    def _accept(self) -> None:
+    def _accept_one(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
-            # Others may have used up the descriptors; any other caller has hung up already.
+            # Others may have used up the descriptors. With any other error the program has closed the connection.
             if error.errno in {errno.EMFILE, errno.ENFILE}:
-                if not self._callers:
+                if not self._pending:
                     raise
-                self._part(self._callers[0], close=True)
+                self._forget(next(iter(self._pending))).close()
             return
-        caller = _Caller(connection)
-        self._callers.append(caller)
-        self._selector.register(connection, selectors.EVENT_READ, caller)
-        if len(self._callers) > _MOST_CALLERS:
-            self._part(self._callers[0], close=True)
+        connection.setblocking(False)
+        self._pending[connection] = _Pending(time.monotonic() + _SECONDS_TO_SAY_HELLO)
+        self._selector.register(connection, selectors.EVENT_READ)
+        if len(self._pending) > _MOST_PENDING:
+            self._forget(next(iter(self._pending))).close()
 
-    def _hear(self, caller: _Caller, missing: set[int], peers: dict[int, socket.socket]) -> None:
+    def _authenticate(self, connection: socket.socket, missing: set[int], peers: dict[int, socket.socket]) -> None:
+        """Reads what a connection has sent, and keeps it if that is the hello of a missing rank."""
+        state, chunk = self._pending[connection], b""
         try:
-            other = caller.greeting(self._token)
+            chunk = connection.recv(_HELLO.size - len(state.received))
+        except BlockingIOError:
+            return
         except OSError:
-            self._part(caller, close=True)
+            pass
+        state.received += chunk
+        if chunk and len(state.received) < _HELLO.size:
             return
-        if other is None:
-            return
-        self._part(caller, close=other not in missing)
-        if other in missing:
-            missing.remove(other)
-            peers[other] = caller.connection
+        self._forget(connection)
+        if len(state.received) == _HELLO.size:
+            secret, other = _HELLO.unpack(state.received)
+            if compare_digest(secret, self._secret) and other in missing:
+                missing.remove(other)
+                peers[other] = connection
+                return
+        connection.close()
 
-    def _part(self, caller: _Caller, *, close: bool) -> None:
-        self._callers.remove(caller)
-        self._selector.unregister(caller.connection)
-        if close:
-            caller.connection.close()
+    def _forget(self, connection: socket.socket) -> socket.socket:
+        del self._pending[connection]
+        self._selector.unregister(connection)
+        return connection

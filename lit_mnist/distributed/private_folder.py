@@ -1,4 +1,4 @@
-"""The private folder of a launch: what its processes leave there for each other is out of every other user's reach."""
+"""The private folder of a launch, in which its processes exchange files that no other user can reach."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from lit_mnist.errors import InputError
 
-# How the names of a launch by the project, and of its private folder, begin.
-_OWN = "lit_mnist-"
-_LOCK = "lock"
-# The environment variable by which its ranks are told the folder.
+# The variable that holds the folder's path in the ranks.
 VARIABLE = "LIT_MNIST_PRIVATE_FOLDER"
-# Bytes; Linux takes 107, others a few less.
+# The beginning of the names of a launch and of its private folder.
+_PREFIX = "lit_mnist-"
+_LOCK = "lock"
+# Bytes; Linux accepts 107, other systems a few less.
 _LONGEST_SOCKET_PATH = 100
 
 
@@ -28,7 +28,7 @@ class PrivateFolder:
 
     Attributes:
         path: The folder.
-        temporary: The user's temporary folder, which a rank that was forked in `temporary_files_in` does not know.
+        temporary: The user's temporary folder; ranks are forked within `temporary_files_in` and must restore it.
         launcher: The launcher's process.
     """
 
@@ -37,32 +37,31 @@ class PrivateFolder:
     launcher: int
 
     def enter(self) -> None:
-        """Tells this process, a rank of the launch, where the folder is; its temporary files go where the user's go."""
+        """Makes the folder known to this process, a rank, and restores the user's temporary folder."""
         os.environ[VARIABLE] = str(self.path)
         tempfile.tempdir = self.temporary
 
 
 @contextmanager
 def private_folder() -> Iterator[PrivateFolder]:
-    """Makes a folder with mode 0700 for the time of a launch, and removes it at the end.
+    """Makes a folder with mode 0700 and removes it at the end, together with those that killed launchers have left.
 
-    It is in the system's temporary folder and not in the run folder, which may be on a network file system. Those of
-    launchers that were killed are removed here, too.
+    It is in the system's temporary folder, since the run folder may be on a network file system.
 
     Raises:
-        InputError: No folder can be made there.
+        InputError: The folder cannot be made.
     """
     try:
         _remove_abandoned()
-        path = Path(tempfile.mkdtemp(prefix=_OWN))
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
     except OSError as error:
         raise InputError(
             f"No temporary folder can be made ({error}): set TMPDIR to a folder that you can write to."
         ) from error
     try:
         with (path / f"{_LOCK}.new").open("w") as lock:
-            # The kernel holds the lock until the last process of the launch has ended, however it ends. The name comes
-            # last, so that no other launcher finds the file before it is locked.
+            # The kernel holds the lock until the last process of the launch has ended. The file is renamed after it is
+            # locked, so that no other launcher finds it before.
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 (path / f"{_LOCK}.new").rename(path / _LOCK)
@@ -72,8 +71,8 @@ def private_folder() -> Iterator[PrivateFolder]:
 
 
 def _remove_abandoned() -> None:
-    """Removes this user's private folders of launches of which no process is left."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_OWN}*"):
+    """Removes this user's private folders that no process uses any more."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if path.lstat().st_uid == os.geteuid() and not path.is_symlink():
                 with (path / _LOCK).open() as lock:
@@ -82,19 +81,19 @@ def _remove_abandoned() -> None:
 
 
 def own_private_folder() -> Path | None:
-    """Returns the private folder of the launch that this process is a rank of; None where others have started it."""
-    ours = os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(_OWN)
+    """Returns the private folder of the launch that this rank belongs to; None under an external launcher."""
+    ours = os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(_PREFIX)
     return Path(os.environ[VARIABLE]) if ours and VARIABLE in os.environ else None
 
 
 def run_id() -> str:
     """Returns the name of a launch by this process."""
-    return f"{_OWN}{os.getpid()}"
+    return f"{_PREFIX}{os.getpid()}"
 
 
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Lets Python's `tempfile` make its files in a folder: of this process, and of those forked meanwhile."""
+    """Makes a folder the temporary folder of this process and of those that it forks meanwhile."""
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
         yield
@@ -104,7 +103,7 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def socket_path(folder: Path, name: str) -> Iterator[str]:
-    """Gives a path to a file of a folder that is short enough for a Unix socket, however long the folder's own is."""
+    """Gives a path of a file that is short enough for a Unix socket, even if the folder's path is long."""
     path = str(folder / name)
     if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
         yield path

@@ -1,4 +1,4 @@
-"""A rank: who it is among the others, and how its process is set up."""
+"""A rank: its numbers, from the launcher's or Slurm's environment, and the setup of its process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_mnist.errors import InputError
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 1 << 30
-# Step ids from here on are no tasks of srun: the batch script itself, an interactive shell, ...
+# Larger step IDs are not tasks of srun, but the batch script itself, an interactive shell, ...
 _SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 
 
@@ -24,9 +24,9 @@ class Rank:
     """One process of a run.
 
     Attributes:
-        rank: Number among all ranks, from 0.
+        rank: Index among all ranks.
         world_size: Number of all ranks.
-        local_rank: Number among the ranks of this machine, from 0.
+        local_rank: Index among the ranks of this machine.
         local_world_size: Number of ranks of this machine.
     """
 
@@ -37,7 +37,7 @@ class Rank:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which alone prints, logs and writes."""
+        """Whether this is rank 0, the only one that prints, logs and writes."""
         return self.rank == 0
 
     @property
@@ -47,29 +47,29 @@ class Rank:
 
     @classmethod
     def from_environment(cls) -> Rank:
-        """Returns what the launcher has written into the environment."""
+        """Returns the rank that the launcher has written into the environment."""
         values = [int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         return cls(*values)
 
 
 def launched_from_outside() -> bool:
-    """Returns whether a launcher such as torchrun has started this process as one rank of several."""
+    """Returns whether an external launcher such as torchrun has started this process as one of several ranks."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"))
 
 
 def adopt_slurm() -> None:
-    """Writes into the environment which rank this is, where Slurm's srun has started this process as one of several.
+    """Translates Slurm's environment to torchrun's if srun has started this process as one of several tasks.
 
-    A shell of `salloc`, and a batch script that starts the command without srun, have some of Slurm's variables, too,
-    but are no tasks of a step.
+    A shell of `salloc`, and a batch script that starts the command without srun, have some of Slurm's variables as
+    well, but are not tasks of a step.
 
     Raises:
-        InputError: The batch script has not said where the ranks meet, or the machines have unequal numbers of tasks.
+        InputError: MASTER_ADDR or MASTER_PORT is not set, or the machines have unequal numbers of tasks.
     """
     slurm = os.environ
     if "RANK" in slurm or not {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID"} <= slurm.keys():
         return
-    # The job's number of tasks may be another than that of this step, which srun can make smaller.
+    # The step may have fewer tasks than the job.
     tasks = int(slurm.get("SLURM_STEP_NUM_TASKS") or slurm.get("SLURM_NTASKS") or 1)
     if tasks == 1 or int(slurm["SLURM_STEP_ID"]) >= _SLURM_SPECIAL_STEPS:
         return
@@ -89,9 +89,9 @@ def adopt_slurm() -> None:
 
 
 def _tasks_per_node(tasks: int) -> int:
-    """Returns how many tasks srun has started on each machine."""
+    """Returns the number of tasks that srun has started on each machine."""
     layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_NTASKS_PER_NODE")
-    # `2(x3)` stands for 2,2,2.
+    # `2(x3)` means 2,2,2.
     counts = {int(count) for count in re.findall(r"(?<![x\d])\d+", layout or "")}
     if not counts:
         nodes = int(os.environ.get("SLURM_NNODES", "1"))
@@ -114,10 +114,10 @@ def threads_per_rank(threads: int | None, local_world_size: int) -> int:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Lets the kernel kill this process when its parent ends, however that ends (Linux; elsewhere nothing).
+    """Lets the kernel kill this process when its parent ends (Linux; elsewhere it does nothing).
 
     Args:
-        parent: The parent, where it is known: it may have ended already.
+        parent: The parent if it is known: it may have ended already.
     """
     if platform.system() == "Linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -126,14 +126,14 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def keep_memory() -> None:
-    """Lets this process keep memory that a step has freed for the next one (glibc; elsewhere nothing).
+    """Lets malloc reuse the freed memory of a step in the next one (glibc; elsewhere it does nothing).
 
-    By default malloc gives large blocks back to the kernel, which clears them, page by page, before the next step gets
-    them again: 2,000 pages in each step of 128 images.
+    By default malloc returns large blocks to the kernel, which clears each page before the next step gets it: 2,000
+    pages in each step of 128 images.
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
-        # Older releases refuse a threshold above half of a heap.
+        # Older releases reject a threshold above half of a heap.
         for threshold in (_KEPT_BYTES, 1 << 25):
             if mallopt(_M_MMAP_THRESHOLD, threshold):
                 break
@@ -141,11 +141,11 @@ def keep_memory() -> None:
 
 
 def print_once(text: str) -> None:
-    """Prints on rank 0, where an outside launcher has started several of this process."""
+    """Prints a text, under an external launcher on rank 0 only."""
     if not launched_from_outside() or Rank.from_environment().is_first:
         print_line(text)
 
 
-def warn_once(note: str) -> None:
-    """Prints a warning on rank 0; see `print_once`."""
-    print_once(f"warning: {note}")
+def warn_once(text: str) -> None:
+    """Prints a warning, under an external launcher on rank 0 only."""
+    print_once(f"warning: {text}")

@@ -1,11 +1,19 @@
-"""Where ranks meet: on one machine in a file that only this user can read, under torchrun in torchrun's own store."""
+"""How ranks find each other: the store that they meet in, and the network interface that they connect through.
+
+On one machine the ranks meet in a file that only this user can read. Under torchrun they meet in torchrun's store.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import platform
+import socket
+import struct
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -14,35 +22,41 @@ from typing import Any
 from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from lit_mnist.distributed._private import find_each_other_by
+from lit_mnist.distributed._private import AGENT_STORE, set_env_rendezvous
 from lit_mnist.distributed.private_folder import own_private_folder, run_id
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.errors import InputError
 
-# What MASTER_ADDR and MASTER_PORT are where nothing listens: libraries want them to be there.
-NOWHERE = RendezvousStoreInfo("127.0.0.1", 0)
+# Libraries read MASTER_ADDR and MASTER_PORT even if nothing listens there.
+NO_MASTER = RendezvousStoreInfo("127.0.0.1", 0)
+_LOOPBACK = "lo" if platform.system() == "Linux" else "lo0"
+_SIOCGIFADDR = 0x8915
+# An address for documentation (RFC 5737): the kernel only looks up the route, and nothing is sent.
+_REMOTE_ADDRESS = "192.0.2.1"
 
 
 class LocalRendezvous(RendezvousHandler):
-    """Tells torch's agent that it is alone: the ranks of one machine meet without it, see `use_rendezvous`.
+    """The rendezvous of torch's agent if all ranks are on this machine: the agent has no others to find.
 
-    torch's own handlers open a store that listens on every interface, for any user, and unpickle what they find in it.
+    torch's own handlers open a store that listens on every interface for any user, and unpickle what they find in it.
+    The ranks themselves meet by `use_file_rendezvous`.
     """
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the ranks use the store of the agent: no rank opens one of its own, which would listen."""
+        """True: no rank opens a store of its own, which would listen."""
         return True
 
     def get_backend(self) -> str:
-        """Returns the handler's name."""
+        """Returns the name of this handler."""
         return "local"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Returns a new store of the agent's own, for the first start and for each restart."""
-        return RendezvousInfo(HashStore(), 0, 1, NOWHERE)
+        """Returns a new store for each start and restart."""
+        return RendezvousInfo(HashStore(), 0, 1, NO_MASTER)
 
     def is_closed(self) -> bool:
-        """Returns whether no rank may join any more."""
+        """Returns False."""
         return False
 
     def set_closed(self) -> None:
@@ -53,7 +67,7 @@ class LocalRendezvous(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        """Returns the run's name."""
+        """Returns the name of the launch."""
         return run_id()
 
     def shutdown(self) -> bool:
@@ -61,31 +75,30 @@ class LocalRendezvous(RendezvousHandler):
         return True
 
 
-def use_rendezvous(folder: Path) -> None:
-    """Lets the ranks of a launch find each other in a file of its private folder; called in each rank.
+def use_file_rendezvous(folder: Path) -> None:
+    """Lets this rank find the others in a file of the launch's private folder.
 
-    It holds for every process group that is made by the environment (`init_method="env://"`, torch's default), by
-    whichever library.
+    It applies to every process group with `init_method="env://"` (torch's default), also to those of libraries.
     """
     groups = count()
 
-    def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, int, int]]:
+    def handler(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, int, int]]:
         rank = Rank.from_environment()
-        # A file for each group: it still holds the addresses of the ranks that met in it before.
+        # One file per group: the addresses of an earlier group remain in its file.
         path = folder / f"store-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(groups)}"
         store = FileStore(str(path), rank.world_size)
         store.set_timeout(timeout)
         yield store, rank.rank, rank.world_size
 
-    find_each_other_by(meet)
+    set_env_rendezvous(handler)
 
 
 def rendezvous_store(rank: Rank, timeout: float) -> Store | None:
-    """Returns the store to make a process group with, or None where torch finds a fresh one by the environment.
+    """Returns the store for a process group, or None if torch finds a new one by the environment.
 
-    A lone rank has one to itself. torchrun keeps one store over all its restarts: it still holds the addresses of
-    ranks that are gone, so that each start needs a part of it that no start before it had. The ranks agree on it here:
-    each calls out a name of its own, rank 0 answers every name that it hears, and ends when all have heard it.
+    torchrun keeps one store over all restarts, which still holds the addresses of ranks that are gone: each start needs
+    a prefix of its own. The ranks agree on it here: each rank sends a random name, rank 0 answers every name that it
+    receives, and all of them acknowledge the answer.
 
     Args:
         rank: This rank.
@@ -96,28 +109,121 @@ def rendezvous_store(rank: Rank, timeout: float) -> Store | None:
     """
     if rank.world_size == 1:
         return HashStore()
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or own_private_folder():
+    if os.environ.get(AGENT_STORE) != "True" or own_private_folder():
         return None
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
-    meeting = PrefixStore("lit_mnist/meeting", store)
+    store = connect_to_master(timeout)
+    messages = PrefixStore("lit_mnist/meeting", store)
     name = uuid.uuid4().hex
     if rank.is_first:
-        _welcome(meeting, name, rank.world_size, timeout)
+        _answer_ranks(messages, name, rank.world_size, timeout)
         return PrefixStore(f"lit_mnist/{name}", store)
-    meeting.set(f"call/{rank.rank}", name)
-    start = meeting.get(f"answer/{name}").decode()
-    meeting.set(f"heard/{start}/{rank.rank}", "")
+    messages.set(f"name/{rank.rank}", name)
+    start = messages.get(f"answer/{name}").decode()
+    messages.set(f"acknowledged/{start}/{rank.rank}", "")
     return PrefixStore(f"lit_mnist/{start}", store)
 
 
-def _welcome(meeting: Store, start: str, world_size: int, timeout: float) -> None:
+def connect_to_master(timeout: float) -> TCPStore:
+    """Returns a connection to the store at MASTER_ADDR and MASTER_PORT, which another process has opened."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+
+
+def _answer_ranks(messages: Store, start: str, world_size: int, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     others = range(1, world_size)
-    while not meeting.check([f"heard/{start}/{other}" for other in others]):
+    while not messages.check([f"acknowledged/{start}/{other}" for other in others]):
         for other in others:
-            if meeting.check([f"call/{other}"]):
-                meeting.set(f"answer/{meeting.get(f'call/{other}').decode()}", start)
+            if messages.check([f"name/{other}"]):
+                messages.set(f"answer/{messages.get(f'name/{other}').decode()}", start)
         if time.monotonic() > deadline:
             raise DistStoreError(f"not all of {world_size} ranks have come within {timeout:.0f} s")
         time.sleep(0.02)
+
+
+def use_loopback() -> None:
+    """Keeps the connections of the ranks within this machine, unless the user names an interface.
+
+    By default gloo listens on the address that the host's name resolves to, which may be reachable from outside.
+    """
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, _LOOPBACK)
+
+
+def choose_interface() -> None:
+    """Chooses the network interface for the ranks of several machines, unless the user names one.
+
+    It is the interface through which this machine reaches MASTER_ADDR. By default gloo listens on the address that the
+    host's name resolves to, which often is 127.0.1.1, and which no other machine can reach.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ or platform.system() != "Linux":
+        return
+    address = _external_address()
+    if address and (name := _interface_with(address)):
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def own_address() -> str:
+    """Returns the IPv4 address at which the other ranks reach this one; a loopback address on one machine.
+
+    Raises:
+        InputError: Ranks of other machines cannot reach this one.
+    """
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    if name and platform.system() == "Linux":
+        try:
+            return _address_of(name)
+        except OSError as error:
+            raise InputError(
+                f"GLOO_SOCKET_IFNAME names {name}, which has no IPv4 address ({error.strerror}): name another."
+            ) from error
+    if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
+        return "127.0.0.1"
+    address = _external_address()
+    if address is None:
+        raise InputError("No interface leads to the other machines: name one in GLOO_SOCKET_IFNAME.")
+    return address
+
+
+def _external_address() -> str | None:
+    """Returns this machine's address for other machines, or None if there is no route."""
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    # The master's own name may resolve to loopback on the master: then use the route to any remote address.
+    for target in (master, _REMOTE_ADDRESS):
+        address = _address_towards(target)
+        if address and (not address.startswith("127.") or master.startswith(("127.", "localhost"))):
+            return address
+    return None
+
+
+def _address_towards(host: str) -> str | None:
+    """Returns this machine's IPv4 address on the route to a host, or None if there is no route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        try:
+            # Connecting a datagram socket sends nothing.
+            datagrams.connect((host, 9))
+        except OSError:
+            return None
+        return str(datagrams.getsockname()[0])
+
+
+def _interface_with(address: str) -> str | None:
+    """Returns the name of the interface that has an IPv4 address, or None."""
+    for _, name in socket.if_nameindex():
+        with suppress(OSError):
+            if _address_of(name) == address:
+                return name
+    return None
+
+
+def _address_of(interface: str) -> str:
+    """Returns the IPv4 address of an interface (Linux).
+
+    Raises:
+        OSError: The interface does not exist or has no address.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        answer = fcntl.ioctl(datagrams, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+    # The address follows the name (16 bytes), the family (2) and the port (2).
+    return socket.inet_ntoa(answer[20:24])

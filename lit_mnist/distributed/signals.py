@@ -1,6 +1,6 @@
-"""The signals that stop a run: obeyed at once, except while a training may still save what it has.
+"""The signals that stop a run: at once, or after a checkpoint during the training.
 
-It imports nothing of weight, so that a program can listen before it imports the rest.
+This module imports neither torch nor Lightning, so that a program can install the handlers before it imports them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from typing import NoReturn
 from lit_mnist.distributed.terminal import print_stop
 from lit_mnist.errors import InputError
 
-# SIGUSR1 is how Slurm and others warn of a time limit that comes; SIGHUP tells that the terminal is gone.
+# Slurm and others send SIGUSR1 before a time limit. SIGHUP says that the terminal has been closed.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# After it the launcher kills the ranks that a signal has not stopped.
+SECONDS_TO_STOP = 9.0
 
 
 class StopSignals:
-    """What this process has been told; the one object of it is `STOP`.
+    """The handler of these signals; its only instance is `STOP`.
 
     Attributes:
-        received: The first signal that came, or None.
+        received: The first signal that was received, or None.
     """
 
     def __init__(self) -> None:
@@ -33,32 +35,32 @@ class StopSignals:
         self._end: Callable[[signal.Signals], object] = end_process
 
     def listen(self, end: Callable[[signal.Signals], object] | None = None) -> None:
-        """Takes over the signals of this process, those included that came to it while they were blocked.
+        """Installs the handlers, and receives the signals that came while they were blocked.
 
         Args:
-            end: Ends the process where a signal is obeyed at once; by default with a message and the promised code.
+            end: Ends the process; by default with a message and the exit code 128 + signal.
         """
-        # A forked process begins with what its parent knew.
+        # A forked process inherits the state of its parent.
         self.received, self._deferred, self._end = None, False, end or end_process
         self.register()
 
     def register(self) -> None:
-        """Takes over the signals again, where a library has taken them."""
+        """Installs the handlers again, after a library has replaced them."""
         for signum in STOPPING:
-            # nohup has it ignored, so that the program outlives its terminal.
+            # nohup ignores SIGHUP, so that the program outlives its terminal.
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, self._come)
+                signal.signal(signum, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
-    def _come(self, signum: int, _: object) -> None:
+    def _handle(self, signum: int, _: object) -> None:
         self.received = self.received or signal.Signals(signum)
-        # An exception could be swallowed by the code that it meets; a collective here could wait for ever.
+        # An exception here could be swallowed by any code, and a collective could hang.
         if not self._deferred:
             self._end(self.received)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Leaves a signal that comes to the body, which looks at `received` where it may stop."""
+        """Only records a signal during the body, which checks `received`, and ends the process after it."""
         self._deferred = True
         try:
             yield
@@ -68,8 +70,8 @@ class StopSignals:
             self._end(self.received)
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Leaves a signal that comes to the body altogether, as a launcher does, which lets its ranks end first."""
+    def only_recorded(self) -> Iterator[None]:
+        """Only records a signal during the body: a launcher forwards it and waits for its ranks."""
         before, self._deferred = self._deferred, True
         try:
             yield
@@ -78,8 +80,8 @@ class StopSignals:
 
 
 def end_process(signum: signal.Signals) -> NoReturn:
-    """Ends this process with the promised exit code, and on rank 0 with a message."""
-    # The terminal may be gone.
+    """Ends this process with the exit code 128 + signal, and on rank 0 with a message."""
+    # The terminal may be closed.
     with suppress(Exception):
         if os.environ.get("RANK", "0") == "0":
             print_stop(f"Stopped by {signum.name}.", signum)
@@ -88,7 +90,7 @@ def end_process(signum: signal.Signals) -> NoReturn:
 
 
 def signal_name(signum: int) -> str:
-    """Returns a signal's name; Python knows the first and the last of the real-time signals only."""
+    """Returns the name of a signal; Python names only the first and the last real-time signal."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -96,23 +98,23 @@ def signal_name(signum: int) -> str:
 
 
 def require_main_thread() -> None:
-    """Rejects a start of ranks from another thread than the main one.
+    """Requires that the calling thread is the main one.
 
-    The kernel would kill the ranks when that thread ends, and Python gives signals to the main thread alone.
+    The kernel would kill the ranks when another thread ends, and Python handles signals in the main thread only.
 
     Raises:
-        InputError: This is another thread.
+        InputError: It is another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise InputError(
             "Ranks can be started from the main thread only: they end with the thread that has started them. From "
-            "another thread use lit_mnist.cli.api.train, which starts a process of its own."
+            "another thread, call lit_mnist.train, which starts a process of its own."
         )
 
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Lets signals wait, also in processes that are started meanwhile, until those listen."""
+    """Blocks the signals, also in processes that are started meanwhile, until those install their handlers."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield

@@ -1,7 +1,7 @@
-"""What the project prints: text that cannot control a terminal, on streams whose failure ends no run.
+"""Output: control characters are escaped, and a stream that cannot be written does not end the run.
 
-Python's own `print` raises where the reader of a pipe has left (`| head -1`, a `tee` that was killed) or the disk is
-full. A training must not be lost by that: see `guard_streams`.
+Python's `print` raises if the reader of a pipe has ended (`| head -1`, a killed `tee`) or the disk is full. That must
+not end a training: see `guard_streams`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 from lit_mnist.errors import LitMnistError, StoppedError
 
-# Control characters but the newline (C0, DEL, C1), and what no encoding can write.
+# Control characters except the newline (C0, DEL, C1), and surrogates, which cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NAMES = {"stdout": (1, "standard output"), "stderr": (2, "standard error")}
 
@@ -25,65 +25,64 @@ Report = Callable[[str], None]
 
 
 def printable(text: str) -> str:
-    r"""Returns a text with its control characters escaped, `\x1b` for one, except for newlines.
+    r"""Returns a text with its control characters escaped (such as `\x1b`), except newlines.
 
-    Messages may repeat what a file says, such as a checkpoint's keys: it must not move the cursor, retitle the window
-    or hide what stands above.
+    Messages may quote a file, such as the keys of a checkpoint, which must not control the terminal.
     """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def print_line(text: str = "") -> None:
-    """Prints to standard output; every note, warning and summary of the project goes through here."""
+    """Prints a note, a warning or a summary to standard output."""
     print(printable(text), flush=True)
 
 
 def print_error(text: str) -> None:
-    """Prints to standard error; every error of the project goes through here."""
+    """Prints an error to standard error."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
 def print_stop(text: str, signum: int) -> None:
-    """Prints that a signal has ended the command; a signal's handler may call it.
+    """Prints that a signal has ended the command; a signal handler may call it.
 
-    Ctrl-C is a wish, and no error: on a terminal the message takes the line of the `^C` that the terminal has echoed.
+    Ctrl-C is not an error. On a terminal the message replaces the `^C` that the terminal has echoed.
     """
-    wished = signum == signal.SIGINT
-    line = printable(text if wished else f"error: {text}") + "\n"
-    if wished and os.isatty(2):
+    interrupted = signum == signal.SIGINT
+    line = printable(text if interrupted else f"error: {text}") + "\n"
+    if interrupted and os.isatty(2):
         plain = os.environ.get("TERM", "dumb") == "dumb"
         line = ("\n" if plain else "\r\x1b[2K") + line
     with suppress(OSError):
         os.write(2, line.encode())
 
 
-def print_failure(error: LitMnistError, advice: str = "", say: Report = print_error) -> None:
-    """Prints why a command ends early, and how to continue.
+def print_failure(error: LitMnistError, advice: str = "", report: Report = print_error) -> None:
+    """Prints why a command ends early.
 
     Args:
         error: Why it ends.
         advice: How to continue.
-        say: Prints an error.
+        report: Prints an error.
     """
     if isinstance(error, StoppedError):
         print_stop(f"{error}{advice}", error.signum)
     else:
-        say(f"error: {error}{advice}")
+        report(f"error: {error}{advice}")
 
 
 def shown(path: Path) -> str:
-    """Returns a path as a user would type it here: relative where it lies below the working folder."""
+    """Returns a path as a user would type it: relative if it is below the working folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 class GuardedStream:
-    """A standard stream that turns itself off where it cannot be written, instead of raising an OSError.
+    """A standard stream that turns itself off if it cannot be written, instead of raising an OSError.
 
     Args:
         stream: The stream.
-        name: What it is called in a message.
-        report: Is told once that it is turned off.
+        name: Its name in a message.
+        report: Called once when it is turned off.
     """
 
     def __init__(self, stream: TextIO, name: str, report: Report | None) -> None:
@@ -91,11 +90,11 @@ class GuardedStream:
         self.report = report
 
     def __getattr__(self, name: str) -> Any:
-        """Returns whatever else the stream has."""
+        """Returns any other attribute of the stream."""
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes a text, or loses it; returns its length."""
+        """Writes or drops a text, and returns its length."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -103,18 +102,18 @@ class GuardedStream:
             return len(text)
 
     def flush(self) -> None:
-        """Writes what was kept back, or loses it."""
+        """Writes or drops the buffered text."""
         try:
             self._stream.flush()
         except OSError as error:
             self._turn_off(error)
 
     def _turn_off(self, error: OSError) -> None:
-        """Sends what comes now, and what the buffers still hold, to nowhere."""
+        """Redirects the stream and its buffered text to /dev/null."""
         with suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
         with suppress(OSError):
             self._stream.flush()
         if self.report:
@@ -122,31 +121,31 @@ class GuardedStream:
 
 
 def guard_streams(report: Report | None = None) -> None:
-    """Lets standard output and error turn themselves off where they cannot be written, for the whole process.
+    """Lets standard output and standard error turn themselves off if they cannot be written, for any code.
 
-    What libraries and callbacks print is guarded, too. A stream that was closed from the start becomes one to nowhere:
-    else the next file that is opened would get its number, and what is printed would be written into it.
+    A stream that is closed at the start is opened to /dev/null: else the next file that is opened would get its number
+    and receive the output.
 
     Args:
-        report: Is told of a stream that is turned off, by the rest of a sentence on this process.
+        report: Called when a stream is turned off, with a text that continues the name of this process.
     """
     for attribute, (descriptor, name) in _NAMES.items():
         stream = getattr(sys, attribute)
         if stream is None:
-            _open_to_nowhere(descriptor)
-            stream = Path(os.devnull).open("w")  # noqa: SIM115 (it lives as long as the process)
+            _open_null(descriptor)
+            stream = Path(os.devnull).open("w")  # noqa: SIM115 (open as long as the process)
         if isinstance(stream, GuardedStream):
             stream.report = report
         else:
             setattr(sys, attribute, cast(TextIO, GuardedStream(stream, name, report)))
 
 
-def _open_to_nowhere(descriptor: int) -> None:
-    """Opens a descriptor that nobody uses."""
+def _open_null(descriptor: int) -> None:
+    """Opens a descriptor to /dev/null if it is closed."""
     try:
         os.fstat(descriptor)
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        if nowhere != descriptor:
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        if null != descriptor:
+            os.dup2(null, descriptor)
+            os.close(null)

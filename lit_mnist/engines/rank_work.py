@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from lit_mnist.checkpoint.store import newest_valid
-from lit_mnist.distributed.failure import RANK_STATUS
 from lit_mnist.distributed.rank import Rank, keep_memory
+from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.engines.capabilities import load_engine
 from lit_mnist.training.job import Job
 

@@ -27,7 +27,7 @@ class RunSettings:
         inject: A fault to see what happens: `kill`, `raise`, `stop` or `nan`, as in `kill:rank=1,step=50`. A resumed or
             restarted run does not repeat it.
         threads: Threads of each rank; by default the cores divided by the ranks. The bits of a result depend on it.
-        launcher: `agent`: torch's elastic agent starts the ranks of this machine; `spawn`: torch.multiprocessing.spawn.
+        launcher: `agent`: the ranks of this machine are forked; `spawn`: each is a new Python process.
         cuda_graph: Whether a GPU is given the passes of a micro-batch as one recorded graph; unset: where that is
             offered, which is by the engines lightning and single, for the ConvNet, on one GPU.
         servers: Ranks that also are parameter servers, for the engine `parameter_server`.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from lit_mnist.checkpoint.atomic_io import whole_file
+from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.errors import InputError
 from lit_mnist.predict.answers import visible
 from lit_mnist.predict.doubts import NO_INK
@@ -98,7 +98,7 @@ def draw_grid(
 
 def _save(figure: Figure, path: Path, metadata: dict[str, str | None]) -> None:
     try:
-        with whole_file(path) as file, warnings.catch_warnings():
+        with atomic_file(path) as file, warnings.catch_warnings():
             # A file's name may have letters that the font lacks: a box stands for each.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             figure.savefig(file, format="png", facecolor=_PAPER, metadata=metadata)

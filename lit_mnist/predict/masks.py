@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from lit_mnist.checkpoint.atomic_io import whole_file
+from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.data.dataset import IGNORED, Dataset, class_names
 from lit_mnist.data.segmentation.images import SegmentationSplit, read_image, read_user_image
 from lit_mnist.data.segmentation.palette import palette_png, tinted
@@ -164,5 +164,5 @@ def _jpeg(image: Pixels) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(content)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from lit_mnist.checkpoint.atomic_io import whole_file
+from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.errors import InputError
 from lit_mnist.predict.doubts import NO_INK
 
@@ -54,7 +54,7 @@ def write_table(
         answer = ["", ""] if nothing else [guess, f"{share:.6f}"]
         table.writerow([index, true, *answer, *(str(column[index]) for column in own.values())])
     try:
-        with whole_file(path) as file:
+        with atomic_file(path) as file:
             # A file's name that is not UTF-8 reaches Python as lone surrogates and goes back to its own bytes.
             file.write(text.getvalue().encode("utf-8", "surrogateescape"))
     except OSError as error:

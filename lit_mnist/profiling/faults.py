@@ -1,4 +1,4 @@
-"""Faults on purpose, for seeing what becomes of them: `--inject kill:rank=1,step=50`."""
+"""Injected faults, to see how a run survives them: `--inject kill:rank=1,step=50`."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from lit_mnist.training.job import Job
 
 
 class InjectedError(Exception):
-    """What `--inject raise` raises."""
+    """The error of `--inject raise`."""
 
 
 def inject(job: Job, rank: Rank, net: nn.Module, step: int) -> None:
-    """Prepares the fault that a job asks for, if it is this rank's.
+    """Installs the fault that a job asks for on this rank.
 
-    It comes from within the network, so that no engine's loop has to know of it, in the forward pass of its step's
-    first micro-batch: `kill` and `stop` send this process SIGKILL or SIGSTOP, `raise` raises, and `nan` makes the
-    outputs of all the step's micro-batches no number. A note in the run folder keeps it from coming again after a
-    restart.
+    A hook of the network causes it in the forward pass of the step's first micro-batch, so that no engine's loop knows
+    of it: `kill` and `stop` send this process SIGKILL or SIGSTOP, `raise` raises an error, and `nan` makes the outputs
+    of all micro-batches of the step NaN. A marker file in the run folder keeps it from happening again after a restart.
 
     Args:
         job: The job.
         rank: This rank.
         net: The bare network.
-        step: Optimizer steps made before.
+        step: Optimizer steps before the start.
     """
     fault = job.experiment.run.fault
-    note = injected(job.folder)
-    if fault is None or fault[1] != rank.rank or (note.exists() and note.read_text() == job.experiment.run.inject):
+    marker = fault_marker(job.folder)
+    if fault is None or fault[1] != rank.rank or (marker.exists() and marker.read_text() == job.experiment.run.inject):
         return
     kind, _, fatal_step = fault
     plan = job.plan
@@ -52,19 +51,19 @@ def inject(job: Job, rank: Rank, net: nn.Module, step: int) -> None:
         batches += 1
         if batches - 1 not in fatal:
             return None
-        # Without a folder that all ranks know, there is no restart either.
+        # Without a folder that all ranks share, there is no restart either.
         with suppress(FileNotFoundError):
-            note.write_text(str(job.experiment.run.inject))
+            marker.write_text(str(job.experiment.run.inject))
         if kind == "nan":
             return logits * torch.nan
         if kind == "raise":
-            raise InjectedError(f"--inject raise: rank {rank.rank} fails in step {fatal_step}, as it was asked to.")
+            raise InjectedError(f"--inject raise: rank {rank.rank} fails in step {fatal_step}, as requested.")
         os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         return None
 
     net.register_forward_hook(fail)
 
 
-def injected(folder: Path) -> Path:
-    """Returns the note that a run's fault has come."""
+def fault_marker(folder: Path) -> Path:
+    """Returns the file that marks that a run's fault has happened."""
     return folder / "logs" / "injected"

@@ -1,12 +1,12 @@
-"""Where a rank's time goes: the parts of an optimizer step, each timed where every engine calls it.
+"""Times the parts of an optimizer step, which all engines call, for `--run.trace times`.
 
-`--run.trace times` puts a probe around the functions that all engines share (the batches, the network, the backward
-pass, the collectives, the optimizer, the recorder, the manager) and takes it away at the training's end. The time of a
-part is its own alone: what a probe within it sees is left out of it. What no probe sees is the engine's loop. Every few
-steps the probes are taken away for as many: so the steps of one and the same run tell what the probes themselves cost.
+A probe is a wrapper around a function that all engines share (the batches, the network, the backward pass, the
+collectives, the optimizer, the recorder, the manager). The time of a part excludes the parts within it. The remaining
+time is the engine's loop. The probes are installed for some steps and removed for as many: the steps of one run show
+their cost. torch's profiler, with `record_function`, would record every operation of a step.
 
-All times are the host's, and nothing is synchronised for them: on a GPU a part is the time that it takes to queue its
-work, and the computing shows where the host waits for it.
+All times are the host's, without synchronization: on a GPU a part is the time to queue its work, and the computing
+appears where the host waits for it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -32,7 +31,6 @@ from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.data.loader import Batch, TrainBatches
 from lit_mnist.distributed.peer_exchange import PeerExchange
-from lit_mnist.distributed.rank import Rank
 from lit_mnist.profiling._private import hidden_all_reduce_ms, measure_every_step
 from lit_mnist.profiling.timer import (
     ALL_REDUCE,
@@ -52,11 +50,13 @@ from lit_mnist.profiling.timer import (
     summary,
 )
 from lit_mnist.profiling.trace import FOLDER
-from lit_mnist.run.timing import StepClock
 
-# No divisor of the steps between two figures on the screen, so that these fall on both kinds of steps.
+if TYPE_CHECKING:
+    from lit_mnist.run.recorder import MetricsRecorder
+
+# Not a divisor of the steps between two updates of the display, so that these fall on both kinds of steps.
 STEPS_WATCHED = 7
-# Some by the names of older releases of torch or of newer ones.
+# Some names exist in older or newer releases of torch only.
 _NAMES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "broadcast", "isend", "irecv")
 _COLLECTIVES = (
     *((dist, name) for name in _NAMES if hasattr(dist, name)),
@@ -73,31 +73,19 @@ _CALLS: tuple[tuple[Any, str, str], ...] = (
     (LRScheduler, "step", OPTIMIZER),
     (CheckpointManager, "step_done", KEEPING),
 )
-# What a collective is for, by the part that calls it; others, such as the recorder, pay for their own.
-_PURPOSES = {FORWARD: BATCH_NORM, BACKWARD: BATCH_NORM, OUTSIDE: ALL_REDUCE}
-
-
-class Measured(Protocol):
-    """What the stopwatch needs to know of a training: the recorder has it."""
-
-    rank: Rank
-    net: nn.Module
-    clock: StepClock
-
-    @property
-    def display(self) -> object | None:
-        """The progress display of rank 0."""
+# The part that a collective belongs to, by the part that calls it; in any other part it belongs to that part.
+_PART_OF_COLLECTIVE = {FORWARD: BATCH_NORM, BACKWARD: BATCH_NORM, OUTSIDE: ALL_REDUCE}
 
 
 class Stopwatch:
     """Times the parts of a rank's steps, from `start` to `close`, which writes `trace/times-rankN.json`.
 
     Args:
-        recorder: The rank's recorder, which has a network and a clock, and tells each step.
+        recorder: The rank's recorder.
         folder: The run folder.
     """
 
-    def __init__(self, recorder: Measured, folder: Path) -> None:
+    def __init__(self, recorder: MetricsRecorder, folder: Path) -> None:
         self.recorder, self.folder = recorder, folder
         self._timer = Timer()
         self._steps: list[Step] = []
@@ -110,39 +98,39 @@ class Stopwatch:
         self._always = 0
 
     def start(self) -> None:
-        """Begins to keep the time."""
+        """Installs the probes."""
         clock = self.recorder.clock
-        # For the whole run: an epoch's loader is asked once for all its batches.
+        # For the whole run: an epoch's loader is iterated once.
         self._replace(TrainBatches, "__iter__", self._batches(TrainBatches.__iter__))
         self._replace(DistributedDataParallel, "forward", self._first_forward(DistributedDataParallel.forward))
         self._replace(clock, "pause", functools.partial(self._pause, clock.pause))
         self._always = len(self._undo)
-        self._watch()
+        self._install_probes()
 
     def step_done(self) -> None:
-        """Ends a step; it is called where the clock's step ends, too."""
+        """Ends a step; called when the clock's step ends."""
         timer, before = self._timer, self._ended
         timer.switch(timer.running)
         self._ended = time.perf_counter()
-        watches, place = len(self._undo) > self._always, self._done % STEPS_WATCHED
+        has_probes, place = len(self._undo) > self._always, self._done % STEPS_WATCHED
         if before is not None:
-            self._steps.append(Step(self._ended - before, self._own, timer.spent if watches else None, place > 0))
+            self._steps.append(Step(self._ended - before, self._own, timer.spent if has_probes else None, place > 0))
         self._done += 1
         if self._done % STEPS_WATCHED == 0:
-            self._look_away() if watches else self._watch()
+            self._remove_probes() if has_probes else self._install_probes()
         timer.restart()
         self._own = time.perf_counter() - self._ended
 
     def close(self) -> None:
-        """Takes the probes away, and writes the file."""
+        """Removes the probes, and writes the file."""
         self._always = 0
-        self._look_away()
+        self._remove_probes()
         hidden, self._model = hidden_all_reduce_ms(self._model) if self._model else None, None
         content = {**summary(self._steps), "hidden_all_reduce_ms": hidden}
         (folder := self.folder / FOLDER).mkdir(exist_ok=True)
         write_text(folder / times_file(self.recorder.rank.rank), json.dumps(content, indent=2) + "\n")
 
-    def _watch(self) -> None:
+    def _install_probes(self) -> None:
         recorder, timer = self.recorder, self._timer
         for place, name, part in _CALLS:
             self._probe(place, name, part)
@@ -164,12 +152,12 @@ class Stopwatch:
             hooks += [weight.register_post_accumulate_grad_hook(self._gradient_done) for weight in weights]
         self._undo += [hook.remove for hook in hooks]
 
-    def _look_away(self) -> None:
+    def _remove_probes(self) -> None:
         while len(self._undo) > self._always:
             self._undo.pop()()
 
     def _replace(self, place: Any, name: str, new: Callable[..., Any]) -> None:
-        """Puts a function in another's place until `close`, which leaves no trace of it."""
+        """Replaces a function until the probes are removed."""
         own = vars(place).get(name)
         setattr(place, name, new)
         self._undo.append(functools.partial(setattr, place, name, own) if own else lambda: delattr(place, name))
@@ -182,7 +170,7 @@ class Stopwatch:
 
         @functools.wraps(original)
         def timed(*arguments: Any, **options: Any) -> Any:
-            timer.enter(part or self._purpose())
+            timer.enter(part or self._part_of_collective())
             try:
                 return original(*arguments, **options)
             finally:
@@ -190,8 +178,8 @@ class Stopwatch:
 
         return timed
 
-    def _purpose(self) -> str:
-        return _PURPOSES.get(self._timer.running, self._timer.running)
+    def _part_of_collective(self) -> str:
+        return _PART_OF_COLLECTIVE.get(self._timer.running, self._timer.running)
 
     def _batches(self, original: Callable[..., Iterator[Batch]]) -> Callable[..., Iterator[Batch]]:
         def batches(loader: TrainBatches) -> Iterator[Batch]:
@@ -210,23 +198,23 @@ class Stopwatch:
             timer.enter(BACKWARD)
             original(loss, *arguments, **options)
             if self._last_gradient is not None and timer.running == BACKWARD:
-                # After the last gradient a backward pass only waits for the ranks to share them.
+                # After the last gradient a backward pass only waits for their all-reduce.
                 timer.switch(ALL_REDUCE, self._last_gradient)
             timer.leave()
 
         return backward
 
     def _gradient_done(self, _: torch.Tensor) -> None:
-        # On a GPU another thread of the backward pass calls it.
+        # On a GPU a thread of the backward pass calls it.
         self._last_gradient = time.perf_counter()
 
     def _step_begins(self, _: Optimizer, arguments: Any, options: Any) -> tuple[Any, Any]:
-        """Begins an optimizer's step; the forward and backward passes that it may be given to make are not its own."""
+        """Begins an optimizer's step, without the forward and backward passes of a closure."""
         self._timer.enter(OPTIMIZER)
-        arguments = tuple(self._apart(value) for value in arguments)
-        return arguments, {name: self._apart(value) for name, value in options.items()}
+        arguments = tuple(self._outside(value) for value in arguments)
+        return arguments, {name: self._outside(value) for name, value in options.items()}
 
-    def _apart(self, value: Any) -> Any:
+    def _outside(self, value: Any) -> Any:
         return self._timed(value, OUTSIDE) if callable(value) else value
 
     def _first_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,5 +232,5 @@ class Stopwatch:
 
 
 def times_file(rank: int) -> str:
-    """Returns the name of a rank's file in the run folder's `trace`."""
+    """Returns the name of a rank's file in the folder `trace` of the run."""
     return f"times-rank{rank}.json"

@@ -1,4 +1,4 @@
-"""Accounts the time of a thread to the parts of an optimizer step."""
+"""Divides the time of a thread among the parts of an optimizer step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BATCH_NORM, ALL_REDUCE = "batch norm's collectives", "all-reduce of the gradient
 OPTIMIZER, METRICS, LOGGING = "optimizer", "gradient check and metrics", "logging"
 PROGRESS, KEEPING = "progress bar", "signal check and keeping"
 PARTS = (DATA, COPY, FORWARD, BATCH_NORM, BACKWARD, ALL_REDUCE, METRICS, OPTIMIZER, LOGGING, PROGRESS, KEEPING)
-# What no probe sees.
+# The remaining time: the engine's loop.
 OUTSIDE = "outside"
 
 
 class Timer:
-    """Accounts the time of the thread that makes it, each moment to the innermost part that runs.
+    """Divides the time of the thread that creates it: each moment belongs to the innermost part that runs.
 
-    What other threads tell is left aside.
+    Calls of other threads are ignored.
 
     Attributes:
         running: The part that runs now.
@@ -32,29 +32,29 @@ class Timer:
     def __init__(self) -> None:
         self.running = OUTSIDE
         self.spent = dict.fromkeys((OUTSIDE, *PARTS), 0.0)
-        self._around: list[str] = []
+        self._outer: list[str] = []
         self._thread = threading.get_ident()
         self._since = time.perf_counter()
 
     def enter(self, part: str) -> None:
-        """Begins a part within the one that runs."""
+        """Begins a part within the running one."""
         if threading.get_ident() == self._thread:
-            self._around.append(self.running)
+            self._outer.append(self.running)
             self.switch(part)
 
     def leave(self) -> None:
-        """Ends the part that runs, and goes on with the one around it."""
+        """Ends the running part, and continues the outer one."""
         if threading.get_ident() == self._thread:
-            self.switch(self._around.pop())
+            self.switch(self._outer.pop())
 
     def switch(self, part: str, at: float | None = None) -> None:
-        """Lets another part run in place of this one, from now on, or from a moment since this one began to run."""
+        """Replaces the running part by another one, from now or from a moment since the running one began."""
         now = time.perf_counter() if at is None else max(at, self._since)
         self.spent[self.running] += now - self._since
         self.running, self._since = part, now
 
     def restart(self) -> None:
-        """Forgets what was spent; the parts that run go on."""
+        """Resets the times; the running parts continue."""
         self.spent = dict.fromkeys(self.spent, 0.0)
         self._since = time.perf_counter()
 
@@ -63,10 +63,10 @@ class Step(NamedTuple):
     """An optimizer step.
 
     Attributes:
-        seconds: How long it took.
-        own: Seconds of it that were spent on keeping the time.
-        spent: Seconds of each part, in a step that was watched, and else None.
-        counts: Whether it is one to be told of: not where the watching has just begun or ended.
+        seconds: Its duration.
+        own: The part of it that the stopwatch took.
+        spent: Seconds of each part; None in a step without probes.
+        counts: Whether it is part of the summary: not if the probes were installed or removed before it.
     """
 
     seconds: float
@@ -76,10 +76,10 @@ class Step(NamedTuple):
 
 
 def summary(steps: Sequence[Step]) -> dict[str, Any]:
-    """Returns what the steps after the warm-up took, in milliseconds; None where there was none.
+    """Returns the times of the steps after the warm-up, in milliseconds; None for a time without a step.
 
-    `step_ms` is the mean of the watched steps, which `parts_ms`, `outside_ms` and `own_ms` add up to; `plain_step_ms`
-    is that of the others, and `median_step_ms` the median of all.
+    `step_ms` is the mean of the steps with probes and the sum of `parts_ms`, `outside_ms` and `own_ms`.
+    `plain_step_ms` is the mean of the steps without probes, and `median_step_ms` the median of all.
     """
     steps = steps[WARM_UP_STEPS:]
     watched = [(step, step.spent) for step in steps if step.counts and step.spent is not None]

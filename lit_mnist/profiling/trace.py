@@ -1,7 +1,7 @@
-"""What a rank trained on and what came out, step by step, so that two trainings can be compared.
+"""A trace of the samples, losses and weights of each step, to compare two trainings.
 
-The trace watches from outside: the images at the network's own entrance, the weights in the network itself, the
-bytes in the kernel's counters. It changes nothing and takes part in no collective.
+It observes the images that enter the network, the weights of the network, and the kernel's counters of sent bytes. It
+changes nothing and takes part in no collective.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.profiling.traffic import Traffic
 
 FOLDER = "trace"
-_FIRST_WATCHED = 3
+_FIRST_COUNTED = 3
 
 
 class Trace:
-    """Writes `trace/rank-N.json` in the run folder at the training's end.
+    """Records the steps, and writes `trace/rank-N.json` in the run folder at the end of the training.
 
     Args:
         net: The bare network.
         folder: The run folder.
         rank: This rank.
-        dtype: The type that the network computes in: some engines convert the images before it does.
-        last_watched: What the rank sends is counted over at most 8 steps, from step 4 to this one; 0 for not at all.
-        keep: A step after which whole weights are kept, in `trace/rank-N-step-S.npz`.
+        dtype: The dtype that the network computes in: some engines convert the images before.
+        last_counted: The traffic is counted during at most 8 steps, from step 4 to this one; 0 for none.
+        keep: A step after which the weights are saved in `trace/rank-N-step-S.npz`.
     """
 
     def __init__(
-        self, net: nn.Module, folder: Path, rank: Rank, *, dtype: torch.dtype, last_watched: int, keep: int | None
+        self, net: nn.Module, folder: Path, rank: Rank, *, dtype: torch.dtype, last_counted: int, keep: int | None
     ) -> None:
         self.net, self.folder, self.rank, self.keep = net, folder / FOLDER, rank, keep
         self._dtype = dtype
-        self._watched = range(_FIRST_WATCHED, min(last_watched, _FIRST_WATCHED + 8))
+        self._counted = range(_FIRST_COUNTED, min(last_counted, _FIRST_COUNTED + 8))
         self._traffic = Traffic()
         self._initial: dict[str, str] = {}
         self._steps: list[dict[str, Any]] = []
         self._losses: list[torch.Tensor] = []
         self._samples = 0
-        # nn.DataParallel's copies of the network call the hook, each in a thread of its own.
-        self._one_by_one = threading.Lock()
-        self._hook = net.register_forward_pre_hook(self._see)
+        # Each replica of nn.DataParallel calls the hook in a thread of its own.
+        self._lock = threading.Lock()
+        self._hook = net.register_forward_pre_hook(self._add_images)
 
-    def _see(self, net: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Adds up the digests of the images that enter the network: a sum, so that ranks can be added up, too."""
+    def _add_images(self, net: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Adds the digests of the images that enter the network. The sums of the ranks can be added, too."""
         if not net.training:
             return
-        with self._one_by_one:
-            # Only now: engines convert and restore a network after they have made it.
+        with self._lock:
+            # At the first step: engines convert and restore a network after they have made it.
             self._initial = self._initial or self._digests()
             digests = image_digests(arguments[0].to(self._dtype))
             self._samples = (self._samples + int(digests.sum(dtype=np.uint64))) % 2**64
 
     def batch_done(self, loss: torch.Tensor) -> None:
-        """Notes a micro-batch's mean loss."""
+        """Records the mean loss of a micro-batch."""
         self._losses.append(loss)
 
     def step_done(self, step: int, lr: float) -> None:
-        """Notes an optimizer step, counted from 1, and its learning rate."""
+        """Records an optimizer step, from 1, and its learning rate."""
         self._traffic.step_done()
         losses = [float(loss) for loss in self._losses]
         self._steps.append(
@@ -85,9 +85,9 @@ class Trace:
             self.folder.mkdir(exist_ok=True)
             weights = {name: tensor.detach().cpu().numpy() for name, tensor in self.net.state_dict().items()}
             np.savez(self.folder / f"rank-{self.rank.rank}-step-{step}.npz", allow_pickle=False, **weights)
-        if step in self._watched:
+        if step in self._counted:
             self._traffic.start()
-        if step == self._watched.stop:
+        if step == self._counted.stop:
             self._traffic.stop()
 
     def _digests(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Counts what a rank sends: bytes by the kernel's counters, collectives by torch's profiler, exchanges by their own."""
+"""Counts what a rank sends: bytes by the kernel's counters, collectives by torch's profiler and the peer exchange."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.profiler import ProfilerActivity, profile
 from lit_mnist.distributed.peer_exchange import SENT
 from lit_mnist.profiling._private import operations_of
 
-# Where `tcpi_bytes_sent` lies in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19).
+# The offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19).
 _TCP_INFO_SIZE, _BYTES_SENT = 248, 200
-# Bytes of an element, by the names that the profiler gives to types.
+# Bytes per element, by the profiler's names of dtypes.
 _ITEM_SIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "unsigned char": 1}
 
 
 def bytes_sent() -> int | None:
-    """Returns the bytes that this process's open TCP connections have sent, or None where the kernel does not tell."""
+    """Returns the bytes that this process's open TCP connections have sent, or None if they are unknown."""
     try:
         links = list(Path("/proc/self/fd").iterdir())
     except OSError:
@@ -45,7 +45,7 @@ def bytes_sent() -> int | None:
 
 
 class Traffic:
-    """Counts over some steps of a training, from `start` to `stop`."""
+    """Counts during some steps of a training, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self._profile: profile | None = None
@@ -57,10 +57,10 @@ class Traffic:
         self._exchanged: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Begins to count, unless that was done before."""
+        """Begins to count, the first time that it is called."""
         if self._profile or self._steps:
             return
-        # Without it the profiler tells of itself on the error output.
+        # Otherwise the profiler writes to standard error.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
         self._profile.start()
@@ -72,7 +72,7 @@ class Traffic:
         self._steps += self._profile is not None
 
     def stop(self) -> None:
-        """Ends the counting, unless that was done before."""
+        """Ends the counting."""
         if self._profile is None:
             return
         sent = bytes_sent()
@@ -83,18 +83,18 @@ class Traffic:
         self._profile.stop()
         self._payload += exchanged.pop("payload", 0)
         self._collectives.update(exchanged)
-        for operation, shapes, kinds in operations_of(self._profile):
+        for operation, shapes, dtypes in operations_of(self._profile):
             backend, _, name = operation.partition(":")
             if backend == "nccl":
-                # Its ways are not TCP's.
+                # NCCL does not use TCP connections only.
                 self._sent = None
             if backend in {"gloo", "nccl"}:
                 self._collectives[name] += 1
-                self._payload += _payload(shapes, kinds) if name != "recv" else 0
+                self._payload += _payload(shapes, dtypes) if name != "recv" else 0
         self._profile = None
 
     def per_step(self) -> dict[str, Any]:
-        """Returns bytes sent, bytes handed to collectives, and collectives by name, each per step."""
+        """Returns bytes sent, bytes of the collectives' tensors, and collectives by name, each per step."""
         steps = self._steps or math.nan
         return {
             "steps": self._steps,
@@ -104,6 +104,6 @@ class Traffic:
         }
 
 
-def _payload(shapes: Sequence[Sequence[int]], kinds: Sequence[str]) -> int:
-    """Returns the bytes of the tensors that an operation was given."""
-    return sum(math.prod(shape) * _ITEM_SIZES.get(kind, 0) for shape, kind in zip(shapes, kinds, strict=False))
+def _payload(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int:
+    """Returns the bytes of an operation's tensors."""
+    return sum(math.prod(shape) * _ITEM_SIZES.get(dtype, 0) for shape, dtype in zip(shapes, dtypes, strict=False))

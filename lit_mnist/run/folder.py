@@ -1,4 +1,4 @@
-"""The run folder: claimed by one run at a time, and everything that the run leaves behind is in it."""
+"""The run folder: locked by one run at a time, and the only place that the run writes to."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ from typing import IO, Any
 
 import yaml
 
-from lit_mnist.checkpoint.atomic_io import remove_temporary, write_text
+from lit_mnist.checkpoint.atomic_io import remove_temporary_files, write_text
 from lit_mnist.checkpoint.store import CONFIG
 from lit_mnist.distributed.file_lock import open_lock, try_lock
-from lit_mnist.distributed.status_file import SCRATCH
+from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER
 from lit_mnist.distributed.terminal import print_line, shown
 from lit_mnist.errors import InputError
 
 RESULT, METRICS, REPORT = "result.json", "metrics.csv", "report.html"
-# Bytes that a run's folder must have room for at its start.
-_LEAST_ROOM = 1 << 20
+# Bytes that must be free at the start of a run.
+_LEAST_FREE = 1 << 20
 _LOCK = "run.lock"
-# The name that torchrun gives to all starts and restarts of one job.
+# A file with the name that torchrun gives to all starts and restarts of one job.
 _RUN_ID = "torchelastic-run-id"
 
 
 class RunFolder:
-    """A folder that this run holds until its processes have ended.
-
-    The lock is the kernel's: it goes when the last process that inherited it ends, however it ended.
+    """A folder that this run has locked. The kernel releases the lock when the last process of the run ends.
 
     Args:
         path: The folder.
-        lock: The open lock file, where this process or its parent holds it.
+        lock: The open lock file if this process or its parent has locked it.
     """
 
     def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
@@ -59,18 +57,18 @@ class RunFolder:
         patience: float = 0,
         lock: IO[str] | None = None,
     ) -> RunFolder:
-        """Makes the folder where it does not exist, and holds it.
+        """Locks the folder, and creates it if it does not exist.
 
         Args:
             path: The folder.
-            writes: Files that the run is going to write: refused where one is there already.
-            folders: Folders to make in it, beside that of the logs.
-            resumed: Whether the run goes on in a folder of its own, so that its files may be there.
-            patience: Seconds to wait for a process that holds the folder.
-            lock: The lock file, where this process has locked the folder already.
+            writes: Files that the run is going to write and that must not exist.
+            folders: Folders to create in it, beside the logs.
+            resumed: Whether the run resumes in its own folder, so that its files may exist.
+            patience: Seconds to wait for a process that has locked the folder.
+            lock: The lock file if this process has locked the folder already.
 
         Raises:
-            InputError: The folder cannot be made or written, another run holds it, or it holds another run's files.
+            InputError: The folder cannot be written, another run has locked it, or it has the files of another run.
         """
         lock = lock or lock_folder(path, patience)
         present = [name for name in writes if (path / name).exists()]
@@ -83,16 +81,16 @@ class RunFolder:
             for name in ("logs", *folders):
                 (path / name).mkdir(exist_ok=True)
                 with tempfile.TemporaryFile(dir=path / name) as probe:
-                    probe.write(bytes(_LEAST_ROOM))
+                    probe.write(bytes(_LEAST_FREE))
         except OSError as error:
             lock.close()
             raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
         lock.seek(0)
         if before := lock.read().strip():
-            print_line(f"note: the run before this one in {shown(path)} ({before}) was ended from outside")
-        remove_temporary(path)
-        remove_temporary(path / "checkpoints")
-        for left in (path / "logs").glob(f"{SCRATCH}*"):
+            print_line(f"note: the run before this one in {shown(path)} ({before}) was killed")
+        remove_temporary_files(path)
+        remove_temporary_files(path / "checkpoints")
+        for left in (path / "logs").glob(f"{LAUNCHER_FOLDER}*"):
             shutil.rmtree(left, ignore_errors=True)
         lock.seek(0)
         lock.truncate()
@@ -103,14 +101,14 @@ class RunFolder:
         return cls(path, lock)
 
     def release(self) -> None:
-        """Notes that the run has ended by itself; the lock goes with the process."""
+        """Records that the run has ended by itself; the lock ends with the process."""
         if self._lock:
             self._lock.seek(0)
             self._lock.truncate()
             self._lock.flush()
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Writes the resolved configuration, usable as `--config`."""
+        """Writes the resolved configuration, which `--config` accepts."""
         write_text(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
 
     def write_result(self, result: dict[str, Any]) -> None:
@@ -119,10 +117,10 @@ class RunFolder:
 
 
 def lock_folder(path: Path, patience: float = 0) -> IO[str]:
-    """Makes a folder, and returns its lock file, locked until it is closed.
+    """Creates a folder, and returns its lock file, which is locked until it is closed.
 
     Raises:
-        InputError: The folder cannot be made, or another process holds it for longer than `patience` seconds.
+        InputError: The folder cannot be created, or another process has locked it for longer than `patience` seconds.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -150,17 +148,17 @@ def lock_folder(path: Path, patience: float = 0) -> IO[str]:
 
 
 def _holder(lock: IO[str]) -> str:
-    """Returns what the process that holds a run folder has written into the lock file."""
+    """Returns the process that has locked a folder, as it has written into the lock file."""
     lock.seek(0)
     return lock.read().strip() or "another process"
 
 
 def default_path(name: str, *, make: bool = False) -> Path:
-    """Returns `runs/<time>-<name>`, numbered where two runs start within a second.
+    """Returns `runs/<time>-<name>`, with a number if the folder exists.
 
     Args:
         name: The last part of the folder's name.
-        make: Whether to make it, so that no other run can take it.
+        make: Whether to create it, so that no other run can use it.
     """
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     candidate, number = stem, 1
@@ -179,10 +177,10 @@ def default_path(name: str, *, make: bool = False) -> Path:
 
 
 def was_restarted(path: Path) -> bool:
-    """Returns whether torchrun has started this process in place of one that worked in a run folder before."""
+    """Returns whether torchrun has restarted this process, and an earlier one has used the run folder."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         return True
-    # Where ranks of another machine were lost, torchrun starts all again and counts none of it.
+    # torchrun does not count restarts after ranks of another machine were lost.
     run_id = _elastic_run_id()
     if run_id is None or (path / RESULT).exists():
         return False

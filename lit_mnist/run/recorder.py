@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.distributed.failure import RANK_STATUS
 from lit_mnist.distributed.heartbeat import Heartbeat
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.experiment import SEGMENTATION_NAMES
 from lit_mnist.profiling.faults import inject
@@ -66,8 +66,8 @@ class MetricsRecorder:
             dtype = autocast_dtype(job.precision) or weight_dtype(job.precision)
             # An evaluation's collectives, at an epoch's end, belong to no step.
             whole_steps = min(job.plan.total_steps, job.plan.steps_per_epoch) - 1
-            last_watched = whole_steps if run.trace == "traffic" else 0
-            self.trace = Trace(net, job.folder, rank, dtype=dtype, last_watched=last_watched, keep=run.trace_step)
+            last_counted = whole_steps if run.trace == "traffic" else 0
+            self.trace = Trace(net, job.folder, rank, dtype=dtype, last_counted=last_counted, keep=run.trace_step)
         self._losses: list[torch.Tensor] = []
         self._epoch_told = ""
 

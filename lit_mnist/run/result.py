@@ -1,4 +1,4 @@
-"""What a run has come to: the content of `result.json`."""
+"""The result of a run: the content of `result.json`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from lit_mnist.training.job import Job
 
 @dataclass(frozen=True)
 class Trained:
-    """Figures of a training.
+    """The metrics of a training.
 
     Attributes:
         steps: Optimizer steps, from the first of the run.
-        steps_now: Those of them that were made since the run was last resumed.
-        skipped_steps: Those of them that the GradScaler left out because a gradient overflowed.
-        epochs: Epochs, the last perhaps cut short.
-        loss: Mean training loss of the last steps that were put together.
-        seconds: Seconds of the training, evaluations on the validation split included.
-        stopped_early: Why it ended before its last step, where a callback ended it.
+        steps_now: Optimizer steps since the run was last resumed.
+        skipped_steps: Steps that the GradScaler skipped because a gradient overflowed.
+        epochs: Epochs; the last may be incomplete.
+        loss: Mean training loss of the last steps that were logged.
+        seconds: Duration of the training, with its validations.
+        stopped_early: Why a callback ended the training before its last step, or None.
     """
 
     steps: int
@@ -48,9 +48,9 @@ def device_name(device: torch.device) -> str:
 def total_memory(clock: StepClock, rank: Rank, device: torch.device, first_process: int) -> int:
     """Returns the peak of unshared memory of all processes in bytes; every rank must call it.
 
-    It is the sum of each rank's largest value and of the launcher's; the workers of `data.workers` are not in it.
+    It is the sum of the ranks' peaks and the launcher's memory, without the workers of `data.workers`.
     """
-    clock.note_memory()
+    clock.update_peak_memory()
     total = torch.tensor([clock.peak_memory], dtype=torch.int64, device=device)
     if rank.world_size > 1:
         dist.all_reduce(total)
@@ -59,12 +59,12 @@ def total_memory(clock: StepClock, rank: Rank, device: torch.device, first_proce
 
 
 def total_gpu_memory(rank: Rank, device: torch.device, gpus: Iterable[int | torch.device]) -> int | None:
-    """Returns the peak of all ranks' tensors on GPUs in bytes, None on a CPU; every rank must call it.
+    """Returns the peak of all ranks' tensors on GPUs in bytes, or None on a CPU; every rank must call it.
 
     Args:
         rank: This rank.
         device: Its device.
-        gpus: The GPUs that its process computes on.
+        gpus: The GPUs of its process.
     """
     if device.type != "cuda":
         return None

@@ -18,7 +18,7 @@ _PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "jsonargparse"
 
 
 def seconds_since_start(pid: int) -> float | None:
-    """Returns the seconds since the kernel started a process, or None where the system does not tell."""
+    """Returns the seconds since the kernel started a process, or None if the system does not report it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -27,7 +27,7 @@ def seconds_since_start(pid: int) -> float | None:
 
 
 def unshared_memory(pid: int) -> int:
-    """Returns the bytes of memory that only this process uses (USS), or 0 where the system does not tell."""
+    """Returns the memory that only this process uses (USS) in bytes, or 0 if the system does not report it."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -36,7 +36,7 @@ def unshared_memory(pid: int) -> int:
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float] | None:
-    """Returns median, lowest and highest of some measurements; None where there is none."""
+    """Returns the median and the extremes of measurements, or None if there are none."""
     measured = [value for value in values if value is not None]
     if not measured:
         return None
@@ -48,7 +48,7 @@ class StepClock:
 
     Args:
         batch_size: Samples of a step over all ranks.
-        first_process: The process from whose start the time to the first step counts.
+        first_process: The process whose start is the start of the run.
     """
 
     def __init__(self, batch_size: int, first_process: int) -> None:
@@ -62,11 +62,11 @@ class StepClock:
         self._queued = 0
 
     def step_done(self, *, waited: bool = True) -> None:
-        """Notes the end of an optimizer step.
+        """Records the end of an optimizer step.
 
         Args:
-            waited: Whether the device has computed it. Steps that are only queued there end, for all that can be told
-                without waiting for each, evenly over the time until one that was waited for.
+            waited: Whether the device has computed the step. The time until then is divided evenly among it and the
+                steps that were only queued before.
         """
         self._queued += 1
         if not waited:
@@ -79,17 +79,17 @@ class StepClock:
         self._last = now
 
     def pause(self) -> None:
-        """Leaves the time until the next step out: an evaluation or a save belongs to no step."""
+        """Excludes the time until the next step: a validation or a save belongs to no step."""
         self._last, self._queued = None, 0
-        self.note_memory()
+        self.update_peak_memory()
 
-    def note_memory(self) -> None:
-        """Looks at this process's memory now; the largest value is kept."""
+    def update_peak_memory(self) -> None:
+        """Updates the peak of this process's memory."""
         self.peak_memory = max(self.peak_memory, unshared_memory(os.getpid()))
 
     @property
     def seconds(self) -> float:
-        """Seconds since training began."""
+        """Seconds since the training began."""
         return time.perf_counter() - self._started
 
     def recent_images_per_s(self, steps: int = 50) -> float | None:
@@ -98,14 +98,14 @@ class StepClock:
         return self.batch_size * len(recent) / sum(recent) if recent else None
 
     def images_per_s(self) -> float | None:
-        """Returns samples per second over the median step after the warm-up; None for fewer steps than that."""
+        """Returns samples per second of the median step after the warm-up, or None for a shorter training."""
         measured = self._durations[WARM_UP_STEPS:]
         return self.batch_size / statistics.median(measured) if measured else None
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Returns the versions of what computes the result."""
+    """Returns the versions of Python and of the packages that compute the result."""
     found = {"lit_mnist": "unknown", "python": platform.python_version()}
     for package in ("lit_mnist", *_PACKAGES):
         with suppress(PackageNotFoundError):
@@ -115,7 +115,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """Returns the commit of the source that runs, with `-dirty` where it was changed; None outside a repository."""
+    """Returns the commit of the source, with `-dirty` if it was changed, or None outside a repository."""
     source = Path(__file__).resolve().parents[2]
     if not (source / ".git").exists():
         return None

@@ -12,9 +12,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import get_total_norm
 
 from lit_mnist.data.sampler import train_indices
-from lit_mnist.distributed.failure import RANK_STATUS
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.terminal import shown
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.training.job import Job

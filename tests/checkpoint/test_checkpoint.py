@@ -1,8 +1,9 @@
-"""Checkpoints: whole or not there, verified, plain values only, and Lightning's own."""
+"""Checkpoints: written atomically, verified, plain values only, and readable by Lightning."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import zipfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from lit_mnist.checkpoint.digest import content_sha256, weights_sha256
 from lit_mnist.checkpoint.format import FORMAT, read_checkpoint, write_checkpoint
+from lit_mnist.checkpoint.safety import check_archive
 from lit_mnist.errors import InputError
 from lit_mnist.module import LitClassifier
 
@@ -38,6 +40,38 @@ def test_what_is_written_is_read(written: Path) -> None:
     assert content_sha256(found["state_dict"]) == content_sha256(CONTENT["state_dict"])
     assert found["loops"] == CONTENT["loops"]
     assert [path.name for path in written.parent.iterdir()] == ["some.ckpt"]
+
+
+@pytest.mark.parametrize("name", [".a_new_record", "data/notes", "hashes/weights", "Index-2.json"])
+def test_a_record_that_a_newer_torch_adds_is_accepted(written: Path, name: str) -> None:
+    """It holds no code, and nothing unpickles it."""
+    with zipfile.ZipFile(written, "a") as archive:
+        folder = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{folder}/{name}", pickle.dumps(Hostile()))
+    found = read_checkpoint(written)
+    assert content_sha256(found["state_dict"]) == content_sha256(CONTENT["state_dict"])
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["{}/other.pkl", "{}/DATA.PKL", "{}/code/net.py", "{}/constants.pkl", "{}/a/../b", "other/record", "record"]
+)
+def test_a_record_that_may_hold_code_is_rejected(written: Path, name: str) -> None:
+    with zipfile.ZipFile(written, "a") as archive:
+        folder = archive.namelist()[0].partition("/")[0]
+        archive.writestr(name.format(folder), b"")
+    with pytest.raises(InputError, match="not a checkpoint of this project: it h"):
+        read_checkpoint(written)
+
+
+def test_torch_s_own_files_pass_the_safety_check(tmp_path: Path) -> None:
+    """Whatever this release of torch writes for the values of a checkpoint."""
+    dtypes = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    tensors = {name: torch.ones(3, 2, dtype=getattr(torch, name)).t() for name in dtypes}
+    state = {**torch.nn.BatchNorm1d(3).state_dict(), **tensors}
+    torch.save({"values": [1, 2.5, True, None, "text", (1, 2), 2**40, -1], "state": state}, tmp_path / "some.ckpt")
+    with (tmp_path / "some.ckpt").open("rb") as file:
+        check_archive(file)
 
 
 def test_every_truncation_is_found(written: Path) -> None:
@@ -110,7 +144,7 @@ def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
     assert weights_sha256(module.net.state_dict()) == weights_sha256(bare)
     assert "_instantiator" not in saved["hyper_parameters"]
     assert saved["hyper_parameters"]["lr"] == 0.1
-    # The folder means its best checkpoint, and a damaged one is found here, too.
+    # A folder means its best checkpoint, and damage is found.
     found = LitClassifier.load_from_checkpoint(folder)
     assert weights_sha256(found.net.state_dict()) == weights_sha256(bare)
     content, value = path.read_bytes(), bare["fc.weight"].numpy().tobytes()

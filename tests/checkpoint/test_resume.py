@@ -1,4 +1,4 @@
-"""An interrupted training goes on where it was, in or between epochs, and ends with the same bits."""
+"""An interrupted training resumes at its step, in or between epochs, and ends with bit-identical weights."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Program, forked, result_of, wait_for, weights_of
-from test_bad_input import refused
+from conftest import Program, result_of, weights_of
+from processes import forked, refused, wait_for
 
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.resume import Saved
@@ -42,7 +42,7 @@ SMALL = (
     ],
     ids=["convnet", "basicnet", "accumulation"],
 )
-def test_a_constant_schedule_resumed_after_an_epoch_ends_with_the_same_bits(
+def test_a_constant_schedule_resumed_after_an_epoch_is_bit_identical(
     program: Program, settings: tuple[object, ...]
 ) -> None:
     settings = tuple(dict(zip(*[iter((*SMALL, *settings))] * 2, strict=True)).items())
@@ -55,7 +55,7 @@ def test_a_constant_schedule_resumed_after_an_epoch_ends_with_the_same_bits(
     assert result_of(parts)["weights_sha256"] == result_of(whole)["weights_sha256"]
     assert result_of(parts)["steps"] == result_of(whole)["steps"]
     assert result_of(parts)["test"] == result_of(whole)["test"]
-    # Time and speed are those of the part since the resume, as the summary, the report and result.json tell.
+    # Time and speed are those since the resume in the summary, the report and result.json.
     steps = result_of(whole)["steps"]
     assert result_of(whole)["train"]["steps"] == result_of(whole)["train"]["scheduled_steps"] == steps
     assert result_of(parts)["train"]["steps"] == steps * 2 // 3
@@ -71,7 +71,7 @@ def test_a_constant_schedule_resumed_after_an_epoch_ends_with_the_same_bits(
 
 
 def test_auto_means_the_precision_that_the_training_began_with(program: Program) -> None:
-    """A configuration file states it again where a scheduler submits the same command once more."""
+    """A scheduler may submit the same command with its configuration file again."""
     trained = program.train(*SMALL, "--precision", "32-true", "--model.schedule", "constant", "--epochs", 1)
     refused(program("--resume", trained, "--epochs", 2, "--precision", "bf16-mixed"), "trainer.precision", "32-true")
     done = program("--resume", trained, "--epochs", 2, "--precision", "auto")
@@ -96,8 +96,8 @@ def test_the_saved_configuration_repeats_the_run(program: Program) -> None:
     assert result_of(again)["world_size"] == 2
 
 
-def test_a_checkpoint_elsewhere_goes_on_in_a_folder_of_its_own(program: Program) -> None:
-    """Only a run folder is taken up in place: a file that lies anywhere must not make its surroundings one."""
+def test_a_checkpoint_elsewhere_resumes_in_a_new_folder(program: Program) -> None:
+    """Only a run folder is resumed in place: a file elsewhere must not turn its folder into a run folder."""
     trained = program.train(*SMALL, "--epochs", 1, "--model.schedule", "constant")
     place = program.folder / "downloads"
     place.mkdir()
@@ -119,21 +119,21 @@ def test_the_best_weights_of_a_future_that_was_given_up_are_not_tested(program: 
     (trained / "checkpoints" / "best.ckpt").write_bytes((trained / "checkpoints" / "last.ckpt").read_bytes())
     done = program("--resume", first, "--epochs", 2)
     assert done.code == 0, done.err
-    assert "best.ckpt was made after step 30, and the run goes on after step 10" in done.out + done.err
+    assert "best.ckpt was saved after step 30, but the run resumes after step 10" in done.out + done.err
     assert result_of(trained)["weights_sha256"] == result_of(wanted)["weights_sha256"]
     assert result_of(trained)["test"] == result_of(wanted)["test"]
 
 
 def test_what_is_said_at_the_end_of_a_schedule_trains_further(program: Program) -> None:
-    """The command of the message is run as it stands there."""
+    """The test runs the command of the message."""
     trained = program.train(*SMALL, "--epochs", 1)
-    cases = {(): ("10 steps", "nothing to go on with"), ("--epochs", 2): ("onecycle", "cannot be changed to 20")}
+    cases = {(): ("10 steps", "nothing to resume"), ("--epochs", 2): ("onecycle", "cannot be changed to 20")}
     for flags, told in cases.items():
         done = program("--resume", trained, *flags)
         refused(done, *told)
         words = shlex.split(done.err.partition("begin a new run with these weights: ")[2])
         assert words == ["--config", "run-1/config.yaml", "--model.weights", "run-1"]
-    # At such a learning rate the weights stay where they began.
+    # With such a learning rate the weights do not change.
     further = program.train(*words, "--epochs", 2, "--max-steps", 1, "--lr", 1e-12)
     before, after = weights_of(trained, "best.ckpt"), weights_of(further)
     moved = [name for name in before if "running" not in name and "tracked" not in name]
@@ -143,7 +143,7 @@ def test_what_is_said_at_the_end_of_a_schedule_trains_further(program: Program) 
 def test_a_resume_on_another_machine_takes_the_threads_that_were_used(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of threads decides over the last bits, and by default follows from the machine's cores."""
+    """The number of threads affects the last bits, and by default depends on the machine's cores."""
 
     def machine(cores: int) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
@@ -157,9 +157,9 @@ def test_a_resume_on_another_machine_takes_the_threads_that_were_used(
     assert result_of(parts)["threads"] == result_of(whole)["threads"] == 3
     assert result_of(parts)["weights_sha256"] == result_of(whole)["weights_sha256"]
     assert "warning: each rank computes with 3 threads, as before, where 1 cores would give it 1" in done.out
-    # The setting is not stored as if it had been asked for.
+    # The configuration still has no number.
     assert "threads: null" in (parts / "config.yaml").read_text()
-    # On other ranks, or with a number of one's own, the bits cannot stay, which is said.
+    # With other ranks or another setting the result is not bit-identical, and a message says so.
     machine(4)
     saved, said = Saved.read(parts / "checkpoints" / "last.ckpt"), list[str]()
     assert saved.threads(None, 2, said.append) == 2
@@ -171,14 +171,14 @@ def test_a_resume_on_another_machine_takes_the_threads_that_were_used(
 
 
 class Predecessor:
-    """A run that is being ended while the next start waits for its folder: it still saves its newest checkpoints."""
+    """A run that ends while the next start waits for its folder, and that still saves its newest checkpoints."""
 
     def __init__(self, folder: Path, newer: dict[str, bytes]) -> None:
         self.folder, self.newer = folder, newer
 
     def hold(self, successor: Path) -> int:
         """Holds the folder until the successor has found it held, then saves, and ends."""
-        # Kept, since the lock goes with the object.
+        # Kept, since the lock ends with the object.
         self.held = RunFolder.claim(self.folder, writes=(), resumed=True)
         successor.with_name("held").touch()
         lock = str(self.folder / "run.lock")
@@ -203,7 +203,7 @@ def test_a_start_waits_for_the_run_before_it_and_reads_what_that_saved_last(prog
     flags = (*SMALL, "--model.schedule", "constant", "--epochs", 3, "--save-every", 4, "--keep", 20)
     folder = program.train(*flags)
     wanted, checkpoints = result_of(folder), folder / "checkpoints"
-    # As it was after step 14 of 30, and as the run before leaves it: after step 24, the best of step 20.
+    # First as after step 14 of 30, then as the predecessor leaves it: after step 24, with the best of step 20.
     newer = {"last.ckpt": "step-00000024.ckpt", "best.ckpt": "step-00000020.ckpt"}
     saved = {name: (checkpoints / source).read_bytes() for name, source in newer.items()}
     (checkpoints / "last.ckpt").unlink()
@@ -227,7 +227,7 @@ def test_a_start_waits_for_the_run_before_it_and_reads_what_that_saved_last(prog
     out = (program.folder / "stdout.txt").read_text()
     assert os.waitstatus_to_exitcode(status) == 0, out + (program.folder / "stderr.txt").read_text()
     assert "note: waiting for process" in out
-    assert "going on from run-1/checkpoints/last.ckpt after step 24" in out
+    assert " from run-1/checkpoints/last.ckpt after step 24" in out
     assert "warning" not in out
     assert result_of(folder)["weights_sha256"] == wanted["weights_sha256"]
     assert result_of(folder)["test"] == wanted["test"]
@@ -247,14 +247,17 @@ def setting(section: str, name: str, value: object) -> Change:
 
 
 OTHERS: dict[str, tuple[Change, str]] = {
-    "later": (lambda content: content.update(global_step=17), "after step 17, and the run goes on after step 16"),
+    "later": (lambda content: content.update(global_step=17), "after step 17, but the run resumes after step 16"),
     "other data": (lambda content: content[SECTION].update(data_sha256="0"), "its data_sha256 is 0"),
     "another model": (setting("model", "label_smoothing", 0.1), "its model.label_smoothing is 0.1, not 0.0"),
     "another network": (setting("model", "net", "basicnet"), "does not hold the weights"),
     "another beginning": (setting("model", "weights", "other.ckpt"), "its model.weights is other.ckpt, not none"),
     "another seed": (lambda content: content[SECTION]["experiment"].update(seed_everything=1), "seed_everything is 1"),
-    "another epoch": (lambda content: content["callbacks"].update(KeepCheckpoints={"best": 0.5}), "not the best epoch"),
-    "of no run": (lambda content: content.pop("loops"), "its loops is not there"),
+    "another epoch": (
+        lambda content: content["callbacks"].update(KeepCheckpoints={"best": 0.5}),
+        "not of the best epoch",
+    ),
+    "of no run": (lambda content: content.pop("loops"), "its loops is missing"),
 }
 
 
@@ -287,7 +290,7 @@ def test_a_best_checkpoint_is_kept_only_where_it_is_that_training_s_best(
 def test_the_best_of_a_training_that_continues_from_one_file_is_an_epoch_of_its_own(
     program: Program, trained: Path
 ) -> None:
-    """No weights that were never the best are called so, and none of another run that lie beside the file."""
+    """Weights that were never the best, or that belong to another run, are not called the best."""
     downloads, folder = program.folder / "downloads", program.folder / "run"
     downloads.mkdir()
     shutil.copy(trained / "checkpoints" / "step-00000016.ckpt", downloads / "some.ckpt")
@@ -307,7 +310,7 @@ def test_the_best_of_a_training_that_continues_from_one_file_is_an_epoch_of_its_
     assert done.code == 0, done.err
     assert read_checkpoint(folder / "checkpoints" / "best.ckpt")["global_step"] == 20
     assert result_of(folder)["weights_sha256"] == result_of(trained)["weights_sha256"]
-    # The best that belongs to it comes along.
+    # Its own best checkpoint is copied.
     shutil.copy(trained / "checkpoints" / "step-00000010.ckpt", downloads / "best.ckpt")
     shutil.rmtree(folder)
     lost = program(*words, "--inject", "kill:rank=0,step=18")
@@ -371,7 +374,7 @@ def test_an_evaluation_names_the_checkpoint_that_it_evaluated(program: Program) 
     assert done.code == 0, done.err
     assert f"{trained} has no best.ckpt: these are the last weights, {last}" in done.out
     assert result_of(folder)["checkpoint"] == str(last)
-    # Who names the file means it.
+    # A file that is named needs no note.
     assert "note" not in program("test", "--ckpt", last).out
 
 

@@ -5,22 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Done, Program
+from conftest import Program
+from processes import refused
 
 import lit_mnist
 from lit_mnist.cli.parser import parse
 from lit_mnist.errors import InputError
 
 FILES = Path(lit_mnist.__file__).parent / "data" / "digits" / "files"
-
-
-def refused(done: Done, *parts: str) -> None:
-    assert done.code == 2, done.out + done.err
-    assert "Traceback" not in done.err
-    assert done.err.startswith("error: ")
-    assert len(done.err.strip().splitlines()) == 1, done.err
-    for part in parts:
-        assert part in done.err, done.err
 
 
 def callback(name: str, settings: str = "") -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program
-from test_bad_input import refused
+from processes import refused
 
 import lit_mnist
 from lit_mnist.comparison.results import lines_of_code

@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import Program, as_nobody, result_of
 from PIL import Image
-from test_bad_input import refused
+from processes import refused
 from torchvision.datasets import VOCSegmentation
 from voc_folder import ONLY_BORDER, write_voc
 

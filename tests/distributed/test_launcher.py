@@ -1,4 +1,4 @@
-"""The ranks: started, watched and ended together, and never reachable from outside the machine."""
+"""The launcher: ranks start, fail and end together, and nobody outside the machine can reach them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -23,17 +22,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Done, Program, forked, processes_of, ranks_of, result_of, run_forked, wait_for
-from faults.conftest import kill, named
+from conftest import Program, result_of
 from faults.hostile import Reduced
-from faults.test_kill import torchrun
-from test_bad_input import refused
+from processes import (
+    LOOPBACK,
+    LOOPBACK_V4,
+    ROOT,
+    forked,
+    kill,
+    launched,
+    listening,
+    named,
+    processes_of,
+    ranks_of,
+    refused,
+    run_forked,
+    torchrun,
+    wait_for,
+)
 from torch.distributed import distributed_c10d
 
 from lit_mnist.cli.main import main
 from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.spawn import spawn
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.run.recorder import MetricsRecorder
@@ -70,7 +81,7 @@ def test_other_devices_than_an_outside_launcher_has_started_are_refused(
 
 
 def trains(folder: Path) -> bool:
-    """Returns whether a run has made its first step."""
+    """Returns whether a run has completed its first step."""
     path = folder / "metrics.csv"
     return path.exists() and len(path.read_text().splitlines()) > 1
 
@@ -78,29 +89,6 @@ def trains(folder: Path) -> bool:
 def make(folder: Path) -> Path:
     folder.mkdir()
     return folder
-
-
-def listening(pids: list[int]) -> list[str]:
-    """Returns the addresses on which processes listen, as the kernel's tables write them."""
-    sockets = set()
-    for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            # A descriptor may be closed while they are listed.
-            with suppress(FileNotFoundError):
-                target = str(entry.readlink())
-                if target.startswith("socket:["):
-                    sockets.add(target[8:-1])
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in sockets:
-                found.append(fields[1].rpartition(":")[0])
-    return found
-
-
-LOOPBACK_V4 = "0100007F"
-LOOPBACK = {LOOPBACK_V4, "00000000000000000000000001000000"}
 
 
 def no_pickle(*_: object) -> None:
@@ -111,9 +99,9 @@ def no_pickle(*_: object) -> None:
 def test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle(
     program: Program, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """The ranks look themselves in a step, also at their launcher, and then train, evaluate and record to the end.
+    """The ranks check themselves and their launcher in a step, and then train, evaluate and record to the end.
 
-    (nn.DataParallel is one process on several GPUs, and connects to nothing.)
+    (nn.DataParallel is one process on several GPUs, and has no connections.)
     """
     step_done = MetricsRecorder.step_done
 
@@ -150,7 +138,7 @@ def test_neither_the_ranks_nor_their_launcher_listen_beyond_loopback(program: Pr
 
 
 def test_ranks_of_torchrun_do_not_listen_beyond_loopback(program: Program) -> None:
-    """torchrun's own store does, on every interface of the machine."""
+    """torchrun's own store listens on every interface of the machine."""
     folder = program.folder / "run"
     process = torchrun(folder, *LONG)
     try:
@@ -180,7 +168,7 @@ exec "$@"
 
 @pytest.mark.needs("namespaces")
 def test_a_host_whose_name_resolves_elsewhere_leaves_no_port_open(tmp_path: Path) -> None:
-    """gloo by itself listens on the address that the host's name resolves to."""
+    """By default gloo listens on the address that the host's name resolves to."""
     unshare = ["unshare", "--uts", "--net", "--mount"]
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.99.0.1 elsewhere\n")
     (tmp_path / "script").write_text(NAMESPACE)
@@ -204,28 +192,14 @@ def test_a_host_whose_name_resolves_elsewhere_leaves_no_port_open(tmp_path: Path
         wait_for(lambda: not processes_of(process.pid), 5)
 
 
-def launched(work: Callable[[Rank], None], folder: Path, *, world_size: int, max_restarts: int = 0) -> Done:
-    """Launches ranks from a forked process, which prints how the launch ended."""
-
-    def start() -> int:
-        try:
-            launch(work, world_size=world_size, max_restarts=max_restarts, logs=folder / "logs")
-        except LitMnistError as error:
-            print(error)
-            return error.exit_code
-        return 0
-
-    return run_forked(start, folder, 30)
-
-
-def test_torchrun_with_ranks_that_do_not_fit_the_batch_is_refused_once(tmp_path: Path) -> None:
+def test_torchrun_with_ranks_that_do_not_fit_the_batch_is_rejected_once(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     words = ("--batch-size", 33, "--run-dir", tmp_path / "run")
     done = run(*torchrun, "-m", "lit_mnist.engines.raw_ddp", *words)
     assert done.returncode != 0
-    refusals = re.findall(r"^error: .*", done.stderr, re.MULTILINE)
-    assert len(refusals) == 1
-    assert "data.batch_size 33 cannot be split evenly over 2 ranks" in refusals[0]
+    errors = re.findall(r"^error: .*", done.stderr, re.MULTILINE)
+    assert len(errors) == 1
+    assert "data.batch_size 33 cannot be split evenly over 2 ranks" in errors[0]
     assert not (tmp_path / "run").exists()
 
 
@@ -246,7 +220,7 @@ def test_what_ranks_of_torchrun_could_not_do_together_is_refused(
 
 
 def test_one_rank_of_each_machine_tells_what_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine may lack what the first one has."""
+    """The machines may differ."""
     for name, value in {**AS_RANK_0, "RANK": "2", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     refused(program("--data.root", program.folder / "nothing"), "nothing")
@@ -257,8 +231,8 @@ def test_one_rank_of_each_machine_tells_what_is_refused(program: Program, monkey
 
 
 def test_a_taken_port_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
         for name, value in {**AS_RANK_0, "MASTER_PORT": port}.items():
             monkeypatch.setenv(name, value)
         refused(program(*SMALL, engine="raw_ddp"), f"port {port} is taken", "MASTER_PORT")
@@ -367,18 +341,18 @@ class Attacker:
 
 
 def raise_when_told(folder: Path, rank: Rank) -> None:
-    """Notes where this rank's temporary files go, and raises once the test says so."""
+    """Writes down this rank's temporary folder, and raises an error when the test says so."""
     (folder / f"temporary-{os.getpid()}").write_text(tempfile.gettempdir())
     while not (folder / "raise").exists():
         time.sleep(0.01)
     raise ZeroDivisionError("planted")
 
 
-@pytest.mark.parametrize(("launcher", "restarts"), [("agent", 1), ("spawn", 0)])
+@pytest.mark.parametrize(("launcher", "restarts"), [("agent", 1), ("spawn", 1)])
 def test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed(
     tmp_path: Path, launcher: str, restarts: int
 ) -> None:
-    """torch's launchers name a file there, remove it, and unpickle what they find there when a rank has failed."""
+    """torch names a file there, removes it, and unpickles what it finds there when a rank has failed."""
     shared, executed = make(tmp_path / "shared"), tmp_path / "executed"
     attacker = Attacker(shared, executed)
     work, logs = partial(raise_when_told, tmp_path), tmp_path / "logs"
@@ -386,10 +360,8 @@ def test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed(
     def start() -> int:
         os.environ["TMPDIR"], tempfile.tempdir = str(shared), None
         try:
-            if launcher == "agent":
-                launch(work, world_size=2, max_restarts=restarts, logs=logs)
-            else:
-                spawn(work, world_size=2, logs=logs)
+            method = "spawn" if launcher == "spawn" else None
+            launch(work, world_size=2, max_restarts=restarts, logs=logs, start_method=method)
         except LitMnistError as error:
             print(error)
             return error.exit_code
@@ -414,7 +386,7 @@ def test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed(
     assert "ZeroDivisionError: planted" in out
     assert attacker.planted == []
     assert modes == [0o700]
-    # The ranks, those of the second start too, use the user's own; what was the launch's is gone.
+    # The ranks, also the restarted ones, use the user's folder, and the launch has removed its own.
     assert {path.read_text() for path in tmp_path.glob("temporary-*")} == {str(shared)}
     assert len(list(tmp_path.glob("temporary-*"))) == 2 * (1 + restarts)
     assert list(shared.iterdir()) == []
@@ -431,7 +403,7 @@ def test_a_rank_that_a_signal_without_a_name_kills_is_named(tmp_path: Path) -> N
     assert re.fullmatch(r"Rank 1 \(process \d+ on \S+\) was killed by SIGRTMIN\+1\.\n", done.out)
 
 
-@pytest.mark.parametrize("start", ["launch", "spawn", "main"])
+@pytest.mark.parametrize("start", ["launch", "main"])
 def test_a_launch_from_a_thread_is_rejected(tmp_path: Path, start: str) -> None:
     """The kernel would kill the ranks when the thread ends, and Python gives signals to the main thread alone."""
 
@@ -442,9 +414,7 @@ def test_a_launch_from_a_thread_is_rejected(tmp_path: Path, start: str) -> None:
         try:
             if start == "main":
                 return main(["--devices", "2", "--run-dir", str(tmp_path / "run"), *map(str, SMALL)])
-            if start == "launch":
-                launch(work, world_size=2, max_restarts=0, logs=tmp_path / "logs")
-            spawn(work, world_size=2, logs=tmp_path / "logs")
+            launch(work, world_size=2, max_restarts=0, logs=tmp_path / "logs")
         except LitMnistError as error:
             print(error, file=sys.stderr)
             return error.exit_code

@@ -1,4 +1,4 @@
-"""The exchange of small tensors between ranks: what it gives, what it sends, and that it waits for nobody for ever."""
+"""The peer exchange: its results, what it sends, and its timeouts; and the all-gather of JSON values."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import on_ranks
+from processes import on_ranks
 from torch.distributed import distributed_c10d
 
-from lit_mnist.distributed.addresses import own_address
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.peer_exchange import SENT, PeerExchange
 from lit_mnist.distributed.private_folder import VARIABLE, own_private_folder
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.rendezvous import own_address
 from lit_mnist.errors import InputError
 from lit_mnist.training.examples import gather_mistakes
 from lit_mnist.training.extremes import Extremes, Scored, gather_extremes
 
 
 def leave_private_folder() -> None:
-    """Takes the launch's private folder away from this rank, as torchrun and Slurm give it none."""
+    """Leaves this rank without the private folder of the launch, as under torchrun and Slurm."""
     del os.environ[VARIABLE]
 
 
@@ -90,7 +90,7 @@ def test_the_ranks_of_a_launch_are_connected_by_sockets_that_nobody_else_reaches
 
 
 def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel takes paths of sockets of at most 107 bytes."""
+    """A path of a socket has at most 107 bytes."""
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -141,7 +141,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     on_ranks(work, tmp_path, 2)
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_the_time_out(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_the_timeout(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         exchange = PeerExchange(timeout=30)
         exchange.all_gather(torch.ones(1))
@@ -168,7 +168,7 @@ def test_a_rank_that_exchanges_something_else_is_noticed(tmp_path: Path) -> None
 
 
 def call(address: tuple[str, int], said: bytes | None, *, slowly: bool) -> socket.socket:
-    """Calls a rank as some other program does, and sends something that is not the rank's secret."""
+    """Connects to a rank as another program, and sends something other than the rank's secret."""
     stranger = socket.create_connection(address)
     if said is None:
         stranger.close()
@@ -200,9 +200,9 @@ def call(address: tuple[str, int], said: bytes | None, *, slowly: bool) -> socke
 def test_strangers_that_call_first_are_turned_away(
     tmp_path: Path, said: bytes | None, count: int, slowly: bool
 ) -> None:
-    """Other programs of the machine connect while the ranks do, and before them; they do not know the secret.
+    """Other programs connect while the ranks do, and before them; they do not know the secret.
 
-    Each of the ranks waits for the others for 10 seconds in all, and no stranger takes a part of them.
+    The ranks wait for each other for 10 seconds in all, which no other program uses up.
     """
 
     def work(rank: Rank) -> None:
@@ -239,7 +239,7 @@ def test_what_each_rank_tells_comes_back_exactly_and_is_no_pickle(tmp_path: Path
         extremes = Extremes(2)
         extremes.scored = [Scored(rank.rank, rank.rank / 3, np.full((2, 3), rank.rank, np.uint8))]
         found = gather_extremes(extremes)
-        assert [(scene.sample, scene.score, scene.mask.tolist()) for scene in found] == [
+        assert [(image.sample, image.score, image.mask.tolist()) for image in found] == [
             (other, other / 3, [[other] * 3] * 2) for other in (3, 2, 1, 0)
         ]
         wrong = gather_mistakes([torch.tensor([[rank.rank, 7, 0.1 * rank.rank]], dtype=torch.float64)])

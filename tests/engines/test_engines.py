@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program, largest_difference, result_of, weights_of
-from test_bad_input import refused
+from processes import refused
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.digest import content_sha256

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import Program, largest_difference, on_ranks, result_of, weights_of
 from PIL import Image
-from test_bad_input import refused
+from processes import refused
 from voc_folder import write_voc
 
 from lit_mnist.data.segmentation.palette import palette_png

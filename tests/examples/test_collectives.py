@@ -1,4 +1,4 @@
-"""The tour of the collective operations: what it shows is what happened, and what it counts is what was sent."""
+"""The tour of the collective operations: it shows what happened, and counts what was sent."""
 
 from __future__ import annotations
 
@@ -12,35 +12,24 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Done, child, run_forked
-from test_launcher import LOOPBACK, listening
+from conftest import child
+from processes import LOOPBACK, Done, launched, listening, run_forked
 
 from examples.collectives.__main__ import main
 from examples.collectives.group import joined, on_first
-from examples.collectives.initialise import show_ways
+from examples.collectives.initialize import show_ways
 from examples.collectives.operations import OPERATIONS, show_operations
 from examples.collectives.ring import Line, ring_all_reduce, server_all_reduce
 from examples.collectives.traffic import counted
-from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.errors import LitMnistError
 
 SIZES = (1, 5, 1000, 1001)
 AllReduce = Callable[[torch.Tensor, Line], None]
 
 
-def launched(work: Callable[[Rank], None], folder: Path, *, world_size: int) -> Done:
-    """Runs `work` in ranks that a forked process launches; an assertion that fails in a rank fails here."""
-
-    def start() -> int:
-        try:
-            launch(work, world_size=world_size, max_restarts=0, logs=folder / "logs")
-        except LitMnistError as error:
-            print(error)
-            return error.exit_code
-        return 0
-
-    done = run_forked(start, folder, 30)
+def succeeded(work: Callable[[Rank], None], folder: Path, *, world_size: int) -> Done:
+    """Runs `work` on launched ranks; an assertion that fails in a rank fails here."""
+    done = launched(work, folder, world_size=world_size)
     assert done.code == 0, done.out + done.err
     return done
 
@@ -110,7 +99,7 @@ def test_each_operation_shows_what_it_must_give(tour: tuple[int, str], name: str
     assert before != after
 
 
-def test_nobody_leaves_the_barrier_before_the_last_has_come(tour: tuple[int, str]) -> None:
+def test_no_rank_leaves_the_barrier_before_the_last_has_come(tour: tuple[int, str]) -> None:
     world_size, text = tour
     lines = re.findall(r"reached it at (\d+\.\d+) s +-> +left it at (\d+\.\d+) s", section(text, "barrier"))
     assert len(lines) == world_size
@@ -123,7 +112,7 @@ def test_what_is_shown_is_what_the_operation_did(tmp_path: Path) -> None:
         dist.all_to_all_single = lambda received, tensor: received.copy_(tensor)
         show_operations(rank)
 
-    out = launched(work, tmp_path, world_size=2).out
+    out = succeeded(work, tmp_path, world_size=2).out
     for name in NAMES[:-1]:
         before, after = seen(out, name, 2)
         broken = name in {"all-reduce", "all-to-all"}
@@ -131,7 +120,7 @@ def test_what_is_shown_is_what_the_operation_did(tmp_path: Path) -> None:
         assert (after == expected(name, before)) == (not broken)
 
 
-def test_every_way_to_initialise_is_used_with_its_time_out(tour: tuple[int, str]) -> None:
+def test_every_way_to_initialize_is_used_with_its_timeout(tour: tuple[int, str]) -> None:
     world_size, text = tour
     total = world_size * (world_size + 1) // 2
     for name, call, seconds in (
@@ -141,17 +130,17 @@ def test_every_way_to_initialise_is_used_with_its_time_out(tour: tuple[int, str]
     ):
         told = section(text, name)
         assert call in told
-        assert f"= {total} on all {world_size} ranks, time-out in force {seconds} s\n" in told
+        assert f"= {total} on all {world_size} ranks, timeout {seconds} s\n" in told
 
 
-def test_a_rank_that_never_comes_is_a_time_out_for_the_others(tour: tuple[int, str]) -> None:
+def test_a_missing_rank_is_a_timeout_for_the_others(tour: tuple[int, str]) -> None:
     world_size, text = tour
-    told = section(text, "3. A time-out:")
-    assert f"rank {world_size - 1} never comes to an all-reduce that waits 2 s" in told
+    told = section(text, "3. A timeout:")
+    assert f"rank {world_size - 1} does not call an all-reduce that waits 2 s" in told
     lines = re.findall(r"^ +rank (\d+) +(.*)$", told, re.MULTILINE)
     assert [int(rank) for rank, _ in lines] == list(range(world_size))
-    assert lines[-1][1] == "stayed away"
-    assert all(re.match(r"gave up after \d+\.\d s: \w+Error: \w+", line) for _, line in lines[:-1])
+    assert lines[-1][1] == "did not call it"
+    assert all(re.match(r"timed out after \d+\.\d s: \w+Error: \w+", line) for _, line in lines[:-1])
     assert "Timed out waiting 2000ms" in told
 
 
@@ -180,7 +169,7 @@ def test_nothing_listens_beyond_loopback(tmp_path: Path) -> None:
         def look_first() -> None:
             pids = [0, 0]
             dist.all_gather_object(pids, os.getpid())
-            # In turns: looking opens files, which the other must not see come and go.
+            # One after the other: each check opens files that the other one could see.
             for looker in (0, 1):
                 if rank.rank == looker:
                     found.append(set(listening([pids[1 - looker]])))
@@ -192,7 +181,7 @@ def test_nothing_listens_beyond_loopback(tmp_path: Path) -> None:
         assert len(found) == 3
         assert all(addresses and addresses <= LOOPBACK for addresses in found), found
 
-    launched(work, tmp_path, world_size=2)
+    succeeded(work, tmp_path, world_size=2)
 
 
 # --- the ring and the parameter server
@@ -227,7 +216,7 @@ def check_sums(rank: Rank) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_the_ring_and_the_server_give_the_sum(tmp_path: Path, world_size: int) -> None:
-    assert launched(check_sums, tmp_path, world_size=world_size).out == f"{2 * len(SIZES)} sums are right\n"
+    assert succeeded(check_sums, tmp_path, world_size=world_size).out == f"{2 * len(SIZES)} sums are right\n"
 
 
 def count_bytes(rank: Rank) -> None:
@@ -257,7 +246,7 @@ def count_bytes(rank: Rank) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_the_bytes_are_those_that_were_sent(tmp_path: Path, world_size: int) -> None:
-    sent = json.loads(launched(count_bytes, tmp_path, world_size=world_size).out)
+    sent = json.loads(succeeded(count_bytes, tmp_path, world_size=world_size).out)
     assert len(sent) == world_size
     for number, size in enumerate((*SIZES, 1200)):
         data = size * 8
@@ -273,7 +262,7 @@ def test_the_bytes_are_those_that_were_sent(tmp_path: Path, world_size: int) -> 
 # --- the command
 
 
-def test_the_bench_writes_positive_figures_and_a_image(tmp_path: Path) -> None:
+def test_the_benchmark_writes_measurements_and_a_plot(tmp_path: Path) -> None:
     figures, image = tmp_path / "figures.json", tmp_path / "image.png"
     words = ["--bench", "--ranks", "2", "--largest", "16384", "--json", str(figures), "--plot", str(image)]
     done = run_forked(partial(main, words), tmp_path, 60)
@@ -313,7 +302,7 @@ def test_the_bench_writes_positive_figures_and_a_image(tmp_path: Path) -> None:
         (["--bench", "--json", "."], "which is a folder"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(capfd: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_bad_arguments_are_rejected_in_one_line(capfd: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert main(words) == 2
     out, err = capfd.readouterr()
     assert out == ""

@@ -1,22 +1,21 @@
-"""What the fault suite shares: processes disturbed at moments of our choice, and the figures that it prints."""
+"""Shared by the fault tests: the progress of running commands, and the measurements that the tests print."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import Program, processes_of, wait_for
+from conftest import Program
+from processes import processes_of, wait_for
 
-from lit_mnist.distributed.status_file import StatusFile
-from lit_mnist.run.folder import SCRATCH
+from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER, STATUS_FILE, StatusFile
 
-# 20 steps in an epoch, of samples for up to four ranks; the validation makes each epoch's end a place of its own.
+# 20 steps per epoch, for up to four ranks, with a validation at the end of each epoch.
 SMALL: tuple[object, ...] = (
     *("--data.train_size", 720, "--data.val_size", 100, "--data.test_size", 100),
     *("--batch-size", 36, "--lr", 0.05, "--run.threads", 1),
@@ -26,7 +25,7 @@ Tell = Callable[[str, str], None]
 
 
 def write_figure(row: str, figure: str) -> None:
-    """Prints a figure; where the variable FIGURES names a file, adds it as a line, for docs/reliability.md."""
+    """Prints a measurement, and appends it to the file that FIGURES names, for docs/reliability.md."""
     print(f"\n{row}: {figure}")
     if path := os.environ.get("FIGURES"):
         with Path(path).open("a") as file:
@@ -35,33 +34,23 @@ def write_figure(row: str, figure: str) -> None:
 
 @pytest.fixture
 def tell() -> Tell:
-    """What tests tell their figures by."""
+    """Prints a measurement of a test."""
     return write_figure
 
 
 def step_of(folder: Path, rank: int = 0) -> int:
-    """Returns the step that a rank is in, from 1, as its launcher knows it; 0 before the training."""
-    for path in (folder / "logs").glob(f"{SCRATCH}*/board"):
+    """Returns the current step of a rank, from 1, from the launcher's status file; 0 before the training."""
+    for path in (folder / "logs").glob(f"{LAUNCHER_FOLDER}*/{STATUS_FILE}"):
         with suppress(FileNotFoundError):
-            board = StatusFile(path)
-            step, _ = board.read(rank)
-            board.close()
+            file = StatusFile(path)
+            step, _ = file.read(rank)
+            file.close()
             return step
     return 0
 
 
-def named(folder: Path) -> list[int]:
-    """Returns the processes on whose command line a run folder stands: torchrun's ranks have groups of their own."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
-
-
 def end_of(group: int, program: Program, timeout: float) -> tuple[int, float]:
-    """Waits until a command has ended and all its processes are gone; returns its exit code and the seconds."""
+    """Waits until a command and all its processes have ended, and returns its exit code and the seconds."""
     began = time.monotonic()
     _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, timeout, program.folder)
     wait_for(lambda: not processes_of(group), max(0.1, timeout - (time.monotonic() - began)), program.folder)
@@ -69,11 +58,5 @@ def end_of(group: int, program: Program, timeout: float) -> tuple[int, float]:
 
 
 def errors_of(program: Program) -> str:
-    """Returns what a command has written to its standard error."""
+    """Returns the standard error of a command."""
     return (program.folder / "stderr.txt").read_text()
-
-
-def kill(pid: int, signum: signal.Signals) -> None:
-    """Sends a signal to a process that may be gone already."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signum)

@@ -1,4 +1,4 @@
-"""Files that were made to do harm: what `test_hostile.py` gives to the commands."""
+"""Hostile files for `test_hostile.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 Maker = Callable[[Path], None]
-# What a file names is a module of ours that leaves a trace when it is imported, and a command that leaves another.
+# The files name a module that leaves a file when it is imported, and a command that leaves another one.
 CANARY = "open('imported', 'w').close()\nclass Canary: pass\ndef call(*args, **kwargs): open('executed', 'w').close()\n"
 TOUCH = "touch executed"
 CREATE = "open('executed', 'w').close()"
@@ -58,7 +58,7 @@ def whole(content: bytes) -> Maker:
 
 
 def later(make: Callable[[], Maker]) -> Maker:
-    """Makes what is large when it is needed only: the tests fork, and what they hold is copied."""
+    """Makes a large file only when it is needed, since the tests fork and copy what they hold."""
 
     def made(path: Path) -> None:
         make()(path)
@@ -78,7 +78,7 @@ def called(module: str, name: str, argument: bytes) -> Maker:
 
 
 def tensor(*, count: int, offset: bytes, shape: bytes, record: bytes = bytes(40), times: int = 1) -> bytes:
-    """Returns an archive with a float tensor whose parts are as wished."""
+    """Returns an archive with a float tensor of these parts."""
     storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu")
     storage += b"J" + struct.pack("<i", count) + b"tQ"
     made = (
@@ -122,7 +122,7 @@ def tar(path: Path) -> None:
 
 
 def overlapping(path: Path) -> None:
-    """A thousand entries that all are the same megabyte: a thousandth of what they unpack to."""
+    """A thousand entries with the same megabyte of the file."""
     content = archive(b"\x80\x02}.", {"archive/data/0": bytes(1 << 20)})
     end = content.rindex(b"PK\5\6")
     _, _, _, _, count, size, offset, _ = struct.unpack("<4s4H2LH", content[end:])
@@ -134,12 +134,12 @@ def overlapping(path: Path) -> None:
 
 
 def two_lists(path: Path) -> None:
-    """One archive after another: readers differ in whether an offset counts from the first or the second."""
+    """One archive after another: readers differ in whether offsets count from the first or the second one."""
     path.write_bytes(archive(b"\x80\x02cos\nsystem\n.") + archive(b"\x80\x02}."))
 
 
 def contradicting_ends(path: Path) -> None:
-    """An archive whose two ends, the short and the long one, tell different lists of entries."""
+    """An archive whose two ends, the short and the long one, have different lists of entries."""
     buffer = io.BytesIO()
     torch.save({"epoch": 1}, buffer)
     content = bytearray(buffer.getvalue())

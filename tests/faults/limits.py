@@ -1,4 +1,4 @@
-"""Commands run on hostile input: within limits, beside a module that must not be imported."""
+"""Runs commands on hostile input, with limited resources and beside a module that must not be imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import run_forked
+from processes import run_forked
 
 from faults.conftest import write_figure
 from faults.hostile import CANARY
@@ -29,7 +29,7 @@ REFUSED: list[str] = []
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended that ran within limits, in a process of its own."""
+    """How a command with limited resources ended."""
 
     code: int
     out: str
@@ -42,9 +42,9 @@ Commands = list[tuple[object, ...]]
 
 
 def limited(cases: dict[str, Commands], folder: Path) -> dict[str, list[Ended]]:
-    """Runs command lines in one forked process with limits, and with a module that it must not import.
+    """Runs command lines in one forked process with limited resources, beside a module that it must not import.
 
-    For every second of a case's commands torch is told by its variable to load whatever a file holds.
+    For every second command torch's variable allows to load any content.
 
     Args:
         cases: Command lines; those of a case run in the folder of its name.
@@ -53,7 +53,7 @@ def limited(cases: dict[str, Commands], folder: Path) -> dict[str, list[Ended]]:
 
     def work() -> int:
         resource.setrlimit(resource.RLIMIT_CPU, (200, 200))
-        # Above what is mapped already: what would fill the machine's memory ends in this process.
+        # Relative to what is mapped already: a command that would fill the memory ends this process only.
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + (3 << 30),) * 2)
         found = {}
@@ -64,7 +64,7 @@ def limited(cases: dict[str, Commands], folder: Path) -> dict[str, list[Ended]]:
             sys.path.insert(0, str(folder / case))
             found[case] = [_ended(command, force=number % 2 == 1) for number, command in enumerate(commands)]
             sys.path.pop(0)
-            # At once: a module is imported once only.
+            # Now, since a module is imported only once.
             assert not Path("imported").exists(), case
             assert not Path("executed").exists(), case
         (folder / "ended.json").write_text(json.dumps(found))
@@ -99,7 +99,7 @@ def assert_refused(found: dict[str, list[Ended]], *parts: str) -> None:
         for ended in commands:
             assert ended.code == 2, (case, ended)
             assert "Traceback" not in ended.out + ended.err, (case, ended)
-            # Memory is not what stops it.
+            # It must be rejected before it runs out of memory.
             assert "MemoryError" not in ended.out + ended.err, (case, ended)
             assert ended.err.startswith("error: "), (case, ended)
             assert len(ended.err.strip().splitlines()) == 1, (case, ended)
@@ -135,11 +135,11 @@ def slug(name: str) -> str:
 
 
 def figures(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tells, after the tests of a file, how near to their limits its cases came."""
+    """Prints, after the tests of a file, how close to their limits its cases came."""
     PEAKS.clear()
     REFUSED.clear()
     yield
     if PEAKS:
         (seconds, slowest), (peak, largest) = PEAKS["seconds"], PEAKS["peak_kb"]
         limits = f"at most {seconds:.1f} s ({slowest}) and {peak / 1024:.0f} MB ({largest})"
-        write_figure(f"refused in {request.path.name}", f"{len(REFUSED)} cases, {limits}")
+        write_figure(f"rejected in {request.path.name}", f"{len(REFUSED)} cases, {limits}")

@@ -1,4 +1,4 @@
-"""Puts the figures of the fault suite into docs/reliability.md: run by `make soak` after the tests."""
+"""Writes the measurements of the fault suite into docs/reliability.md: run by `make soak` after the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 
 def main(figures: Path) -> None:
-    """Replaces the table on the page by the newest figure of each row."""
+    """Replaces the table on the page by the newest measurement of each row."""
     rows = {row["row"]: row["figure"] for row in map(json.loads, figures.read_text().splitlines())}
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning"))
     cores = len(os.sched_getaffinity(0))

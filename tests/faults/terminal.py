@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conftest import forked
+from processes import forked
 
 _PART = re.compile(r"\x1b\[(\??[\d;]*)([A-Za-z])|\r|\n|\x07|[^\x1b\r\n\x07]")
 

@@ -1,4 +1,4 @@
-"""Slurm's tasks become ranks, and a job that is warned is queued again and goes on; Kubernetes' job file is understood.
+"""Slurm's tasks become ranks, a job that receives a warning is queued again and resumes, Kubernetes' job file works.
 
 Slurm itself is not here: `srun` and `scontrol` are stand-ins, which start the tasks with Slurm's variables on this
 machine, pass a signal on to them, and write down what they are told.
@@ -7,6 +7,7 @@ machine, pass a signal on to them, and write down what they are told.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,14 +15,14 @@ import sys
 
 import pytest
 import yaml
-from conftest import ROOT, Program, processes_of, result_of, wait_for
-from test_bad_input import refused
+from conftest import Program, result_of
+from processes import ROOT, processes_of, refused, wait_for
 from torch.distributed.run import config_from_args, parse_args
 
 from faults.conftest import SMALL, Tell
 from lit_mnist.cli.parser import parse
-from lit_mnist.distributed.addresses import choose_interface
 from lit_mnist.distributed.rank import Rank, adopt_slurm, launched_from_outside
+from lit_mnist.distributed.rendezvous import choose_interface
 from lit_mnist.errors import InputError
 
 TASK = {
@@ -36,7 +37,7 @@ TASK = {
 
 
 def task(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
-    """Sets the environment of one of srun's tasks, with some variables changed or taken away."""
+    """Sets the environment of one of srun's tasks, with some variables changed or removed."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         # So that what is written there is taken back at the end of the test.
         monkeypatch.setenv(name, "")
@@ -127,7 +128,7 @@ def test_the_interface_that_leads_to_the_meeting_point_is_named(monkeypatch: pyt
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
-    monkeypatch.setattr("lit_mnist.distributed.addresses._FAR_AWAY", "no.such.host.invalid")
+    monkeypatch.setattr("lit_mnist.distributed.rendezvous._REMOTE_ADDRESS", "no.such.host.invalid")
     choose_interface()
     assert "GLOO_SOCKET_IFNAME" not in os.environ
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -200,7 +201,7 @@ def job_id() -> int:
 
 
 @pytest.mark.slow
-def test_a_warned_job_is_queued_again_and_goes_on(program: Program, tell: Tell) -> None:
+def test_a_warned_job_is_queued_again_and_resumes(program: Program, tell: Tell) -> None:
     folder, job = program.folder, job_id()
     for name, script in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(script)
@@ -246,8 +247,8 @@ def test_a_warned_job_is_queued_again_and_goes_on(program: Program, tell: Tell) 
         assert ended(second, 150) == 0, (folder / "output.txt").read_text()
     finally:
         second.kill()
-    assert "going on from" in (folder / "output.txt").read_text()
+    assert re.search(r"note: .* from \S+ after step", (folder / "output.txt").read_text())
     assert (folder / "scontrol.txt").read_text().count("requeue") == 1
     undisturbed = program.train("--devices", 2, *words)
     assert result_of(run)["weights_sha256"] == result_of(undisturbed)["weights_sha256"]
-    tell("Slurm's warning", "the job ends with 138, is queued again, and goes on to the undisturbed bits")
+    tell("Slurm's warning", "the job ends with 138, is queued again, and ends bit-identical to an undisturbed run")

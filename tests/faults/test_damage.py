@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Program, forked
+from conftest import Program
+from processes import forked
 
 from faults.conftest import SMALL, Tell
 from lit_mnist.checkpoint.digest import content_sha256
@@ -52,7 +53,7 @@ def damage(path: Path, folder: Path, *, truncations: int, flips: int) -> Damaged
     outside = set(range(len(whole))).difference(*(range(start + 200, start + size) for start, size in inside))
     structure = sorted(outside)
 
-    def sound(copied: Path) -> bool:
+    def is_valid(copied: Path) -> bool:
         try:
             found = content_sha256(read_checkpoint(copied))
         except InputError:
@@ -66,7 +67,7 @@ def damage(path: Path, folder: Path, *, truncations: int, flips: int) -> Damaged
         drawn, found = random.Random(flips + part), Damaged()
         for number in range(part, truncations, 2):
             copied.write_bytes(whole[: len(whole) * number // truncations])
-            assert not sound(copied), number
+            assert not is_valid(copied), number
             found.truncated += 1
         copied.write_bytes(whole)
         with copied.open("r+b", buffering=0) as file:
@@ -75,7 +76,7 @@ def damage(path: Path, folder: Path, *, truncations: int, flips: int) -> Damaged
                 bit = drawn.randrange(8)
                 place.write_text(f"byte {byte}, bit {bit}")
                 os.pwrite(file.fileno(), bytes([whole[byte] ^ (1 << bit)]), byte)
-                if sound(copied):
+                if is_valid(copied):
                     found.harmless += 1
                 else:
                     found.found += 1

@@ -1,10 +1,11 @@
-"""A run that is lost at any step and resumed ends with the same weights, optimizer state and figures."""
+"""A run that is lost at any step and resumed ends with the same weights, optimizer state and metrics."""
 
 from __future__ import annotations
 
 import csv
 import itertools
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def words_of(engine: str, net: str, precision: str, accumulate: int) -> tuple[ob
 
 
 def figures_of(folder: Path) -> list[dict[str, str]]:
-    """Returns the rows of `metrics.csv` without what depends on the clock or on where figures were asked for."""
+    """Returns the rows of `metrics.csv` without what depends on the clock or on the logged steps."""
     with (folder / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["val_loss"]]
     return [{name: value for name, value in row.items() if name != "images_per_s"} for row in rows]
@@ -194,7 +195,7 @@ def test_a_run_lost_at_every_place_of_a_list_ends_as_if_undisturbed(
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_another_number_of_ranks_goes_on_within_the_epoch(program: Program, before: int, after: int) -> None:
+def test_another_number_of_ranks_resumes_within_the_epoch(program: Program, before: int, after: int) -> None:
     """No sample is repeated or lost: in 64-bit precision the weights agree but for rounding."""
     words = (*SMALL, "--precision", "64-true", "--data.augment", "affine", "--epochs", 2)
     whole = weights_of(program.train(*words, "--devices", 1))
@@ -206,7 +207,7 @@ def test_another_number_of_ranks_goes_on_within_the_epoch(program: Program, befo
     assert largest_difference(whole, weights_of(folder)) <= 1e-8
 
 
-def test_what_cannot_be_gone_on_with_is_refused_by_both_names(program: Program) -> None:
+def test_what_cannot_be_resumed_is_rejected_with_both_names(program: Program) -> None:
     folder = program.folder / "run"
     program(*SMALL, "--save-every", 1, "--inject", "kill:rank=0,step=5", "--run-dir", folder)
     for flags, told in (
@@ -233,14 +234,14 @@ def test_a_lone_rank_is_started_again_too(program: Program, engine: str) -> None
 
 
 def test_a_complete_run_is_not_taken_up_again_by_a_scheduler(program: Program) -> None:
-    """`--resume auto` begins where there is nothing, goes on where there is something, and says when all is done."""
+    """`--resume auto` starts a new run, resumes an interrupted one, and says when a run is complete."""
     words = (*SMALL, "--devices", 2, "--resume", "auto", "--save-every", 1, "--run-dir", program.folder / "run")
     lost = program(*words, "--inject", "kill:rank=1,step=9")
     assert lost.code == 3, lost.err
     done = program(*words)
     assert done.code == 0, done.err
-    assert "going on from" in done.out
+    assert re.search(r"note: .* from \S+ after step", done.out)
     assert result_of(program.folder / "run")["steps"] == 20
     again = program(*words)
     assert again.code == 2
-    assert "there is nothing to go on with" in again.err
+    assert "there is nothing to resume" in again.err

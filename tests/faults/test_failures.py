@@ -1,4 +1,4 @@
-"""What goes wrong inside of a rank: an exception anywhere, a rank that hangs, a loss that is no number."""
+"""Failures inside a rank: an exception, a rank that hangs or is late, a loss that is NaN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Program, forked, ranks_of, result_of, wait_for
+from conftest import Program, result_of
+from processes import forked, ranks_of, wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 from lit_mnist.checkpoint import store as checkpoint_folder
@@ -35,7 +36,7 @@ class PlantedError(Exception):
 
 
 def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets one rank raise at a place; it writes down when."""
+    """Lets one rank raise an error at a place, and write down when."""
 
     def fail() -> None:
         if os.environ.get("RANK") == str(rank):
@@ -109,7 +110,7 @@ def test_a_rank_that_is_slow_to_end_says_why_before_the_others_notice(
 
 
 @pytest.mark.parametrize(("engine", "victim"), [("lightning", 1), pytest.param("raw_ddp", 0, marks=pytest.mark.slow)])
-def test_a_stopped_rank_is_named_and_given_up_at_the_time_out(
+def test_a_stopped_rank_is_named_and_ends_the_run_at_the_timeout(
     program: Program, tell: Tell, engine: str, victim: int
 ) -> None:
     folder = program.folder / "run"
@@ -117,7 +118,7 @@ def test_a_stopped_rank_is_named_and_given_up_at_the_time_out(
         *SMALL, "--devices", 2, "--epochs", 50, "--run.timeout", 14, "--run-dir", folder, engine=engine
     ) as group:
         wait_for(lambda: step_of(folder) > 5, 60, program.folder)
-        # Until it was heard of for the first time.
+        # Until its first heartbeat.
         time.sleep(1.5)
         os.kill(ranks_of(group)[victim], signal.SIGSTOP)
         began = time.monotonic()
@@ -126,16 +127,16 @@ def test_a_stopped_rank_is_named_and_given_up_at_the_time_out(
         code, _ = end_of(group, program, 20)
         ended = time.monotonic() - began
     told = errors_of(program)
-    assert re.search(rf"warning: Rank {victim} \(process \d+ on \S+\) has not been heard of for 1\d s", told), told
+    assert re.search(rf"warning: Rank {victim} \(process \d+ on \S+\) has sent no heartbeat for 1\d s", told), told
     assert code == 3
     assert f"error: Rank {1 - victim} " in told
     if victim:
-        assert re.search(rf"does not answer\. Rank {victim} \(.*\) has not been heard of", told), told
-    tell("SIGSTOP of a rank", f"named after {warned:.0f} s, given up after {ended:.0f} s with a time-out of 14 s")
+        assert re.search(rf"does not answer\. Rank {victim} \(.*\) has sent no heartbeat", told), told
+    tell("SIGSTOP of a rank", f"named after {warned:.0f} s, run ended after {ended:.0f} s with a timeout of 14 s")
 
 
 def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0's reading hangs for a while: rank 1 says so on the terminal, and the run goes on."""
+    """Rank 0 reads slowly for a while: rank 1 warns on the terminal, and the run continues."""
     cut = TrainBatches.cut
 
     def late(self: TrainBatches, batches: range) -> Any:
@@ -145,16 +146,16 @@ def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(TrainBatches, "cut", late)
     monkeypatch.setattr(heartbeat, "_SECONDS_UNTIL_LATE", 3.0)
-    # Long enough after the pause for another beat.
+    # Long enough for another heartbeat after the pause.
     done = program(*SMALL, "--devices", 2, "--epochs", 8, "--run-dir", program.folder / "run", engine="raw_ddp")
     assert done.code == 0, done.err
     assert re.search(r"warning: Rank 0 \(.*\) is late: it has been in step \d for \d s\.", done.err), done.err
-    assert "warning: Rank 0 goes on." in done.err
+    assert "warning: Rank 0 continues." in done.err
 
 
 @pytest.fixture
 def looking_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients are looked at together after several steps, as on a GPU, and not each at once."""
+    """Gradients are checked together after several steps, as on a GPU."""
     monkeypatch.setattr(finite, "AT_ONCE", frozenset())
 
 
@@ -186,7 +187,7 @@ def test_a_loss_that_is_no_number_stops_all_ranks_and_names_its_samples(
         pytest.param("lightning", 2, 1, (), id="before the save after its step"),
         pytest.param("raw_ddp", 2, 3, FLOAT16, id="before the next save, float16"),
         pytest.param("lightning", 2, 3, FLOAT16, id="lightning, float16", marks=pytest.mark.slow),
-        pytest.param("raw_ddp", 2, 5, ACCUMULATION, id="with the figures of a short epoch, accumulation"),
+        pytest.param("raw_ddp", 2, 5, ACCUMULATION, id="with the metrics of a short epoch, accumulation"),
         pytest.param("lightning", 2, 50, (), id="before the evaluation"),
         pytest.param("single", 1, 50, (), id="single", marks=pytest.mark.slow),
     ],
@@ -199,7 +200,7 @@ def test_it_is_named_as_well_where_several_steps_are_looked_at_together(
 
 
 def nan_is_named(program: Program, engine: str, devices: int, every: int, flags: tuple[object, ...]) -> None:
-    """Trains to a loss that is no number in step 6 of the last rank, and checks what is told and what is saved."""
+    """Trains to a NaN loss in step 6 of the last rank, and checks the message and the checkpoints."""
     folder, rank, step = program.folder / "run", devices - 1, 6
     words = (*SMALL, "--devices", devices, "--save-every", every, *flags, "--run-dir", folder)
     done = program(*words, "--inject", f"nan:rank={rank},step={step}", "--max-restarts", devices - 1, engine=engine)
@@ -215,7 +216,7 @@ def nan_is_named(program: Program, engine: str, devices: int, every: int, flags:
     named = [re.findall(rf"The samples of step {step} on rank {rank} are ([\d, ]+)\.", text) for text in logs]
     assert all(len(each) == 1 for each in named), logs
     (told,) = {each[0] for each in named}
-    assert "started again" not in done.err
+    assert "Restarting" not in done.err
     accumulate = 3 if "--trainer.accumulate_grad_batches" in flags else 1
     share = 36 // devices
     expected: list[int] = []
@@ -327,4 +328,4 @@ def at_once(program: Program, count: int) -> None:
 @pytest.mark.parametrize("count", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_runs_started_at_once_do_not_disturb_each_other(program: Program, tell: Tell, count: int) -> None:
     at_once(program, count)
-    tell("runs of two ranks started at once", f"{count}: no port conflict, folders of their own, the same bits")
+    tell("runs of two ranks started at once", f"{count}: no port conflict, folders of their own, bit-identical")

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Program, processes_of, ranks_of, result_of, run_forked, wait_for
+from conftest import Program, result_of
+from processes import kill, processes_of, ranks_of, run_forked, wait_for
 
-from faults.conftest import SMALL, Tell, end_of, errors_of, kill, step_of
+from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 from lit_mnist.checkpoint.store import newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.distributed import launcher as launch
@@ -28,14 +29,14 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138, signal.SI
 
 @pytest.fixture(autouse=True)
 def terminal() -> Iterator[None]:
-    """Takes SIGHUP as a terminal leaves it, also where the tests themselves run under nohup."""
+    """Restores the default of SIGHUP, in case the tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 def saved_step(folder: Path) -> int:
-    """Returns the step of a run's newest checkpoint, which must be sound; 0 where there is none."""
+    """Returns the step of a run's newest checkpoint, which must be valid; 0 if there is none."""
     saved = newest_valid(folder, pytest.fail)
     return saved.step if saved else 0
 
@@ -63,14 +64,14 @@ def test_a_signal_stops_all_ranks_at_one_step_that_is_saved(
         wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1, 60, program.folder)
         time.sleep(0.3)
         if to == "all":
-            # As the kernel does where a terminal is gone.
+            # As the kernel does when a terminal is closed.
             os.killpg(group, signum)
         else:
             os.kill(group if to == "launcher" else ranks_of(group)[int(to)], signum)
         code, seconds = end_of(group, program, 20)
     assert code == CODES[signum], errors_of(program)
     assert seconds < 10
-    # Ctrl-C is a wish, and no error.
+    # Ctrl-C is not an error.
     prefix = "" if signum == signal.SIGINT else "error: "
     told = re.search(rf"^{prefix}Stopped by {signum.name} after step (\d+)\.", errors_of(program), re.MULTILINE)
     assert told, errors_of(program)
@@ -90,7 +91,7 @@ def test_under_nohup_a_run_outlives_its_terminal(program: Program) -> None:
     assert result_of(folder)["steps"] == 40
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(program: Program) -> None:
+def test_a_stopped_and_resumed_run_is_bit_identical(program: Program) -> None:
     folder = program.folder / "run"
     words = (*SMALL, "--epochs", 3, "--devices", 2, "--data.augment", "affine")
     with program.started(*words, "--run-dir", folder) as group:
@@ -106,7 +107,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(program: Program) -> None:
 
 
 def at_random_moments(program: Program, count: int, seed: int, *, devices: int) -> Counter[str]:
-    """Sends SIGTERM to a launcher or a rank at random moments of whole short runs; returns what came of it."""
+    """Sends SIGTERM to a launcher or a rank at random moments of whole short runs; returns the phases."""
     drawn, seen = random.Random(seed), Counter[str]()
     words = (*SMALL, "--epochs", 2, "--devices", devices, "--save-every", 4)
     began = time.monotonic()
@@ -142,11 +143,11 @@ def at_random_moments(program: Program, count: int, seed: int, *, devices: int) 
 def test_sigterm_at_random_moments_ends_a_run_well(program: Program, tell: Tell, count: int) -> None:
     seen = at_random_moments(program, count, seed=3, devices=2)
     told = ", ".join(f"{number} {phase}" for phase, number in sorted(seen.items()))
-    tell("SIGTERM at random moments", f"{count} runs ({told}): exit 143, each sound, no hang")
+    tell("SIGTERM at random moments", f"{count} runs ({told}): exit 143, each with a valid checkpoint, no hang")
 
 
 def test_a_rank_that_does_not_stop_is_killed_in_time(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_SECONDS_TO_STOP", 3.0)
+    monkeypatch.setattr(launch, "SECONDS_TO_STOP", 3.0)
     folder = program.folder / "run"
     with program.started(*SMALL, "--epochs", 50, "--devices", 2, "--run-dir", folder) as group:
         wait_for(lambda: step_of(folder) > 5, 60, program.folder)
@@ -158,14 +159,14 @@ def test_a_rank_that_does_not_stop_is_killed_in_time(program: Program, monkeypat
 
 
 def test_lightning_leaves_signals_and_steps_alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning's handler of SIGTERM is not there, nor does a step broadcast anything to look for one."""
+    """Lightning's handler of SIGTERM is not installed, and no step broadcasts to check for a signal."""
     original = lightning_engine._trainer
 
     def watched(*arguments: Any) -> Any:
         trainer: Any = original(*arguments)
 
         def on_train_batch_start(*_: object) -> None:
-            assert signal.getsignal(signal.SIGTERM) == STOP._come
+            assert signal.getsignal(signal.SIGTERM) == STOP._handle
 
         trainer.callbacks[0].on_train_batch_start = on_train_batch_start
         return trainer

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import Program, result_of
 from PIL import Image
-from test_bad_input import refused
+from processes import refused
 from voc_folder import write_voc
 
 from lit_mnist.data.dataset import class_names

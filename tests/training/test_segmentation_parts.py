@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Program, result_of, weights_of
-from test_bad_input import refused
+from processes import refused
 from test_segmentation import flags, voc
 from torchvision.models import get_model, segmentation
 
@@ -166,7 +166,7 @@ DAMAGES = {
     "other classes": ({"classifier.4.weight": torch.zeros(9, 64, 1, 1)}, "classifier.4.weight with the shape"),
     "another name": ({"fc.weight": torch.zeros(1)}, "has fc.weight, which no such network has"),
     "no tensor": ({"backbone.conv1.weight": "text"}, "backbone.conv1.weight"),
-    "no number": ({"classifier.4.bias": torch.full((3,), torch.nan)}, "classifier.4.bias that are infinite or not"),
+    "no number": ({"classifier.4.bias": torch.full((3,), torch.nan)}, "classifier.4.bias that are infinite or NaN"),
     "whole numbers": ({"classifier.4.bias": torch.zeros(3, dtype=torch.int32)}, "classifier.4.bias as torch.int32"),
 }
 

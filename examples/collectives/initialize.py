@@ -1,8 +1,8 @@
-"""The ways in which ranks find each other, side by side; each is used for a real group with a time-out of its own.
+"""The ways in which ranks find each other; each makes a real process group with its own timeout.
 
-Every rank needs to know its number, how many there are, and one place where the addresses of all are written down: a
-store. The ways differ in the store only. `init_method="tcp://HOST:PORT"` is left out: it opens a store that listens
-on every interface of the machine, and a store unpickles what it is sent.
+Every rank needs its number, the number of ranks, and a store with the addresses of all ranks. The ways differ in the
+store only. `init_method="tcp://HOST:PORT"` is not shown: its store listens on every interface of the machine, and
+unpickles what it receives.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from lit_mnist.distributed.rank import Rank
 
 @dataclass(frozen=True)
 class Way:
-    """One way to initialise a process group.
+    """One way to initialize a process group.
 
     Attributes:
         name: Its name.
-        call: How it is written.
-        told: How the ranks find each other, in one sentence.
-        seconds: The time-out that it sets.
-        start: Initialises the group in this rank; a folder that all ranks see is given to it.
+        call: Its code.
+        explanation: How the ranks find each other, in one sentence.
+        seconds: The timeout that it sets.
+        start: Initializes the group in this rank, with a folder that all ranks share.
     """
 
     name: str
     call: str
-    told: str
+    explanation: str
     seconds: int
     start: Callable[[Rank, timedelta, Path], None]
 
@@ -54,7 +54,7 @@ def _by_tcp_store(rank: Rank, timeout: timedelta, folder: Path) -> None:
     note.set_timeout(timeout)
     listener = None
     if rank.is_first:
-        # Bound before the store takes it: no other program can have the port, and only loopback reaches it.
+        # Bound before the store uses it: no other program can take the port, and only loopback reaches it.
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         note.set("port", str(listener.getsockname()[1]))
     store = dist.TCPStore(
@@ -94,18 +94,18 @@ WAYS = (
 
 
 def show_ways(folder: Path, rank: Rank) -> None:
-    """Makes one group by each way, checks an all-reduce in it, and lets rank 0 print what was found.
+    """Makes one group in each way and checks an all-reduce in it; rank 0 prints the results.
 
     Args:
-        folder: An empty folder that all ranks see.
+        folder: An empty folder that all ranks share.
         rank: This rank.
 
     Raises:
         RuntimeError: An all-reduce gave a wrong sum.
     """
     if rank.is_first:
-        print("\n\n2. The ways to initialise a process group")
-        print("   Unless told otherwise gloo waits 30 minutes for a rank that does not come: set a time-out.")
+        print("\n\n2. The ways to initialize a process group")
+        print("   By default gloo waits 30 minutes for a missing rank: set a timeout.")
     for way in WAYS:
         way.start(rank, timedelta(seconds=way.seconds), folder)
         tensor = torch.tensor([rank.rank + 1])
@@ -122,5 +122,5 @@ def _show(way: Way, found: list[tuple[int, float]]) -> None:
         raise RuntimeError(f"{way.name}: the ranks' sums are {[total for total, _ in found]} instead of {expected}")
     terms = " + ".join(str(number) for number in range(1, len(found) + 1))
     timeouts = ", ".join(f"{seconds:g} s" for seconds in sorted({seconds for _, seconds in found}))
-    print(f"\n{way.name:<16}{way.call}\n  {way.told}")
-    print(f"  all-reduce {terms} = {expected} on all {len(found)} ranks, time-out in force {timeouts}", flush=True)
+    print(f"\n{way.name:<16}{way.call}\n  {way.explanation}")
+    print(f"  all-reduce {terms} = {expected} on all {len(found)} ranks, timeout {timeouts}", flush=True)

@@ -1,0 +1,182 @@
+"""The status of a rank: its step and its failure, in a file that outlives the rank, and its log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypedDict
+
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.terminal import guard_streams, print_error, printable
+
+# The launcher's folder among the logs while it runs, and the status file in it.
+LAUNCHER_FOLDER, STATUS_FILE = ".launcher-", "status"
+_BYTES_PER_RANK = 1 << 16
+_INTEGER = struct.Struct("<q")
+# Characters of a traceback; in JSON a character may take six bytes.
+_LONGEST_STACK = 10_000
+
+
+class FailureReport(TypedDict):
+    """Why a rank ends.
+
+    Attributes:
+        message: The error's message.
+        stack: Its traceback; empty for a signal.
+        expected: Whether the message is for the user as it stands, without a traceback.
+        peer_failed: Whether the rank ends only because its connection to another rank failed.
+        late_rank: What is known of a rank that the others wait for, as a sentence; empty if there is none.
+        time: When the error was raised, in seconds since 1970.
+    """
+
+    message: str
+    stack: str
+    expected: bool
+    peer_failed: bool
+    late_rank: str
+    time: float
+
+
+class StatusFile:
+    """A file with the step and the failure report of each rank of this machine, written by the ranks.
+
+    The space is allocated at the start, so that a rank can write when the disk is full. What a killed rank has written
+    remains. Each rank has its step, the length of its report, and the report as JSON.
+
+    Args:
+        path: The file.
+        ranks: Number of ranks if the file is to be created, None if it exists.
+    """
+
+    def __init__(self, path: Path, ranks: int | None = None) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._ranks = ranks
+        self.clear()
+
+    def clear(self) -> None:
+        """Clears the file for a restart, in the process that has created it."""
+        if self._ranks is not None:
+            os.pwrite(self._file, bytes(_BYTES_PER_RANK * self._ranks), 0)
+
+    def begin_step(self, local_rank: int, step: int) -> None:
+        """Writes the current step of a rank, from 1; 0 for none."""
+        os.pwrite(self._file, _INTEGER.pack(step), _BYTES_PER_RANK * local_rank)
+
+    def write(self, local_rank: int, report: FailureReport) -> None:
+        """Writes the failure report of a rank, of a long traceback only its end."""
+        content = json.dumps({**report, "stack": report["stack"][-_LONGEST_STACK:]}).encode()
+        if len(content) > _BYTES_PER_RANK - 2 * _INTEGER.size:
+            content = json.dumps({**report, "stack": "", "message": report["message"][:1000]}).encode()
+        start = _BYTES_PER_RANK * local_rank
+        os.pwrite(self._file, content, start + 2 * _INTEGER.size)
+        # Last, so that a reader never sees a partial report.
+        os.pwrite(self._file, _INTEGER.pack(len(content)), start + _INTEGER.size)
+
+    def read(self, local_rank: int) -> tuple[int, FailureReport | None]:
+        """Returns the last step of a rank and its failure report."""
+        content = os.pread(self._file, _BYTES_PER_RANK, _BYTES_PER_RANK * local_rank)
+        if len(content) < _BYTES_PER_RANK:
+            return 0, None
+        (step,), (length,) = _INTEGER.unpack_from(content), _INTEGER.unpack_from(content, _INTEGER.size)
+        start = 2 * _INTEGER.size
+        return step, json.loads(content[start : start + length]) if length else None
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+
+class RankStatus:
+    """The status of this process; its only instance is `RANK_STATUS`.
+
+    Attributes:
+        rank: This rank.
+        step: The current step, from 1; 0 before the training.
+        late_rank: What is known of a rank that the others wait for, as a sentence; empty if there is none.
+        clear_display: Removes the progress bar, which would mix with a message.
+    """
+
+    def __init__(self) -> None:
+        self.rank = Rank()
+        self.step = 0
+        self.late_rank = ""
+        self.clear_display: Callable[[], None] = lambda: None
+        self._file: StatusFile | None = None
+        self._terminal = 2
+        self._has_log = False
+
+    def open(self, rank: Rank, logs: Path, file: StatusFile | None = None) -> None:
+        """Opens the log of this rank. It receives all log records, and the output of each rank but rank 0.
+
+        Args:
+            rank: This rank.
+            logs: Folder of the logs.
+            file: The launcher's status file, if there is one.
+        """
+        self.rank, self._file = rank, file
+        logs.mkdir(parents=True, exist_ok=True)
+        path = logs / f"rank-{rank.rank}.log"
+        guard_streams(lambda text: self.warn(f"Rank {rank.rank} {text}"))
+        self._terminal = os.dup(2)
+        if not rank.is_first:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            os.close(descriptor)
+        handler = logging.FileHandler(path)
+        # A full disk must not end the rank here: what cannot do without the disk reports it.
+        handler.handleError = lambda record: None  # type: ignore[method-assign]
+        handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(handler)
+        self._has_log = True
+
+    def begin_step(self, step: int) -> None:
+        """Records that a step begins, in the status file too."""
+        self.step = step
+        if self._file:
+            self._file.begin_step(self.rank.local_rank, step)
+
+    def write(self, report: FailureReport) -> bool:
+        """Writes a failure report into the status file, and returns whether there is one."""
+        if self._file:
+            self._file.write(self.rank.local_rank, report)
+        return self._file is not None
+
+    def log(self, text: str, level: int = logging.ERROR) -> None:
+        """Writes to the log, if this rank has one."""
+        if self._has_log:
+            logging.getLogger(__name__).log(level, text)
+
+    def warn(self, text: str) -> None:
+        """Writes a warning to the log and to the terminal, on any rank."""
+        self.log(text, logging.WARNING)
+        self._write_to_terminal(f"warning: {text}")
+
+    def print_error(self, text: str) -> None:
+        """Prints an error to the terminal, on any rank."""
+        if self._has_log and not self.rank.is_first:
+            self._write_to_terminal(text)
+        else:
+            print_error(text)
+
+    def _write_to_terminal(self, text: str) -> None:
+        with suppress(OSError):
+            os.write(self._terminal, f"{printable(text)}\n".encode())
+
+
+class _Formatter(logging.Formatter):
+    """Escapes control characters, which would act on a terminal that shows the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+RANK_STATUS = RankStatus()

@@ -1,0 +1,209 @@
+"""Processes for the tests: commands and ranks, forked from this process, which has imported everything already."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lit_mnist.distributed.launcher import launch
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.errors import LitMnistError
+
+ROOT = Path(__file__).parents[1]
+# Loopback addresses as the kernel's tables write them.
+LOOPBACK_V4 = "0100007F"
+LOOPBACK = {LOOPBACK_V4, "00000000000000000000000001000000"}
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@contextmanager
+def forked(work: Callable[[], int], folder: Path) -> Iterator[int]:
+    """Runs `work` in a forked process, the leader of its own process group, which is killed at the end."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            os.setsid()
+            for name, descriptor in (("stdout.txt", 1), ("stderr.txt", 2)):
+                os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+            code = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # Even if the test has closed the streams, this process must end here.
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+            os._exit(code)
+    try:
+        yield child
+    finally:
+        for pid in processes_of(child):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(child, 0)
+
+
+def run_forked(work: Callable[[], int], folder: Path, timeout: float = 120) -> Done:
+    """Runs `work` in a forked process, which must end within `timeout` seconds and leave no process."""
+    with forked(work, folder) as child:
+        status = wait_for(lambda: _ended(child), timeout, folder)
+        left = processes_of(child)
+    out, err = ((folder / name).read_text() for name in ("stdout.txt", "stderr.txt"))
+    assert not left, f"processes left: {left}\n{out}{err}"
+    return Done(os.waitstatus_to_exitcode(status[1]), out, err)
+
+
+def _ended(child: int) -> tuple[int, int] | None:
+    found, status = os.waitpid(child, os.WNOHANG)
+    return (found, status) if found else None
+
+
+Value = TypeVar("Value")
+
+
+def wait_for(condition: Callable[[], Value], timeout: float, folder: Path | None = None) -> Value:
+    """Returns the value of `condition` as soon as it is true."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            told = "".join(path.read_text() for path in folder.glob("std*.txt")) if folder else ""
+            pytest.fail(f"nothing after {timeout} s\n{told}")
+        time.sleep(0.02)
+    return value
+
+
+def processes_of(group: int) -> list[int]:
+    """Returns the running processes of a process group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == group and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def ranks_of(group: int, pids: list[int] | None = None) -> dict[int, int]:
+    """Returns the processes of a running command's ranks, by default those of its process group."""
+    found = {}
+    for pid in processes_of(group) if pids is None else pids:
+        with suppress(OSError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    if (name := re.fullmatch(r"rank-(\d+)\.log", entry.readlink().name)) and pid != group:
+                        found[int(name[1])] = pid
+    return found
+
+
+def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> None:
+    """Runs `work` on ranks that have joined a process group; an error of a rank fails the test."""
+
+    def joined(rank: Rank) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+        work(rank)
+
+    def start() -> int:
+        launch(joined, world_size=world_size, max_restarts=0, logs=folder / "logs")
+        return 0
+
+    done = run_forked(start, folder, 60)
+    assert done.code == 0, done.out + done.err
+
+
+def refused(done: Done, *parts: str) -> None:
+    """Asserts that a command was rejected with one message that has some parts."""
+    assert done.code == 2, done.out + done.err
+    assert "Traceback" not in done.err
+    assert done.err.startswith("error: ")
+    assert len(done.err.strip().splitlines()) == 1, done.err
+    for part in parts:
+        assert part in done.err, done.err
+
+
+def launched(work: Callable[[Rank], None], folder: Path, *, world_size: int, max_restarts: int = 0) -> Done:
+    """Launches ranks from a forked process, which prints the error of the launch."""
+
+    def start() -> int:
+        try:
+            launch(work, world_size=world_size, max_restarts=max_restarts, logs=folder / "logs")
+        except LitMnistError as error:
+            print(error)
+            return error.exit_code
+        return 0
+
+    return run_forked(start, folder, 30)
+
+
+def torchrun(folder: Path, *words: object, restarts: int = 0, script: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Starts two ranks by torchrun, the leader of its own process group."""
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    program = ("--max-restarts", restarts, *(script or ("-m", "lit_mnist.engines.raw_ddp")), "--run-dir", folder)
+    return subprocess.Popen(
+        list(map(str, (*command, *program, *words))), cwd=ROOT, start_new_session=True, text=True,
+        stdout=subprocess.DEVNULL, stderr=(folder.parent / f"{folder.name}.err").open("w"),
+    )  # fmt: skip
+
+
+def named(folder: Path) -> list[int]:
+    """Returns the processes with a run folder on their command line: torchrun's ranks have groups of their own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def listening(pids: list[int]) -> list[str]:
+    """Returns the addresses on which processes listen, as the kernel's tables write them."""
+    sockets = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            # A descriptor may be closed meanwhile.
+            with suppress(FileNotFoundError):
+                target = str(entry.readlink())
+                if target.startswith("socket:["):
+                    sockets.add(target[8:-1])
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in sockets:
+                found.append(fields[1].rpartition(":")[0])
+    return found
+
+
+def kill(pid: int, signum: signal.Signals) -> None:
+    """Sends a signal to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signum)
