@@ -18,7 +18,7 @@ from lit_mnist.comparison.equality import Run
 from lit_mnist.comparison.runs import Options, measure, verify, why_not
 from lit_mnist.comparison.variants import Main, choose_variants
 from lit_mnist.comparison.verdict import judge
-from lit_mnist.data.dataset import dataset_of
+from lit_mnist.data.dataset import load_dataset
 from lit_mnist.distributed.devices import choose_devices
 from lit_mnist.distributed.rank import launched_from_outside, threads_per_rank
 from lit_mnist.distributed.signals import STOP
@@ -71,7 +71,7 @@ def compare(request: Request, command: str, main: Main) -> int:
         raise InputError("compare starts the ranks itself: run it without a launcher.")
     own, experiment = _own_flags(request.own), request.experiment()
     _check(request, experiment)
-    dataset = dataset_of(experiment.data)
+    dataset = load_dataset(experiment.data)
     devices = choose_devices(experiment.trainer)
     plan = plan_for(experiment, split_dataset(experiment, dataset), devices.count)
     threads = threads_per_rank(experiment.run.threads, devices.count)
