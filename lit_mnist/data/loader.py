@@ -19,7 +19,7 @@ import torch
 from lit_mnist.data.batch import CPU, Batch, to_device
 from lit_mnist.data.dataset import AnySplit, Split
 from lit_mnist.data.digits.augmentation import parameters, transform
-from lit_mnist.data.digits.split import PIXEL_MEAN, PIXEL_STD
+from lit_mnist.data.digits.split import normalize
 from lit_mnist.data.rng import Draw
 from lit_mnist.data.sampler import Indices, evaluation_rows, rank_rows, train_indices
 from lit_mnist.data.workers import load_batches
@@ -33,23 +33,12 @@ __all__ = ["Batch", "EpochLoader", "EvaluationBatches", "TrainBatches", "normali
 _CUT_AT_ONCE = 4096
 
 
-def normalize(images: torch.Tensor) -> torch.Tensor:
-    """Normalizes float pixels of 0 to 255 to mean 0 and standard deviation 1 over MNIST, in place."""
-    return images.mul_(1 / (255 * PIXEL_STD)).sub_(PIXEL_MEAN / PIXEL_STD)
-
-
 class _Epoch(NamedTuple):
-    """What the micro-batches of one rank in an epoch are made of.
+    """What the micro-batches of one rank in an epoch are made of."""
 
-    Attributes:
-        indices: Indices of the samples, int64 [micro-batches, samples], on the CPU.
-        rows: The same on the device.
-        numbers: Their `augmentation.parameters`, [numbers, micro-batches, samples], on the device.
-    """
-
-    indices: torch.Tensor
-    rows: torch.Tensor
-    numbers: torch.Tensor
+    indices: torch.Tensor  # of the samples, int64 [micro-batches, samples], on the CPU
+    rows: torch.Tensor  # the same on the device
+    numbers: torch.Tensor  # their `augmentation.parameters`, [numbers, micro-batches, samples], on the device
 
 
 class TrainBatches:
