@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lit_mnist.data.dataset import AnySplit, Split, load_dataset
-from lit_mnist.data.loader import normalise
+from lit_mnist.data.loader import normalize
 from lit_mnist.distributed.rank import keep_memory, threads_per_rank
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
@@ -34,14 +34,14 @@ from lit_mnist.training.precision import UsedPrecision, autocast, resolve_precis
 
 _CPU = torch.device("cpu")
 _EVALUATIONS = 7
-_EVALUATION_BATCH = Experiment().data.evaluated_at_once
+_EVALUATION_BATCH = Experiment().data.evaluation_batch
 
 
 def train(batch_size: int, steps: int, precision: UsedPrecision) -> dict[str, float]:
     """Trains a bare loop, and returns its images per second over the median step after the warm-up."""
-    split = load_dataset("mnist", None).train
+    split = load_dataset().train
     assert isinstance(split, Split)
-    images = normalise(split.images.unsqueeze(1).float())
+    images = normalize(split.images.unsqueeze(1).float())
     net, settings = _net(), ModelSettings()
     optimizer = make_optimizer(net, settings)
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
@@ -62,9 +62,9 @@ def train(batch_size: int, steps: int, precision: UsedPrecision) -> dict[str, fl
 
 def infer(precision: UsedPrecision) -> dict[str, float]:
     """Evaluates by a bare loop, and returns its images per second: the median of some evaluations."""
-    split = load_dataset("mnist", None).test
+    split = load_dataset().test
     assert isinstance(split, Split)
-    images = normalise(split.images.unsqueeze(1).float())
+    images = normalize(split.images.unsqueeze(1).float())
     net = _net().eval()
 
     @torch.no_grad()

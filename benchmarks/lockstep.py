@@ -194,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         options = read_options(sys.argv[1:] if argv is None else argv)
         experiment = options.experiment()
-        splits = split_dataset(experiment, load_dataset("mnist", None))
+        splits = split_dataset(experiment, load_dataset())
         plan_for(experiment, splits, options.ranks)
         work = partial(train_in_step, options, splits)
         with tempfile.TemporaryDirectory() as logs:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_mnist.cli.parser import parse
-from lit_mnist.data.dataset import class_names, dataset_of
-from lit_mnist.data.digits.family import user_cache
+from lit_mnist.data.dataset import class_names, load_dataset
+from lit_mnist.data.download import user_cache
 from lit_mnist.data.sampler import validation_split
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SEGMENTATION_NAMES, DataSettings, Experiment, RunSettings
+from lit_mnist.experiment import DataSettings, Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan, make_plan
 
 # Images in VOC's own list `train` of its segmentation task: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
@@ -48,22 +48,22 @@ class Recipe:
         if _lacks_voc(data):
             stand_in = _shapes_folder()
             whole = VOC_TRAIN
-            timed = len(dataset_of(_standing_in(data, stand_in)).train)
+            timed = len(load_dataset(_standing_in(data, stand_in)).train)
         else:
-            whole = timed = len(dataset_of(data).train)
+            whole = timed = len(load_dataset(data).train)
         train, _ = validation_split(experiment.seed_everything, whole, data.val_size)
         return cls(experiment, config, len(train[: data.train_size]), timed, stand_in)
 
     @property
     def is_segmentation(self) -> bool:
         """Whether each pixel has a class."""
-        return self.experiment.data.name in SEGMENTATION_NAMES
+        return self.experiment.data.task.pixelwise
 
     @property
     def num_classes(self) -> int:
         """Number of classes."""
         data = self.experiment.data
-        return len(class_names(data.name, data.emnist_split, data.border))
+        return len(class_names(data))
 
     def plan(self, devices: int) -> Plan:
         """Returns the plan of the whole training on so many devices.
@@ -135,7 +135,7 @@ def _shapes_folder() -> Path:
 
     folder = user_cache() / NAME
     if not folder.is_dir():
-        dataset_of(DataSettings(name="shapes"))
+        load_dataset(DataSettings(name="shapes"))
     return folder
 
 

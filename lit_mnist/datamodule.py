@@ -10,10 +10,9 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
-from lit_mnist.data.dataset import AnySplit, SegmentationSplit, dataset_of
-from lit_mnist.data.device import CPU
-from lit_mnist.data.epoch_loader import EpochLoader
-from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
+from lit_mnist.data.batch import CPU
+from lit_mnist.data.dataset import AnySplit, load_dataset
+from lit_mnist.data.loader import Batch, EpochLoader, EvaluationBatches, TrainBatches
 from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.training.job import Splits, plan_for, split_dataset
@@ -60,7 +59,7 @@ class MNISTDataModule(LightningDataModule):
     def splits(self) -> Splits:
         """The samples, loaded at the first need."""
         if self._splits is None:
-            self._splits = split_dataset(self.experiment, dataset_of(self.settings))
+            self._splits = split_dataset(self.experiment, load_dataset(self.settings))
         return self._splits
 
     @property
@@ -123,9 +122,7 @@ class MNISTDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> EvaluationBatches:
         """Returns this rank's part of the test split."""
-        split = self.splits.test
-        # See Job.evaluation_batches.
-        return self._evaluation(split, batch_size=1 if isinstance(split, SegmentationSplit) else None)
+        return self._evaluation(self.splits.test, self.settings.prediction_batch)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Moves a batch as the other engines do, without a search for tensors in all that it holds."""
@@ -142,7 +139,7 @@ class MNISTDataModule(LightningDataModule):
             split,
             rank=rank,
             world_size=world_size,
-            batch_size=batch_size or self.settings.evaluated_at_once,
+            batch_size=batch_size or self.settings.evaluation_batch,
             settings=self.settings,
             dtype=self._dtype,
             device=self._device,

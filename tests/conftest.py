@@ -129,7 +129,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def embedded() -> Dataset:
-    return load_dataset("mnist", None)
+    return load_dataset()
 
 
 def assert_same(first: Dataset, second: Dataset) -> None:

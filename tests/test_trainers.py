@@ -21,8 +21,8 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_mnist.checkpoint.digest import weights_sha256
-from lit_mnist.data.dataset import Split, dataset_of
-from lit_mnist.data.loader import normalise
+from lit_mnist.data.dataset import Split, load_dataset
+from lit_mnist.data.loader import normalize
 from lit_mnist.data.sampler import train_indices
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.rank import Rank
@@ -247,11 +247,11 @@ def test_metrics_are_exact_and_returned(tmp_path: Path, ranks: int) -> None:
         assert others == [whole, part]
         assert (whole[0], whole[2], part[0], part[2]) == (2001, 200, 700 * ranks, 200)
         accuracies += [whole[1], part[1]]
-    images = dataset_of(DataSettings()).test
+    images = load_dataset(DataSettings()).test
     assert isinstance(images, Split)
     net = LitClassifier().net.eval()
     with torch.no_grad():
-        right = net(normalise(images.images[:2001].unsqueeze(1).float())).argmax(dim=1) == images.labels[:2001]
+        right = net(normalize(images.images[:2001].unsqueeze(1).float())).argmax(dim=1) == images.labels[:2001]
     # Of two ranks the second begins with sample 1000.
     seen = torch.cat([right[start : start + 700] for start in (0, 1000)[:ranks]])
     assert accuracies == [float(right.sum()) / 2001, float(seen.sum()) / len(seen)] * ranks
@@ -260,8 +260,8 @@ def test_metrics_are_exact_and_returned(tmp_path: Path, ranks: int) -> None:
 @cache
 def pairs(count: int, split: str = "train") -> TensorDataset:
     """Returns images and targets as a user may have them."""
-    data: Any = getattr(dataset_of(DataSettings()), split)
-    return TensorDataset(normalise(data.images[:count].unsqueeze(1).float()), data.labels[:count])
+    data: Any = getattr(load_dataset(DataSettings()), split)
+    return TensorDataset(normalize(data.images[:count].unsqueeze(1).float()), data.labels[:count])
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("Lightning's", 1), ("Lightning's", 2), ("the project's", 2)])

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from lit_mnist.data.segmentation.palette import palette_png
-from lit_mnist.data.segmentation.voc import LISTS, MASKS, PICTURES
+from lit_mnist.data.segmentation.voc import IMAGES, LISTS, MASKS
 
 # Width and height in pixels, and the image's mode, of scene after scene.
 KINDS = (((61, 47), "RGB"), ((33, 64), "L"), ((50, 50), "CMYK"), ((97, 40), "RGB"), ((40, 71), "RGB"))
@@ -28,14 +28,14 @@ def write_image(folder: Path, name: str, number: int) -> None:
     mask[top, left : left + width // 2] = 255
     if number % 8 == ONLY_BORDER:
         mask[:] = 255
-    Image.fromarray(pixels).convert(mode).save(folder / PICTURES / f"{name}.jpg")
+    Image.fromarray(pixels).convert(mode).save(folder / IMAGES / f"{name}.jpg")
     (folder / MASKS / f"{name}.png").write_bytes(palette_png(mask))
 
 
 def write_voc(root: Path, train: int = 16, test: int = 6) -> Path:
     """Writes `VOCdevkit/VOC2012` into a folder and returns that."""
     folder = root / "VOCdevkit" / "VOC2012"
-    for place in (LISTS, PICTURES, MASKS):
+    for place in (LISTS, IMAGES, MASKS):
         (folder / place).mkdir(parents=True)
     names = [f"2007_{number:06}" for number in range(train + test)]
     for number, name in enumerate(names):

@@ -14,7 +14,7 @@ import torch
 
 from lit_mnist.checkpoint.format import SECTION, find_weights, read_checkpoint
 from lit_mnist.checkpoint.safety import UnsafeError, load_checked
-from lit_mnist.data.digits.fetch import exclusive, without_traces
+from lit_mnist.data.download import download, exclusive
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
@@ -118,9 +118,11 @@ def _backbone(settings: ModelSettings) -> dict[str, torch.Tensor]:
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(url).name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(path.parent, "download weights into"), without_traces(torch.hub.tqdm):
+        with exclusive(path.parent, "download weights into"):
             if not path.exists():
-                torch.hub.download_url_to_file(url, str(path), progress=False)
+                partial = path.with_suffix(".partial")
+                download(url, partial)
+                partial.replace(path)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

@@ -7,7 +7,7 @@ import os
 from lit_mnist.cli.parser import Request
 from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SEGMENTATION_NAMES, Experiment, RunSettings
+from lit_mnist.experiment import Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.training.job import Splits
 
@@ -43,7 +43,7 @@ def check_batch_norm(experiment: Experiment, plan: Plan, devices: int) -> None:
         InputError: There would be such a rank.
     """
     synchronised = plan.world_size > 1 and experiment.trainer.sync_batchnorm is not False
-    if experiment.data.name in SEGMENTATION_NAMES and plan.batch_size // devices == 1 and not synchronised:
+    if experiment.data.task.pixelwise and plan.batch_size // devices == 1 and not synchronised:
         raise InputError(
             f"data.batch_size {experiment.data.batch_size} leaves one scene to each rank, of which batch norm cannot "
             "take a mean: raise it, or with several ranks leave trainer.sync_batchnorm on."
@@ -58,9 +58,9 @@ def check_deterministic(experiment: Experiment, kind: str) -> None:
         kind: Kind of the devices: `cpu` or `cuda`.
 
     Raises:
-        InputError: SegmentationSplit are to be trained on GPUs, deterministically.
+        InputError: Segmentation on GPUs is to be deterministic.
     """
-    if experiment.trainer.deterministic and kind == "cuda" and experiment.data.name in SEGMENTATION_NAMES:
+    if experiment.trainer.deterministic and kind == "cuda" and experiment.data.task.pixelwise:
         raise InputError("trainer.deterministic: torch has no deterministic loss of pixels on GPUs: leave it out.")
 
 

@@ -14,10 +14,9 @@ from lit_mnist.checkpoint.store import CONFIG, run_folder_of
 from lit_mnist.cli.parser import Request
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SEGMENTATION_NAMES, Experiment
-from lit_mnist.predict.masks import MASKS, OVERLAYS
+from lit_mnist.experiment import Experiment
+from lit_mnist.predict import digits, segmentation
 from lit_mnist.profiling.faults import fault_marker
-from lit_mnist.run.finish import GRID, PREDICTIONS
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, lock_folder, was_restarted
 from lit_mnist.run.metrics_log import read_metrics
 
@@ -30,7 +29,7 @@ _WRITES = {
     "fit": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
     "validate": (CONFIG, RESULT, REPORT),
     "test": (CONFIG, RESULT, REPORT),
-    "predict": (PREDICTIONS, GRID, MASKS, OVERLAYS),
+    "predict": (digits.TABLE, digits.GRID, segmentation.MASKS, segmentation.OVERLAYS),
 }
 
 
@@ -107,7 +106,7 @@ def claim_folder(
     chosen = Path(experiment.run.dir) if experiment.run.dir else origin
     name = experiment.model.net if request.command == "train" else f"{experiment.model.net}-{request.command}"
     writes = not launched_from_outside() or Rank.from_environment().is_first
-    writes_masks = request.command == "predict" and experiment.data.name in SEGMENTATION_NAMES
+    writes_masks = request.command == "predict" and experiment.data.task.pixelwise
     each_writes = experiment.run.trace != "none" or writes_masks
     if chosen is None and each_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
         raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")

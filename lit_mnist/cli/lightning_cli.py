@@ -29,7 +29,7 @@ from lightning.pytorch.cli import LightningCLI
 from lit_mnist.cli.trainer_options import ALLOWED, PACKAGES, TrainerExtras
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import SEGMENTATION_NAMES, DataSettings, Experiment
+from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.module import LitClassifier
 from lit_mnist.trainer import LitTrainer
 
@@ -167,11 +167,10 @@ def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict
 
 def _check_watched(figure: str, data: DataSettings) -> None:
     """Refuses a figure that the validation does not give, which Lightning would find out after an epoch."""
-    known = ["val_loss", "val_accuracy", *(["val_mean_iou"] if data.name in SEGMENTATION_NAMES else [])]
     if data.val_size == 0:
         raise InputError(f"trainer.callbacks watches {figure}, but data.val_size is 0: there is no validation.")
-    if figure not in known:
-        raise InputError(f"trainer.callbacks watches {figure}, but the figures are {', '.join(known)}.")
+    if figure not in data.task.metrics:
+        raise InputError(f"trainer.callbacks watches {figure}, but the metrics are {', '.join(data.task.metrics)}.")
 
 
 def _plain_value(value: Any) -> Any:

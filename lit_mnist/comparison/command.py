@@ -18,7 +18,7 @@ from lit_mnist.comparison.equality import Run
 from lit_mnist.comparison.results import engine_results
 from lit_mnist.comparison.runs import Main, Options, Outcome, Variant, choose_variants, measure, skip, train_with_trace
 from lit_mnist.comparison.summary import text, write_comparison
-from lit_mnist.data.dataset import dataset_of
+from lit_mnist.data.dataset import load_dataset
 from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.distributed.rank import launched_from_outside, threads_per_rank
 from lit_mnist.distributed.signals import STOP
@@ -67,7 +67,7 @@ def compare(request: Request, command: str, main: Main) -> int:
     """
     own, experiment = _own_flags(request.own), request.experiment()
     _check(request, experiment)
-    dataset = dataset_of(experiment.data)
+    dataset = load_dataset(experiment.data)
     devices = choose_devices(experiment.trainer)
     plan = plan_for(experiment, split_dataset(experiment, dataset), devices.count)
     variants = choose_variants(own["--engines"])

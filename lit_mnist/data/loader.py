@@ -1,79 +1,61 @@
-"""Batches cut from images in memory: index, convert, augment, normalise, each in one vectorised step per batch.
+"""The batches of a rank. From images in memory, a batch is cut, augmented and normalized in one vectorized step each.
 
-All of it happens on the rank's device, where the images stay. What the host knows of an epoch, which samples and
-which random numbers, it works out and sends there once, at the epoch's first batch.
+All of this happens on the device of the rank, where the images stay. The indices and random numbers of an epoch are
+computed on the CPU and copied to the device once, at the first batch of the epoch.
 
-Where the experiment asks for the classic way, sample by sample, `per_sample.py` makes the images instead; so it does
-with scenes, whose files are read one by one.
+With `--data.pipeline per_sample`, and for segmentation images, the samples are loaded one by one: see `workers.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from lit_mnist.data.dataset import AnySplit, Split, class_names
-from lit_mnist.data.device import CPU, Batch, moved, resident
-from lit_mnist.data.digits.augmentation import augment, changed, changes
+from lit_mnist.data.batch import CPU, Batch, to_device
+from lit_mnist.data.dataset import AnySplit, Split
+from lit_mnist.data.digits.augmentation import parameters, transform
+from lit_mnist.data.digits.split import normalize
 from lit_mnist.data.rng import Draw
 from lit_mnist.data.sampler import Indices, evaluation_rows, rank_rows, train_indices
-from lit_mnist.data.segmentation.images import SegmentationSamples, SegmentationSplit, normalised
+from lit_mnist.data.workers import load_batches
 from lit_mnist.experiment import DataSettings
 from lit_mnist.experiment.plan import Plan
 
-if TYPE_CHECKING:
-    from lit_mnist.data.per_sample import Augment
-    from lit_mnist.data.segmentation.images import Change
+__all__ = ["Batch", "EpochLoader", "EvaluationBatches", "TrainBatches", "normalize"]
 
-__all__ = ["PIXEL_MEAN", "PIXEL_STD", "Batch", "EvaluationBatches", "TrainBatches", "normalise"]
-
-# Mean and standard deviation of MNIST's training pixels as shares of 255; the whole family is brought to this scale.
-PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
-
-# Images that a GPU cuts at once: a few kernels for many batches. A CPU cuts each batch when it is needed, since it
-# then still lies in the cache.
+# Images that a GPU cuts at once: a few kernels for many batches. A CPU cuts each batch when it is needed: it is then
+# still in the cache.
 _CUT_AT_ONCE = 4096
 
 
-def normalise(images: torch.Tensor) -> torch.Tensor:
-    """Brings float pixels of 0 to 255 to mean 0 and standard deviation 1 over MNIST, in place."""
-    return images.mul_(1 / (255 * PIXEL_STD)).sub_(PIXEL_MEAN / PIXEL_STD)
-
-
 class _Epoch(NamedTuple):
-    """What one rank's micro-batches of an epoch are made of.
+    """What the micro-batches of one rank in an epoch are made of."""
 
-    Attributes:
-        indices: The samples' numbers, int64 [micro-batches, samples], on the host.
-        rows: The same on the device.
-        changes: What `augmentation.changes` gives for them, [numbers, micro-batches, samples], on the device.
-    """
-
-    indices: torch.Tensor
-    rows: torch.Tensor
-    changes: torch.Tensor
+    indices: torch.Tensor  # of the samples, int64 [micro-batches, samples], on the CPU
+    rows: torch.Tensor  # the same on the device
+    numbers: torch.Tensor  # their `augmentation.parameters`, [numbers, micro-batches, samples], on the device
 
 
 class TrainBatches:
-    """The micro-batches of one epoch, as one rank sees them.
+    """The micro-batches of one rank in one epoch.
 
-    Its length is the whole epoch's, also where the epoch is taken up in the middle: a micro-batch keeps its number.
+    The length is that of the whole epoch, also with `first`: a micro-batch keeps its number.
 
     Args:
         split: The training samples.
         plan: Size and number of the micro-batches.
-        settings: Kind and strength of the augmentation, and which way the images are made.
-        seed: The experiment's seed.
+        settings: The augmentation and the pipeline.
+        seed: The seed of the experiment.
         epoch: The epoch, from 0.
         rank: This rank.
-        first: The first micro-batch to give, from 0: where an epoch is taken up in the middle.
+        first: The first micro-batch to return, from 0, if the epoch is resumed.
         dtype: Floating-point type of the images.
-        device: Where whole batches are made; what is made sample by sample is on the host.
+        device: Device of the batches that are cut; samples loaded one by one are on the CPU.
     """
 
     def __init__(
@@ -104,30 +86,26 @@ class TrainBatches:
         return self.plan.batches_in_epoch(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self.split, Split) and self.settings.pipeline == "batched":
+        if self.settings.batched:
             at_once = 1 if self.device == CPU else max(1, _CUT_AT_ONCE // self.samples)
             for start in range(self.first, len(self), at_once):
                 yield from self.cut(range(start, min(start + at_once, len(self))))
             return
-        batches = range(self.first, len(self))
-        chosen = [self._indices(batch) for batch in batches]
-        if isinstance(self.split, SegmentationSplit):
-            made = _scenes(self.split, chosen, self.settings, self.dtype, self._segmentation_change())
-        else:
-            change = partial(augment, settings=self.settings, seed=self.seed, epoch=self.epoch)
-            made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype, change)
-        for batch, indices, (images, targets) in zip(batches, chosen, made, strict=True):
-            yield self._batch(batch, torch.from_numpy(indices.copy()), images, targets)
+        numbers = range(self.first, len(self))
+        indices = [self._indices(number) for number in numbers]
+        samples = self.split.samples(self.settings, self.dtype, (self.seed, self.epoch))
+        loaded = load_batches(samples, indices, self.settings.workers)
+        for number, chosen, (images, targets) in zip(numbers, indices, loaded, strict=True):
+            yield self._batch(number, torch.from_numpy(chosen.copy()), images, targets)
 
     def cut(self, batches: range) -> list[Batch]:
-        """Returns some micro-batches of the epoch, made in whole batches; not of scenes."""
-        assert isinstance(self.split, Split)
-        split, epoch = resident(self.split, self.device), self._epoch
+        """Returns some micro-batches of the epoch, cut from images in memory."""
+        split, epoch = _in_memory(self.split, self.device), self._epoch
         taken = slice(batches.start - self.first, batches.stop - self.first)
-        rows, numbers = epoch.rows[taken].flatten(), epoch.changes[:, taken].flatten(1)
-        # Not `split.images[rows]`, which takes a CPU four times as long: it copies pixel by pixel.
+        rows, numbers = epoch.rows[taken].flatten(), epoch.numbers[:, taken].flatten(1)
+        # On a CPU, `split.images[rows]` takes four times as long: it copies pixel by pixel.
         images = split.images.index_select(0, rows).unsqueeze(1).to(self.dtype)
-        images = normalise(changed(images, numbers, self.settings))
+        images = normalize(transform(images, numbers, self.settings))
         made = zip(
             batches,
             epoch.indices[taken],
@@ -140,33 +118,66 @@ class TrainBatches:
     @cached_property
     def _epoch(self) -> _Epoch:
         indices = np.stack([self._indices(batch) for batch in range(self.first, len(self))])
-        numbers = changes(indices.reshape(-1), settings=self.settings, seed=self.seed, epoch=self.epoch)
-        host = torch.from_numpy(indices)
-        return _Epoch(host, moved(host, self.device), moved(numbers.view(len(numbers), *indices.shape), self.device))
+        numbers = parameters(indices.reshape(-1), settings=self.settings, seed=self.seed, epoch=self.epoch)
+        numbers, host = numbers.view(len(numbers), *indices.shape), torch.from_numpy(indices)
+        return _Epoch(host, to_device(host, self.device), to_device(numbers, self.device))
 
     @cached_property
-    def _own_rows(self) -> torch.Tensor:
-        return moved(torch.arange(self.rows.start, self.rows.stop), self.device)
-
-    def _segmentation_change(self) -> Change | None:
-        if self.settings.augment == "none":
-            return None
-        from lit_mnist.data.segmentation.augmentation import random_crop
-
-        return partial(random_crop, size=self.settings.image_size, seed=self.seed, epoch=self.epoch)
+    def _device_rows(self) -> torch.Tensor:
+        return to_device(torch.arange(self.rows.start, self.rows.stop), self.device)
 
     def _indices(self, batch: int) -> Indices:
         size = self.plan.batch_size
         return train_indices(self.seed, self.epoch, batch, count=len(self.split), batch_size=size)[self.rows]
 
     def _batch(self, batch: int, indices: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> Batch:
-        draw = Draw(
-            seed=self.seed,
-            number=self.epoch * self.plan.batches_per_epoch + batch,
-            size=self.plan.batch_size,
-            rows=self._own_rows,
-        )
-        return Batch(images, targets, indices, draw)
+        number = self.epoch * self.plan.batches_per_epoch + batch
+        return Batch(images, targets, indices, Draw(self.seed, number, self.plan.batch_size, self._device_rows))
+
+
+class EpochLoader:
+    """The micro-batches of one rank for all epochs of a Trainer, in a different order in each epoch.
+
+    It is not a torch DataLoader, so that a Trainer does not shard it again. A Trainer calls `set_epoch` of a loader's
+    `sampler`, which is this object.
+
+    Args:
+        batches: Returns the micro-batches of an epoch, beginning with a given one.
+        first: Returns the micro-batch from which the Trainer resumes its epoch, 0 if it begins the epoch.
+        epoch: The epoch until `set_epoch` is called.
+    """
+
+    def __init__(self, batches: Callable[[int, int], TrainBatches], first: Callable[[], int], epoch: int) -> None:
+        self.epoch = epoch
+        self._batches = batches
+        self._first = first
+        self._begins = False
+
+    @property
+    def sampler(self) -> EpochLoader:
+        """The object whose `set_epoch` a Trainer calls."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Selects the epoch whose order the next iteration has."""
+        self.epoch = epoch
+        self._begins = True
+
+    def __len__(self) -> int:
+        return len(self._batches(self.epoch, 0))
+
+    def __iter__(self) -> Iterator[Batch]:
+        # Evaluated with the first batch, because a Trainer restores its position after it has made its iterators. A
+        # callback that iterates on its own within the epoch gets all of it.
+        first, self._begins = self._first() if self._begins else 0, False
+        yield from self._batches(self.epoch, first)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns an empty state: the position follows from the Trainer's. The method marks a loader as resumable."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Ignores the state; see `state_dict`."""
 
 
 class EvaluationBatches:
@@ -176,10 +187,10 @@ class EvaluationBatches:
         split: The samples.
         rank: This rank.
         world_size: Number of ranks.
-        batch_size: Samples of a batch; the last may be smaller.
-        settings: Which way the images are made; by default in whole batches.
+        batch_size: Samples of a batch; the last one may be smaller.
+        settings: The pipeline; by default, whole batches are cut.
         dtype: Floating-point type of the images.
-        device: Where whole batches are made; what is made sample by sample is on the host.
+        device: Device of the batches that are cut; samples loaded one by one are on the CPU.
     """
 
     def __init__(
@@ -206,52 +217,21 @@ class EvaluationBatches:
     def __iter__(self) -> Iterator[Batch]:
         starts = range(self.rows.start, self.rows.stop, self.batch_size)
         parts = [slice(start, min(start + self.batch_size, self.rows.stop)) for start in starts]
-        chosen = [np.arange(part.start, part.stop) for part in parts]
-        if isinstance(self.split, SegmentationSplit):
-            made = _scenes(self.split, chosen, self.settings, self.dtype)
-        elif self.settings.pipeline == "batched":
+        if self.settings.batched:
             yield from map(self._cut, parts)
             return
-        else:
-            made = _one_by_one(self.split, chosen, self.settings.workers, self.dtype)
-        for indices, (images, targets) in zip(chosen, made, strict=True):
-            yield Batch(images, targets, torch.from_numpy(indices), None)
+        indices = [np.arange(part.start, part.stop) for part in parts]
+        loaded = load_batches(self.split.samples(self.settings, self.dtype), indices, self.settings.workers)
+        for chosen, (images, targets) in zip(indices, loaded, strict=True):
+            yield Batch(images, targets, torch.from_numpy(chosen), None)
 
     def _cut(self, part: slice) -> Batch:
-        assert isinstance(self.split, Split)
-        split = resident(self.split, self.device)
-        # What lies together in memory needs no index operation, which takes three times as long.
-        images = normalise(split.images[part].unsqueeze(1).to(self.dtype))
+        split = _in_memory(self.split, self.device)
+        # A slice is contiguous: an index operation would take three times as long.
+        images = normalize(split.images[part].unsqueeze(1).to(self.dtype))
         return Batch(images, split.labels[part], torch.arange(part.start, part.stop), None)
 
 
-def _one_by_one(
-    split: Split, chosen: Sequence[Indices], workers: int, dtype: torch.dtype, change: Augment | None = None
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the images and classes of each batch, made sample by sample."""
-    # It imports torchvision, which takes more than a second: only who asks for this way waits for it.
-    from lit_mnist.data.per_sample import Samples, load_batches
-
-    samples = Samples(split, mean=PIXEL_MEAN, std=PIXEL_STD, dtype=dtype, augment=change)
-    return load_batches(samples, chosen, workers)
-
-
-def _scenes(
-    split: SegmentationSplit,
-    chosen: Sequence[Indices],
-    settings: DataSettings,
-    dtype: torch.dtype,
-    change: Change | None = None,
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the images and targets of each batch, read from files."""
-    from lit_mnist.data.per_sample import load_batches
-
-    samples = SegmentationSamples(
-        split,
-        size=settings.image_size,
-        num_classes=len(class_names(settings.name, border=settings.border)),
-        border_is_class=settings.border == "class",
-        change=change,
-    )
-    for images, targets in load_batches(samples, chosen, settings.workers):
-        yield normalised(images, dtype), targets.long()
+def _in_memory(split: AnySplit, device: torch.device) -> Split:
+    assert isinstance(split, Split)
+    return split.on(device)

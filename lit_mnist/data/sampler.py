@@ -1,9 +1,9 @@
-"""Which sample goes to which rank at which step: decided here, and nowhere else.
+"""The one place that decides which sample goes to which rank at which step.
 
 Training: the permutation of (seed, epoch) is cut into global micro-batches, and each micro-batch is split over the
-ranks in equal, contiguous parts. What a step sees is therefore a function of the seed and the step alone, whatever the
-number of ranks. Evaluation: the samples are split over the ranks in contiguous parts whose sizes differ by at most
-one; nothing is padded, so that nothing is counted twice.
+ranks in equal, contiguous parts. The samples of a step are therefore a function of the seed and the step alone, for any
+number of ranks. Evaluation: the samples are split over the ranks in contiguous parts whose sizes differ by at most one.
+No part is padded, so that no sample is counted twice.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ Indices = npt.NDArray[np.int64]
 
 
 def validation_split(seed: int, count: int, val_size: int) -> tuple[Indices, Indices]:
-    """Splits a training set into samples to train on and samples to validate on.
+    """Splits a training set into training and validation samples, at random.
 
     Args:
-        seed: The experiment's seed.
+        seed: The seed of the experiment.
         count: Number of samples of the training set.
-        val_size: Number of samples for validation, chosen at random.
+        val_size: Number of validation samples.
 
     Returns:
-        The training and the validation samples' indices, int64 [count - val_size] and int64 [val_size], ascending.
+        The indices of the training samples, int64 [count - val_size], and of the validation samples, int64 [val_size],
+        both ascending.
 
     Raises:
-        InputError: Nothing would be left to train on.
+        InputError: No sample is left for training.
     """
     if val_size >= count:
         raise InputError(
@@ -56,12 +57,12 @@ def rank_rows(batch_size: int, rank: int, world_size: int) -> slice:
 
 
 def train_indices(seed: int, epoch: int, batch: int, *, count: int, batch_size: int) -> Indices:
-    """Returns the samples of one global micro-batch, int64 [batch_size].
+    """Returns the indices of the samples of one global micro-batch, int64 [batch_size].
 
     Args:
-        seed: The experiment's seed.
+        seed: The seed of the experiment.
         epoch: The epoch, from 0.
-        batch: The micro-batch of the epoch, from 0 to count // batch_size - 1.
+        batch: The number of the micro-batch in the epoch, from 0 to count // batch_size - 1.
         count: Number of training samples.
         batch_size: Samples of a micro-batch over all ranks.
     """
@@ -69,5 +70,5 @@ def train_indices(seed: int, epoch: int, batch: int, *, count: int, batch_size: 
 
 
 def evaluation_rows(count: int, rank: int, world_size: int) -> slice:
-    """Returns the samples that a rank evaluates; over all ranks each of the `count` samples exactly once."""
+    """Returns the samples that a rank evaluates: over all ranks, each of the `count` samples exactly once."""
     return slice(count * rank // world_size, count * (rank + 1) // world_size)

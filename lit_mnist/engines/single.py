@@ -17,8 +17,8 @@ from torch.amp.grad_scaler import GradScaler
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
+from lit_mnist.data.batch import Batch
 from lit_mnist.data.dataset import AnySplit
-from lit_mnist.data.device import Batch
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.engines.capabilities import Capabilities

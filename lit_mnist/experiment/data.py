@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lit_mnist.errors import require
-
-DATA_NAMES = ("mnist", "fashion_mnist", "kmnist", "qmnist", "emnist")
-SEGMENTATION_NAMES = ("voc2012", "shapes")
+from lit_mnist.experiment.task import Task, task_of
 
 
 @dataclass(frozen=True)
@@ -17,28 +15,30 @@ class DataSettings:
 
     Args:
         name: Digits: `mnist` (embedded in the package), or `fashion_mnist`, `kmnist`, `qmnist`, `emnist` (downloaded
-            once). SegmentationSplit, of which every pixel has a class: `voc2012` (Pascal VOC), or `shapes` (made once).
-        root: Folder of the data files. Without one, MNIST comes from the package, the others from the user's cache.
-        download: Whether `voc2012` is downloaded, once, where its files are missing.
-        emnist_split: Which of EMNIST's splits, where `name` is `emnist`.
+            once). Segmentation images, in which each pixel has a class: `voc2012` (Pascal VOC), or `shapes` (generated
+            once).
+        root: Folder of the data files. By default, MNIST comes from the package, the others from the user's cache.
+        download: Whether to download `voc2012`, once, if its files are missing.
+        emnist_split: The split of EMNIST, if `name` is `emnist`.
         batch_size: Samples of one micro-batch over all ranks (or of one rank: see `batch_per`).
         batch_per: `global`: `batch_size` counts all ranks' samples; `rank`: it is multiplied by the number of ranks.
-        eval_batch_size: Samples that a rank evaluates at once, which changes no result; unset: 1000, of scenes 16.
-        val_size: Samples taken off the training set for validation; 0 for none.
-        train_size: Train on the first so many samples (after the validation split) only.
-        test_size: Test on the first so many samples only.
-        image_size: Height and width, in pixels, that scenes are brought to.
-        border: What becomes of the pixels that `voc2012` and `shapes` mark as an object's border, by 255: `ignore`:
-            they count nowhere; `class`: they are one more class.
-        augment: For digits `none`, `shift` (whole pixels) or `affine` (rotation, scale and sub-pixel shift); for scenes
-            `none` or `crop` (random scale, place and flip).
+        eval_batch_size: Samples that a rank evaluates at once, which changes no result; unset: 1000 digits, or 16
+            segmentation images.
+        val_size: Samples of the training set that are used for validation; 0 for none.
+        train_size: Train on only this many samples, the first after the validation split.
+        test_size: Test on only this many samples, the first.
+        image_size: Height and width in pixels to which segmentation images are resized.
+        border: Meaning of the pixels of value 255, by which `voc2012` and `shapes` mark the border of an object:
+            `ignore`: they count in no loss and no metric; `class`: they are one more class.
+        augment: For digits `none`, `shift` (whole pixels) or `affine` (rotation, scale and sub-pixel shift); for
+            segmentation images `none` or `crop` (random scale, position and flip).
         max_shift: Largest shift in pixels, each way, of `shift` and `affine`.
         max_rotate: Largest rotation in degrees, each way, of `affine`.
         max_scale: Largest relative change of size of `affine`: 0.1 is from 0.9 to 1.1.
-        pipeline: `batched`: images become a float batch in one step; `per_sample`: each is turned by itself, by PIL
-            and torchvision, as the classic scripts do: slower, and equal up to rounding.
-        workers: Processes of each rank that load ahead, with `per_sample` and for scenes, which are always read one by
-            one; 0: the rank itself turns the samples.
+        pipeline: `batched`: a batch of images is converted in one step; `per_sample`: each image is converted by
+            itself, by PIL and torchvision, as in most scripts: slower, and equal up to rounding.
+        workers: Worker processes of each rank that load ahead, with `per_sample` and for segmentation images, which are
+            always read one by one; 0: the rank itself loads the samples.
     """
 
     name: Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "emnist", "voc2012", "shapes"] = "mnist"
@@ -71,11 +71,29 @@ class DataSettings:
         require(0 <= self.workers <= 64, f"data.workers must be from 0 to 64, but is {self.workers}.")
         require(16 <= self.image_size <= 4096, f"data.image_size must be from 16 to 4096, but is {self.image_size}.")
         require(
-            self.workers == 0 or self.pipeline == "per_sample" or self.name in SEGMENTATION_NAMES,
+            self.workers == 0 or not self.batched,
             f"data.workers {self.workers} needs data.pipeline per_sample: whole batches are cut without workers.",
         )
 
     @property
-    def evaluated_at_once(self) -> int:
+    def task(self) -> Task:
+        """The task of the data set."""
+        return task_of(self.name)
+
+    @property
+    def batched(self) -> bool:
+        """Whether whole batches are cut from images in memory, instead of loading sample by sample."""
+        return self.pipeline == "batched" and not self.task.pixelwise
+
+    @property
+    def evaluation_batch(self) -> int:
         """Samples that a rank evaluates at once."""
-        return self.eval_batch_size or (16 if self.name in SEGMENTATION_NAMES else 1000)
+        return self.eval_batch_size or self.task.eval_batch_size
+
+    @property
+    def prediction_batch(self) -> int:
+        """Samples that a rank predicts at once.
+
+        The mask of an image rounds differently in a batch with others. Alone, it is the same on any number of ranks.
+        """
+        return 1 if self.task.pixelwise else self.evaluation_batch

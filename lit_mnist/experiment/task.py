@@ -1,57 +1,95 @@
-"""Which settings go together: a network and a data set are of one task, and some options are of one task alone."""
+"""The tasks, classification and segmentation: which networks, data sets and options belong to each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import DATA_NAMES, SEGMENTATION_NAMES, DataSettings, Experiment
 
-DIGIT_NETS = ("convnet", "basicnet")
-SEGMENTATION_NETS = ("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "deeplabv3_small")
-_WITHOUT_PUBLISHED_BACKBONE = (*DIGIT_NETS, "deeplabv3_small")
+if TYPE_CHECKING:
+    from lit_mnist.experiment.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a network predicts of an image.
+
+    Attributes:
+        data_names: The data sets of the task.
+        nets: The networks of the task.
+        augmentations: The values of `data.augment` that the task has.
+        options: The options that only this task has; the other task requires their defaults.
+        eval_batch_size: Samples that a rank evaluates at once by default.
+        metrics: The metrics of a validation, by their column names; the last selects the best weights.
+        pixelwise: Whether each pixel has a class.
+    """
+
+    data_names: tuple[str, ...]
+    nets: tuple[str, ...]
+    augmentations: tuple[str, ...]
+    options: tuple[str, ...]
+    eval_batch_size: int
+    metrics: tuple[str, ...]
+    pixelwise: bool
+
+
+CLASSIFICATION = Task(
+    data_names=("mnist", "fashion_mnist", "kmnist", "qmnist", "emnist"),
+    nets=("convnet", "basicnet"),
+    augmentations=("none", "shift", "affine"),
+    options=("model.views", "model.compile", "data.max_shift", "data.max_rotate", "data.max_scale"),
+    eval_batch_size=1000,
+    metrics=("val_loss", "val_accuracy"),
+    pixelwise=False,
+)
+SEGMENTATION = Task(
+    data_names=("voc2012", "shapes"),
+    nets=("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "deeplabv3_small"),
+    augmentations=("none", "crop"),
+    options=("model.checkpoint_activations", "data.image_size", "data.border", "data.download"),
+    eval_batch_size=16,
+    metrics=("val_loss", "val_accuracy", "val_mean_iou"),
+    pixelwise=True,
+)
+_WITHOUT_PUBLISHED_BACKBONE = (*CLASSIFICATION.nets, "deeplabv3_small")
+
+
+def task_of(data_name: str) -> Task:
+    """Returns the task of a data set."""
+    return SEGMENTATION if data_name in SEGMENTATION.data_names else CLASSIFICATION
 
 
 def check_task(experiment: Experiment) -> None:
-    """Refuses settings that do not go together.
+    """Checks that the settings of an experiment fit each other.
 
     Raises:
-        InputError: Two contradict each other, or one means nothing for the data set.
+        InputError: Two settings contradict each other, or one has no effect on the data set.
     """
     model, data = experiment.model, experiment.data
-    scenes = data.name in SEGMENTATION_NAMES
-    nets = SEGMENTATION_NETS if scenes else DIGIT_NETS
-    if model.net not in nets:
-        sets = SEGMENTATION_NAMES if model.net in SEGMENTATION_NETS else DATA_NAMES
+    task, other = (SEGMENTATION, CLASSIFICATION) if data.task is SEGMENTATION else (CLASSIFICATION, SEGMENTATION)
+    if model.net not in task.nets:
         raise InputError(
-            f"model.net {model.net} does not fit data.name {data.name}: choose model.net {_either(nets)}, or data.name "
-            f"{_either(sets)}."
+            f"model.net {model.net} does not fit data.name {data.name}: choose model.net {_either(task.nets)}, or "
+            f"data.name {_either(other.data_names)}."
         )
-    augmentations = ("none", "crop") if scenes else ("none", "shift", "affine")
-    if data.augment not in augmentations:
+    if data.augment not in task.augmentations:
         raise InputError(
-            f"data.augment {data.augment} means nothing for data.name {data.name}: choose {_either(augmentations)}."
+            f"data.augment {data.augment} does not apply to data.name {data.name}: choose "
+            f"{_either(task.augmentations)}."
         )
-    refused = {
-        f"model.views {model.views}": scenes and model.views > 1,
-        "model.compile": scenes and model.compile,
-        "model.checkpoint_activations": not scenes and model.checkpoint_activations,
-        f"data.image_size {data.image_size}": not scenes and data.image_size != DataSettings.image_size,
-        f"data.border {data.border}": not scenes and data.border != "ignore",
-        "data.download": data.name != "voc2012" and data.download,
-    }
-    for name in ("max_shift", "max_rotate", "max_scale"):
-        value = getattr(data, name)
-        refused[f"data.{name} {value}"] = scenes and value != getattr(DataSettings, name)
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise InputError(f"{name} is not offered for data.name {data.name}: leave it out.")
+    for key in (*other.options, *(["data.download"] if data.name == "shapes" else [])):
+        section, _, name = key.partition(".")
+        settings = getattr(experiment, section)
+        if getattr(settings, name) != getattr(type(settings), name):
+            raise InputError(f"{key} does not apply to data.name {data.name}: leave it out.")
     if model.weights == "backbone" and model.net in _WITHOUT_PUBLISHED_BACKBONE:
         raise InputError(f"model.weights backbone: there are no published weights for a {model.net}: leave it out.")
     if model.lr_scale != "none" and data.batch_per != "rank":
         raise InputError(
-            f"model.lr_scale {model.lr_scale} follows the batch that data.batch_per rank multiplies by the ranks: set "
-            "that, too, or leave it out."
+            f"model.lr_scale {model.lr_scale} requires data.batch_per rank, which multiplies the batch by the ranks: "
+            "set that, too, or leave it out."
         )
 
 

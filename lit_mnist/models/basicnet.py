@@ -8,8 +8,7 @@ from torch import nn
 
 from lit_mnist.data.rng import Draw
 from lit_mnist.models.dropout import SeededDropout
-from lit_mnist.models.memory_format import channels_last
-from lit_mnist.models.views import mean_over_views
+from lit_mnist.models.input import channels_last, mean_over_views
 
 
 class BasicNet(nn.Module):
@@ -18,7 +17,7 @@ class BasicNet(nn.Module):
     Args:
         num_classes: Number of classes.
         dropout: Dropout rate before the last layer; the first dropout has half of it.
-        views: Views of a image that an evaluation takes the mean of.
+        views: Number of views of an image whose logits an evaluation averages: 1, 5 or 9.
     """
 
     def __init__(self, num_classes: int = 10, dropout: float = 0.5, views: int = 1) -> None:
@@ -32,7 +31,7 @@ class BasicNet(nn.Module):
         self.fc2 = nn.Linear(128, num_classes)
 
     def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
-        """Returns logits, [batch, num_classes], of images [batch, 1, 28, 28]; in training it needs a draw."""
+        """Returns logits, [batch, num_classes], of images [batch, 1, 28, 28]; training needs a draw."""
         if self.training:
             return self.logits(images, draw)
         return mean_over_views(lambda view: self.logits(view, None), images, self.views)
@@ -40,7 +39,7 @@ class BasicNet(nn.Module):
     def logits(self, images: torch.Tensor, draw: Draw | None) -> torch.Tensor:
         """Returns logits, [batch, num_classes], of one view of each image."""
         x = F.relu(self.conv1(channels_last(images)))
-        # Before the ReLU, which is the same function with the same gradient: it then computes on a quarter.
+        # Pooling before the ReLU is the same function with the same gradient, and the ReLU has a quarter of the work.
         x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = self.dropout1(x, draw).flatten(1)
         x = self.dropout2(F.relu(self.fc1(x)), draw)

@@ -1,4 +1,4 @@
-"""Builds the network of an experiment from its own seed."""
+"""Builds the network of an experiment from the seed of the experiment."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def build_net(
 ) -> nn.Module:
     """Returns the network with its initial weights, on the CPU, contiguous.
 
-    The weights depend on the seed alone, not on what has drawn random numbers before; the global generator is left as
-    it was. It computes fastest after `net.to(memory_format=torch.channels_last)`; what is saved of it is contiguous.
+    The weights are a function of the seed alone; the state of the global generator does not change. The network is
+    fastest after `net.to(memory_format=torch.channels_last)`; its saved weights are contiguous.
 
     Args:
-        settings: Which network.
+        settings: The section `model`.
         num_classes: Number of classes.
-        seed: The experiment's seed.
-        weights: Weights that take the place of the random ones of their names; see `read_weights`.
+        seed: The seed of the experiment.
+        weights: Weights by name, which replace the random ones; see `read_weights`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "weights"))
@@ -35,9 +35,9 @@ def build_net(
         assert isinstance(net, ConvNet | BasicNet)
         for layer in net.modules():
             if isinstance(layer, SeededDropout):
-                # The 64-bit arithmetic of its seeds is not torch's.
+                # The 64-bit arithmetic of its seeds is in numpy.
                 layer.kept = torch.compiler.disable(layer.kept)  # type: ignore[method-assign]
-        # Without the module's call, whose hooks watch each step from outside.
+        # Not the call of the module: its hooks observe each step from outside.
         net.logits = torch.compile(net.logits)  # type: ignore[method-assign]
     if weights:
         net.load_state_dict(weights, strict=False)
@@ -49,7 +49,7 @@ def _make(settings: ModelSettings, num_classes: int) -> nn.Module:
         return ConvNet(num_classes, views=settings.views)
     if settings.net == "basicnet":
         return BasicNet(num_classes, dropout=settings.dropout, views=settings.views)
-    # It imports torchvision, which takes more than a second: only who asks for such a network waits for it.
+    # torchvision takes more than a second to import.
     from lit_mnist.models.deeplab import DeepLab
 
     return DeepLab(

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from lit_mnist.data.rng import Draw
-from lit_mnist.models.memory_format import channels_last
-from lit_mnist.models.views import mean_over_views
+from lit_mnist.models.input import channels_last, mean_over_views
 
 
 class ConvNet(nn.Module):
@@ -17,7 +16,7 @@ class ConvNet(nn.Module):
 
     Args:
         num_classes: Number of classes.
-        views: Views of a image that an evaluation takes the mean of.
+        views: Number of views of an image whose logits an evaluation averages: 1, 5 or 9.
     """
 
     def __init__(self, num_classes: int = 10, views: int = 1) -> None:
@@ -32,7 +31,7 @@ class ConvNet(nn.Module):
         return nn.Sequential(
             nn.Conv2d(channels_in, channels_out, kernel_size=5, padding=2),
             nn.BatchNorm2d(channels_out),
-            # Before the ReLU, which is the same function with the same gradient: it then computes on a quarter.
+            # Pooling before the ReLU is the same function with the same gradient; the ReLU has a quarter of the work.
             nn.MaxPool2d(2),
             nn.ReLU(),
         )

@@ -1,7 +1,8 @@
-"""DeepLabV3, torchvision's networks and a small one of the same kind: a class for every pixel of a image."""
+"""DeepLabV3, which predicts a class for every pixel: the networks of torchvision, and a small one for CPUs."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -11,26 +12,32 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import segmentation
+from torchvision.models.segmentation import DeepLabV3
 
 from lit_mnist.data.rng import Draw
 from lit_mnist.experiment import Net
+from lit_mnist.models._private import deeplab_parts
 from lit_mnist.models.dropout import SeededDropout
-from lit_mnist.models.memory_format import channels_last
-from lit_mnist.models.small_deeplab import small_deeplab
+from lit_mnist.models.input import channels_last
+
+# The small network, by stage: inner channels of its block, stride, and dilation.
+_STAGES = ((16, 1, 1), (32, 2, 1), (32, 1, 2), (32, 1, 4))
+_STEM, _PYRAMID = 32, 64
+_RATES = (2, 4, 6)
 
 
 class DeepLab(nn.Module):
     """DeepLabV3 (Chen et al.: Rethinking Atrous Convolution for Semantic Image Segmentation, 2017).
 
-    Its weights have torchvision's names, so that weights made for torchvision's networks fit. What differs is that the
-    dropout is a function of the sample, and that there is no auxiliary loss.
+    The weights have the names of torchvision, whose published weights therefore fit. Two things differ: the dropout is
+    a function of the sample, and there is no auxiliary loss.
 
     Args:
-        net: Which network.
+        net: The network.
         num_classes: Number of classes.
         dropout: Dropout rate after the pyramid of dilated convolutions.
-        checkpoint_activations: Whether the backbone's blocks are computed again in the backward pass, instead of being
-            kept.
+        checkpoint_activations: Whether to recompute the blocks of the backbone in the backward pass instead of keeping
+            their activations.
     """
 
     def __init__(
@@ -39,22 +46,22 @@ class DeepLab(nn.Module):
         super().__init__()
         self.checkpoint_activations = checkpoint_activations
         if net == "deeplabv3_small":
-            whole = small_deeplab(num_classes)
+            whole = _small_deeplab(num_classes)
         else:
             make = getattr(segmentation, net)
             whole = make(weights=None, weights_backbone=None, num_classes=num_classes, aux_loss=None)
         self.backbone, self.classifier = whole.backbone, whole.classifier
         pyramid = self.classifier[0].project
         assert isinstance(pyramid[-1], nn.Dropout)
-        # torch's own draws from a generator, which differs from rank to rank and from run to run.
+        # torch's dropout depends on the state of a generator.
         pyramid[-1] = nn.Identity()
         self.dropout = SeededDropout(dropout, layer=1)
 
     def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
         """Returns logits, [batch, classes, height, width], of images [batch, 3, height, width].
 
-        In training it needs a draw, and batch norm more than one image, on all ranks together where it is
-        synchronised: a branch of the pyramid sees each as a single pixel.
+        Training needs a draw. Batch norm needs more than one image (over all ranks if it is synchronized), because a
+        branch of the pyramid reduces each image to one pixel.
         """
         x = channels_last(images)
         again = self.checkpoint_activations and self.training and torch.is_grad_enabled()
@@ -72,7 +79,7 @@ class DeepLab(nn.Module):
 
 
 def _blocks(backbone: nn.Module) -> Iterator[nn.Module]:
-    """Yields a backbone's layers in order, a stage of residual blocks as its blocks."""
+    """Yields the layers of a backbone in order, and the blocks of a stage one by one."""
     for layer in backbone.children():
         if type(layer) is nn.Sequential:
             yield from layer
@@ -81,15 +88,15 @@ def _blocks(backbone: nn.Module) -> Iterator[nn.Module]:
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Returns the contexts in which a block is computed for the first and for the second time."""
+    """Returns the contexts of the first and of the second computation of a block."""
     return nullcontext(), _statistics_kept(block)
 
 
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Keeps batch norm from counting images into its running statistics that it has counted already.
+    """Prevents batch norm from counting the same images twice in its running statistics.
 
-    It counts them into copies: without any statistics it would keep other tensors for its backward pass than before.
+    It updates copies: without any statistics, it would save other tensors for its backward pass than the first time.
     """
     norms = [layer for layer in block.modules() if isinstance(layer, nn.BatchNorm2d | nn.SyncBatchNorm)]
     kept = [dict(layer.named_buffers(recurse=False)) for layer in norms]
@@ -102,3 +109,36 @@ def _statistics_kept(block: nn.Module) -> Iterator[None]:
         for layer, buffers in zip(norms, kept, strict=True):
             for name, buffer in buffers.items():
                 setattr(layer, name, buffer)
+
+
+def _small_deeplab(num_classes: int) -> DeepLabV3:
+    """Returns a DeepLabV3 that a CPU trains in minutes: a narrow ResNet with one block per stage, and a narrow pyramid.
+
+    The height and width of its features are a quarter of those of the image.
+    """
+    pyramid, bottleneck = deeplab_parts()
+    channels = _STEM
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(3, _STEM, kernel_size=3, stride=2, padding=1, bias=False),
+        bn1=nn.BatchNorm2d(_STEM),
+        relu=nn.ReLU(),
+    )
+    for number, (inner, stride, dilation) in enumerate(_STAGES, start=1):
+        outer = inner * bottleneck.expansion
+        shortcut = nn.Sequential(
+            nn.Conv2d(channels, outer, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(outer)
+        )
+        layers[f"layer{number}"] = nn.Sequential(bottleneck(channels, inner, stride, shortcut, dilation=dilation))
+        channels = outer
+    head = nn.Sequential(
+        pyramid(channels, _RATES, _PYRAMID),
+        nn.Conv2d(_PYRAMID, _PYRAMID, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(_PYRAMID),
+        nn.ReLU(),
+        nn.Conv2d(_PYRAMID, num_classes, kernel_size=1),
+    )
+    net = DeepLabV3(nn.Sequential(layers), head)
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d) and layer.bias is None:
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return net

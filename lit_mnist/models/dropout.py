@@ -1,4 +1,4 @@
-"""Dropout whose masks are a function of (seed, micro-batch, layer, sample), not of a generator's state."""
+"""Dropout whose masks are a function of (seed, micro-batch, layer, sample) instead of the state of a generator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SeededDropout(nn.Module):
 
     Args:
         rate: Probability of dropping a value, from 0 to below 1.
-        layer: Number that tells this layer's masks from other layers'.
+        layer: A number that is different for each layer, so that the masks differ.
     """
 
     def __init__(self, rate: float, layer: int) -> None:
@@ -26,11 +26,11 @@ class SeededDropout(nn.Module):
         return f"rate={self.rate}, layer={self.layer}"
 
     def forward(self, x: torch.Tensor, draw: Draw | None) -> torch.Tensor:
-        """Drops values in training, and scales the others so that the mean stays.
+        """Drops values in training, and scales the others to keep the mean.
 
         Args:
             x: [samples of this rank, ...], floating point.
-            draw: Which random numbers to use; not needed in evaluation.
+            draw: The random numbers; not needed in evaluation.
 
         Raises:
             ValueError: No draw was given in training.
@@ -43,7 +43,7 @@ class SeededDropout(nn.Module):
         return x * keep.to(x.dtype) / (1 - self.rate)
 
     def kept(self, x: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Returns which values stay, bool of x's shape."""
+        """Returns a mask of the values to keep, bool of the shape of x."""
         seed = derived_seed(draw.seed, "dropout", draw.number, self.layer)
         generator = torch.Generator(device=x.device).manual_seed(seed)
         whole = torch.rand((draw.size, *x.shape[1:]), generator=generator, dtype=torch.float32, device=x.device)

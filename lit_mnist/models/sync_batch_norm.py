@@ -1,8 +1,8 @@
 """Batch norm over the samples of all ranks, on GPUs and CPUs.
 
-`torch.nn.SyncBatchNorm` refuses tensors on the CPU. This one computes the same function there: the ranks exchange their
-statistics in the forward pass, and two sums per channel in the backward pass. The result is that of `nn.BatchNorm2d` on
-the ranks' batches put together: output, gradients and running buffers.
+`torch.nn.SyncBatchNorm` does not accept tensors on the CPU. The class here computes the same function there: the ranks
+exchange their statistics in the forward pass, and two sums per channel in the backward pass. Output, gradients and
+running buffers are those of `nn.BatchNorm2d` on the concatenated batches of all ranks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from lit_mnist.distributed.peer_exchange import PeerExchange
+from lit_mnist.models._private import affine, affine_gradients, channel_statistics
 
 
 class PortableSyncBatchNorm(nn.BatchNorm2d):
-    """Batch norm (Ioffe and Szegedy, 2015) over all ranks' batches; parameters and buffers as `nn.BatchNorm2d`.
+    """Batch norm (Ioffe and Szegedy, 2015) over the batches of all ranks, with the parameters of `nn.BatchNorm2d`.
 
     Attributes:
         exchange: This rank's connections to the others, shared by all layers of a network.
@@ -28,11 +29,11 @@ class PortableSyncBatchNorm(nn.BatchNorm2d):
     exchange: PeerExchange
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises each channel.
+        """Normalizes each channel.
 
         Args:
-            x: [batch of this rank, channels, height, width]; in training every rank must take part, with a batch of
-                any size above 0.
+            x: [batch of this rank, channels, height, width]. In training, every rank must take part, with at least one
+                sample.
 
         Returns:
             A tensor of the same shape and dtype.
@@ -41,7 +42,7 @@ class PortableSyncBatchNorm(nn.BatchNorm2d):
             return super().forward(x)
         count, mean, variance = _global_statistics(x.detach(), self.exchange)
         self._update_running(count, mean, variance)
-        return _Normalise.apply(x, self.weight, self.bias, mean, variance, count, self.eps, self.exchange)
+        return _Normalize.apply(x, self.weight, self.bias, mean, variance, count, self.eps, self.exchange)
 
     @torch.no_grad()
     def _update_running(self, count: int, mean: torch.Tensor, variance: torch.Tensor) -> None:
@@ -57,15 +58,11 @@ class PortableSyncBatchNorm(nn.BatchNorm2d):
 def _global_statistics(x: torch.Tensor, exchange: PeerExchange) -> tuple[int, torch.Tensor, torch.Tensor]:
     """Returns count, mean and biased variance of each channel over all ranks.
 
-    Each rank sends its count, mean and sum of squared deviations; these are combined pairwise in rank order (Chan,
-    Golub and LeVeque, 1983), which neither cancels large means nor depends on which rank does it.
+    Each rank sends its count, mean and sum of squared deviations, which are combined pairwise in the order of the ranks
+    (Chan, Golub and LeVeque, 1983). This does not cancel large means, and gives the same result on every rank.
     """
     channels = x.shape[1]
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    # The fused kernel takes a tenth of the time of `torch.var_mean`. Its running statistics, which a momentum of 0
-    # leaves alone, are only given for their type: without them those of 16-bit images would have 16 bits.
-    unused = torch.zeros(channels, dtype=dtype), torch.ones(channels, dtype=dtype)
-    mean, variance = torch.batch_norm_update_stats(x, *unused, 0.0)
+    mean, variance = channel_statistics(x)
     count = x.numel() // channels
     gathered = exchange.all_gather(torch.cat([mean, variance * count, mean.new_tensor([count])]))
 
@@ -80,8 +77,8 @@ def _global_statistics(x: torch.Tensor, exchange: PeerExchange) -> tuple[int, to
     return total, mean, squares / total
 
 
-class _Normalise(torch.autograd.Function):
-    """Normalises with statistics of all ranks; its backward pass accounts for every sample's part in them."""
+class _Normalize(torch.autograd.Function):
+    """Normalizes with the statistics of all ranks; the backward pass accounts for the share of each sample in them."""
 
     @staticmethod
     def forward(
@@ -103,36 +100,27 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, variance = ctx.saved_tensors
-        # What the fused kernel gives for constant statistics is the sums that the statistics' own part needs.
-        _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-            grad, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
-        )
+        # The gradients for constant statistics are also the sums that the gradient through the statistics needs.
+        grad_weight, grad_bias = affine_gradients(grad, x, weight, mean, variance, ctx.eps)
         sums = ctx.exchange.all_reduce(torch.cat([grad_weight, grad_bias])).view(2, -1)
         scale = torch.rsqrt(variance + ctx.eps)
         slope = weight * scale * scale * sums[0] / ctx.count
         offset = weight * scale * sums[1] / ctx.count - slope * mean
-        # The two terms cancel where the gradient follows the input or the mean is large: 16 bits hold their difference,
-        # but not each of them.
+        # The two terms cancel if the gradient follows the input or the mean is large: 16 bits can represent their
+        # difference, but not each term.
         wide = torch.promote_types(x.dtype, torch.float32)
-        of_grad = _affine(grad.to(wide), weight * scale, -offset)
-        of_x = _affine(x.to(wide), -slope, torch.zeros_like(slope))
+        of_grad = affine(grad.to(wide), weight * scale, -offset)
+        of_x = affine(x.to(wide), -slope, torch.zeros_like(slope))
         return of_grad.add_(of_x).to(x.dtype), grad_weight, grad_bias, None, None, None, None, None
 
 
-def _affine(x: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """Returns slope * x + offset for each channel, in the one pass of the fused kernel."""
-    # Not by torch.nn.functional, which refuses an epsilon of 0 in some releases, 2.11 among them.
-    mean, variance = torch.zeros_like(slope), torch.ones_like(slope)
-    return torch.batch_norm(x, slope, offset, mean, variance, False, 0.0, 0.0, False)
-
-
 def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) -> nn.Module:
-    """Replaces every batch norm of a network by one over all ranks, sharing parameters and buffers; returns it.
+    """Replaces every batch norm of a network by one over all ranks with the same parameters, and returns the network.
 
     Args:
         net: The network.
-        device_type: `cuda`, for torch's own synchronised batch norm, or `cpu`, which that one refuses.
-        timeout: Seconds that a rank waits for the others on a CPU; on GPUs it is the process group's.
+        device_type: `cuda` for `torch.nn.SyncBatchNorm`, `cpu` for the class here.
+        timeout: Seconds that a rank waits for the others on a CPU. GPUs use the timeout of the process group.
     """
     if device_type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(net)
@@ -146,10 +134,10 @@ def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) ->
 
 
 def share_buffers(net: nn.Module) -> None:
-    """Gives every rank the buffers of rank 0; every rank must call it.
+    """Broadcasts the buffers of rank 0, which are the ones that are saved; every rank must call it.
 
-    Where batch norm is not synchronised, each rank's running statistics come from its own samples: an evaluation that
-    is to be one of one network needs those of one rank, and rank 0's are the ones that are saved.
+    Without synchronized batch norm, the running statistics of each rank come from its own samples. An evaluation must
+    use the same statistics on all ranks.
     """
     if dist.is_initialized() and dist.get_world_size() > 1:
         for buffer in net.buffers():
@@ -157,7 +145,7 @@ def share_buffers(net: nn.Module) -> None:
 
 
 def unsync_batch_norm(net: nn.Module) -> nn.Module:
-    """Undoes `sync_batch_norm` on a CPU, but for the connections, which close with the layers; returns the network."""
+    """Undoes `sync_batch_norm` on a CPU and returns the network. The connections close when the layers are deleted."""
     return _replace(net, PortableSyncBatchNorm, nn.BatchNorm2d)
 
 

@@ -1,61 +1,84 @@
-"""Predictions as a table: one CSV row per image, in the images' order."""
+"""Predictions of digits as a table with one row per image, and as lines on the terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import torch
+from typing import Any, NamedTuple
 
 from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.errors import InputError
-from lit_mnist.predict.doubts import NO_INK
+from lit_mnist.predict.uncertainty import NO_INK
+
+MAX_LINES = 20
 
 
-def write_table(
-    path: Path,
-    predicted: torch.Tensor,
-    probability: torch.Tensor,
-    labels: torch.Tensor | None = None,
-    files: Sequence[Path] | None = None,
-    notes: Sequence[str] | None = None,
-) -> None:
-    """Writes `index,label,predicted,probability`, and of a user's own images the columns `file` and `note`.
+class Answer(NamedTuple):
+    """The prediction for one image.
 
-    A reader sees the old table or the whole new one, never a part.
+    Attributes:
+        predicted: The predicted class.
+        probability: Its softmax probability.
+        label: The true class; None if it is not known.
+        file: The user's file; None for an image of a data set.
+        note: Why the prediction is uncertain; see `uncertainty`. With `NO_INK`, nothing is predicted.
+    """
 
-    Args:
-        path: The CSV file; its folder must exist.
-        predicted: The predicted classes, integers [N].
-        probability: The softmax probability of each predicted class, float [N]; written with 6 decimals.
-        labels: The true classes, integers [N]; None leaves the column empty.
-        files: Where each image comes from.
-        notes: What speaks against each prediction, see `doubts`; without ink, class and probability stay empty.
+    predicted: int
+    probability: float
+    label: int | None = None
+    file: Path | None = None
+    note: str = ""
+
+
+def write_table(path: Path, answers: Sequence[Answer]) -> None:
+    """Writes `index,label,predicted,probability`, and for a user's images also `file,note`.
 
     Raises:
-        ValueError: The lengths differ, or a probability is not within 0 and 1.
         InputError: The file cannot be written.
     """
-    count = len(predicted)
-    for column in (probability, labels, files, notes):
-        if column is not None and len(column) != count:
-            raise ValueError(f"{count} predictions, but a column of {len(column)}")
-    if not bool(((probability >= 0) & (probability <= 1)).all()):
-        raise ValueError("a probability is not within 0 and 1")
+    of_user = any(answer.file for answer in answers)
+    header = ["index", "label", "predicted", "probability", *(["file", "note"] if of_user else [])]
+    rows = []
+    for index, (predicted, probability, label, file, note) in enumerate(answers):
+        prediction = ["", ""] if note == NO_INK else [predicted, f"{probability:.6f}"]
+        rows.append([index, "" if label is None else label, *prediction, *([file, note] if of_user else [])])
+    write_csv(path, header, rows)
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV file atomically.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
     text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    own = {name: column for name, column in (("file", files), ("note", notes)) if column is not None}
-    table.writerow(["index", "label", "predicted", "probability", *own])
-    truth = [""] * count if labels is None else labels.tolist()
-    for index, (true, guess, share) in enumerate(zip(truth, predicted.tolist(), probability.tolist(), strict=True)):
-        nothing = notes is not None and notes[index] == NO_INK
-        answer = ["", ""] if nothing else [guess, f"{share:.6f}"]
-        table.writerow([index, true, *answer, *(str(column[index]) for column in own.values())])
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
     try:
         with atomic_file(path) as file:
-            # A file's name that is not UTF-8 reaches Python as lone surrogates and goes back to its own bytes.
+            # Python represents the bytes of a file name that is not UTF-8 as lone surrogates.
             file.write(text.getvalue().encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise InputError(f"{path}: the table cannot be written ({error.strerror or error})") from error
+
+
+def answer_lines(answers: Sequence[Answer], class_names: Sequence[str]) -> list[str]:
+    """Returns a line such as `one.png -> 7 (99.99 %)` per image, or for more than 20 images, how many are uncertain."""
+    if len(answers) > MAX_LINES:
+        noted = sum(bool(answer.note) for answer in answers)
+        return [f"uncertain {noted:,} of {len(answers):,} images: see their note in the table"] if noted else []
+    lines = []
+    for answer in answers:
+        # Rounded down: no prediction is certain.
+        percent = min(math.floor(answer.probability * 10_000), 9999) / 100
+        prediction = [] if answer.note == NO_INK else [f"{class_names[answer.predicted]} ({percent:.2f} %)"]
+        lines.append(f"{printable(answer.file or '')} -> {', '.join([*prediction, *filter(None, [answer.note])])}")
+    return lines
+
+
+def printable(name: str | Path) -> str:
+    """Returns a file name with unprintable characters in Python's notation."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(name))

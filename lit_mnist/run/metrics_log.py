@@ -13,8 +13,7 @@ from lit_mnist.run.folder import METRICS
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-COLUMNS = ("step", "epoch", "train_loss", "train_accuracy", "lr", "images_per_s", "val_loss", "val_accuracy")
-SEGMENTATION_COLUMNS = (*COLUMNS, "val_mean_iou")
+COLUMNS = ("step", "epoch", "train_loss", "train_accuracy", "lr", "images_per_s")
 Row = dict[str, float]
 
 

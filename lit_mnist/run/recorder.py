@@ -15,10 +15,9 @@ from lit_mnist.distributed.heartbeat import Heartbeat
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.experiment import SEGMENTATION_NAMES
 from lit_mnist.profiling.faults import inject
 from lit_mnist.profiling.trace import Trace
-from lit_mnist.run.metrics_log import COLUMNS, SEGMENTATION_COLUMNS, MetricsLog
+from lit_mnist.run.metrics_log import COLUMNS, MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.result import Trained
 from lit_mnist.run.timing import StepClock
@@ -52,7 +51,7 @@ class MetricsRecorder:
         self.heartbeat = Heartbeat(rank, net, step) if rank.world_size > 1 else None
         inject(job, rank, net, step)
         RANK_STATUS.begin_step(step + 1)
-        columns = SEGMENTATION_COLUMNS if job.experiment.data.name in SEGMENTATION_NAMES else COLUMNS
+        columns = (*COLUMNS, *job.experiment.data.task.metrics)
         self.history = MetricsLog(job.folder, step, columns) if rank.is_first else None
         self.display = ProgressDisplay(job.plan.total_steps, step) if rank.is_first else None
         if self.display:

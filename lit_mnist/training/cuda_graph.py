@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from lit_mnist.data.device import Batch
+from lit_mnist.data.batch import Batch
 
 # The first passes choose kernels and make what lives on: the GradScaler's scale, the libraries' handles.
 _WARM_UP = 3

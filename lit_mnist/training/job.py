@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_mnist.data.dataset import AnySplit, Dataset, SegmentationSplit
+from lit_mnist.data.dataset import AnySplit, Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.sampler import validation_split
 from lit_mnist.distributed.devices import Devices
@@ -105,14 +105,13 @@ class Job:
 
     def evaluation_batches(self, split: AnySplit, rank: Rank) -> EvaluationBatches:
         """Returns the batches of a split that a rank evaluates."""
-        # A image's own figures round otherwise beside others: alone, it is the same on any number of ranks.
-        alone = self.command == "predict" and isinstance(split, SegmentationSplit)
+        data = self.experiment.data
         return EvaluationBatches(
             split,
             rank=rank.rank,
             world_size=rank.world_size,
-            batch_size=1 if alone else self.experiment.data.evaluated_at_once,
-            settings=self.experiment.data,
+            batch_size=data.prediction_batch if self.command == "predict" else data.evaluation_batch,
+            settings=data,
             dtype=weight_dtype(self.precision),
             device=self.devices.of(rank),
         )

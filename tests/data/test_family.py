@@ -7,7 +7,6 @@ import hashlib
 import http.server
 import json
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -25,9 +24,11 @@ import torch
 from conftest import CHILD_ENV, TIMEOUT, as_nobody, assert_same, flipped
 from torchvision import datasets
 
-from lit_mnist.data.dataset import class_names, load_dataset
-from lit_mnist.data.digits import family, fetch
+from lit_mnist.data import _private, download
+from lit_mnist.data.dataset import Dataset, class_names, load_dataset
+from lit_mnist.data.digits import family
 from lit_mnist.errors import InputError
+from lit_mnist.experiment import DataSettings
 
 SIZES = (5, 3)
 CLASSES = {
@@ -37,6 +38,11 @@ CLASSES = {
     "emnist": datasets.EMNIST,
 }
 FASHION = [name for name, _ in datasets.FashionMNIST.resources]
+
+
+def load(name: str, root: Path | None = None, split: Any = "balanced") -> Dataset:
+    kind: Any = name
+    return load_dataset(DataSettings(name=kind, root=str(root) if root else None, emnist_split=split))
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -67,7 +73,7 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bytes]]:
         if name == "emnist":
             with tempfile.TemporaryFile() as file:
                 with zipfile.ZipFile(file, "w") as archive:
-                    for stem, content in zip(family._archives(name, split), contents, strict=True):
+                    for stem, content in zip(_private.digit_archives(name, split), contents, strict=True):
                         archive.writestr(f"gzip/{stem}.gz", gzip.compress(content))
                 file.seek(0)
                 packed = file.read()
@@ -101,7 +107,7 @@ def test_family_is_read_from_its_archives(
     first = int(split == "letters")
     folder = place(tmp_path, name, publish(name, split, first))
     before = sorted(tmp_path.rglob("*"))
-    data = load_dataset(name, tmp_path, split)
+    data = load(name, tmp_path, split or "balanced")
     assert data.source == f"{folder} (MD5 verified)"
     assert sorted(tmp_path.rglob("*")) == before  # neither a lock nor an extracted file
     digest = hashlib.sha256()
@@ -114,7 +120,7 @@ def test_family_is_read_from_its_archives(
         assert part.labels.tolist() == [0, 1, 2, 0, 1][:count]
         digest.update(upright.tobytes() + part.labels.numpy().tobytes())
     assert data.sha256 == digest.hexdigest()
-    assert data.class_names == class_names(name, split)
+    assert data.class_names == class_names(DataSettings(name=name, emnist_split=split or "balanced"))
 
     # The same folder serves torchvision's own class, which extracts; and what it extracted serves without archives.
     options = {"split": split} if name == "emnist" else {}
@@ -123,7 +129,7 @@ def test_family_is_read_from_its_archives(
     CLASSES[name](tmp_path, train=False, download=True, **options)
     for archive in [*folder.glob("*.gz"), *folder.glob("*.zip")]:
         archive.unlink()
-    again = load_dataset(name, tmp_path, split)
+    again = load(name, tmp_path, split or "balanced")
     assert again.source == f"{folder} (only the sizes of extracted files verified)"
     assert_same(again, data)
 
@@ -139,7 +145,7 @@ def test_damaged_archive_is_refused_even_beside_a_sound_extracted_file(
     with pytest.raises(
         InputError, match=f"{folder / name} is damaged: expected the MD5 [0-9a-f]{{32}}, found .*Delete"
     ):
-        load_dataset("kmnist", tmp_path)
+        load("kmnist", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +153,13 @@ def test_damaged_archive_is_refused_even_beside_a_sound_extracted_file(
     [
         (0, idx(np.zeros((4, 28, 28), np.uint8)), "found 3152 bytes"),
         (0, idx(np.zeros((6, 28, 28), np.uint8)), "found more than 3936 bytes"),
-        (0, idx(np.zeros((5, 14, 56), np.uint8)), r"found items of the shape \(5, 14, 56\)"),
-        (1, idx(np.zeros(5, np.uint8))[:7] + b"\x09" + bytes(5), r"found no idx file of the shape \(5,\)"),
-        (1, b"\0\0\x09\x01" + idx(np.zeros(5, np.uint8))[4:], r"found no idx file of the shape \(5,\)"),
+        (0, idx(np.zeros((5, 14, 56), np.uint8)), "found the header 00000803 00000005 0000000e 00000038 instead of"),
+        (
+            1,
+            idx(np.zeros(5, np.uint8))[:7] + b"\x09" + bytes(5),
+            "found the header 00000801 00000009 instead of 00000801 00000005",
+        ),
+        (1, b"\0\0\x09\x01" + idx(np.zeros(5, np.uint8))[4:], "found the header 00000901 00000005 instead of"),
         (1, idx(np.full(5, 10, np.uint8)), "expected 10 classes from 0, found labels from 10 to 10"),
     ],
 )
@@ -160,21 +170,21 @@ def test_damaged_extracted_files_are_refused(
     files[Path(FASHION[position]).stem] = content
     place(tmp_path, "fashion_mnist", files)
     with pytest.raises(InputError, match=found):
-        load_dataset("fashion_mnist", tmp_path)
+        load("fashion_mnist", tmp_path)
 
 
 def test_table_of_another_type_is_refused(tmp_path: Path, publish: Callable[..., dict[str, bytes]]) -> None:
     files = {Path(name).stem: gzip.decompress(packed) for name, packed in publish("qmnist").items()}
     files["qmnist-test-labels-idx2-int"] = idx(np.zeros((3, 8), np.float32))
     place(tmp_path, "qmnist", files)
-    with pytest.raises(InputError, match=r"found items of the shape \(3, 8\) and type torch.float32"):
-        load_dataset("qmnist", tmp_path)
+    with pytest.raises(InputError, match="found the header 00000d02 00000003 00000008 instead of 00000c02"):
+        load("qmnist", tmp_path)
 
 
 def test_emnist_letters_that_start_at_0_are_refused(tmp_path: Path, publish: Callable[..., dict[str, bytes]]) -> None:
     place(tmp_path, "emnist", publish("emnist", "letters", first=0))
     with pytest.raises(InputError, match="expected 26 classes from 0, found labels from -1 to 1"):
-        load_dataset("emnist", tmp_path, "letters")
+        load("emnist", tmp_path, "letters")
 
 
 class Mirror(http.server.HTTPServer):
@@ -200,8 +210,6 @@ class MirrorHandler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if self.headers.get("Method") == "HEAD":  # torchvision's way to ask for redirections
-            return
         self.server.requested.append(self.path[1:])
         self.wfile.write(content[: len(content) // 2])
         self.server.started.set()
@@ -232,13 +240,14 @@ LOADER = """
 import json, sys, threading
 from pathlib import Path
 from torchvision import datasets
-from lit_mnist.data import family
 from lit_mnist.data.dataset import load_dataset
+from lit_mnist.data.digits import family
+from lit_mnist.experiment import DataSettings
 root, address, resources, counts = sys.argv[1:]
 datasets.FashionMNIST.mirrors = [address]
 datasets.FashionMNIST.resources = json.loads(resources)
 family.COUNTS["fashion_mnist"] = tuple(json.loads(counts))
-print(load_dataset("fashion_mnist", Path(root)).sha256, threading.active_count())
+print(load_dataset(DataSettings(name="fashion_mnist", root=root)).sha256, threading.active_count())
 """
 
 
@@ -271,9 +280,10 @@ def test_two_processes_download_once_and_keep_no_thread(tmp_path: Path, mirror: 
         mirror.go_on.set()
         outputs = [process.communicate(timeout=TIMEOUT) for process in (first, second)]
         assert [first.returncode, second.returncode] == [0, 0], outputs
-    assert outputs[0][0] == outputs[1][0] == f"{load_dataset('fashion_mnist', tmp_path).sha256} 1\n"
+    assert outputs[0][0] == outputs[1][0] == f"{load('fashion_mnist', tmp_path).sha256} 1\n"
     assert mirror.requested == FASHION
-    assert "Waiting" not in outputs[0][1] + outputs[1][1]  # the second one said so once, before
+    # The second process has printed its message once, before.
+    assert "Waiting" not in outputs[0][1] + outputs[1][1]
 
 
 @contextmanager
@@ -294,16 +304,16 @@ def test_killed_download_leaves_nothing_that_is_taken_for_whole(tmp_path: Path, 
         process.wait(TIMEOUT)
     assert [path.name for path in folder.iterdir()] == [".partial"]
     mirror.go_on.set()
-    data = load_dataset("fashion_mnist", tmp_path)
+    data = load("fashion_mnist", tmp_path)
     assert np.array_equal(data.train.images.numpy(), small_split("fashion_mnist", SIZES[0], 0)[0])
     assert sorted(path.name for path in folder.iterdir()) == sorted(FASHION)
 
 
 def test_next_load_needs_no_network(tmp_path: Path, mirror: Mirror) -> None:
     mirror.go_on.set()
-    data = load_dataset("fashion_mnist", tmp_path)
+    data = load("fashion_mnist", tmp_path)
     mirror.files.clear()
-    assert_same(load_dataset("fashion_mnist", tmp_path), data)
+    assert_same(load("fashion_mnist", tmp_path), data)
     assert mirror.requested == FASHION
 
 
@@ -311,19 +321,18 @@ def test_wrong_download_is_refused_and_not_kept(tmp_path: Path, mirror: Mirror) 
     mirror.go_on.set()
     sound = mirror.files[FASHION[1]]
     mirror.files[FASHION[1]] = b"<html>Please log in</html>"
-    with pytest.raises(InputError, match=f"{FASHION[1]} could not be fetched .*{mirror.address}.*corrupted"):
-        load_dataset("fashion_mnist", tmp_path)
+    with pytest.raises(InputError, match=f"{FASHION[1]} could not be fetched .*{mirror.address}.*is damaged"):
+        load("fashion_mnist", tmp_path)
     assert [path.name for path in (tmp_path / "FashionMNIST" / "raw").iterdir()] == [FASHION[0]]
     mirror.files[FASHION[1]] = sound
-    assert load_dataset("fashion_mnist", tmp_path).source.endswith("(MD5 verified)")
+    assert load("fashion_mnist", tmp_path).source.endswith("(MD5 verified)")
     assert mirror.requested.count(FASHION[0]) == 1
 
 
 def test_silent_network_is_given_up(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "NETWORK_TIMEOUT", 0.2)
+    monkeypatch.setattr(download, "NETWORK_TIMEOUT", 0.2)
     with pytest.raises(InputError, match=f"{FASHION[0]} could not be fetched .*timed out"):
-        load_dataset("fashion_mnist", tmp_path)
-    assert socket.getdefaulttimeout() is None
+        load("fashion_mnist", tmp_path)
 
 
 def test_without_network_the_way_by_hand_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +342,7 @@ def test_without_network_the_way_by_hand_is_told(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "lit_mnist" / "KMNIST" / "raw"
     with pytest.raises(InputError) as refused:
-        load_dataset("kmnist", None)
+        load("kmnist", None)
     message = str(refused.value)
     assert message.startswith("train-images-idx3-ubyte.gz could not be fetched (http://kmnist.invalid/train-images")
     assert f"put them, as they are, into {folder}:" in message
@@ -347,13 +356,13 @@ def test_place_that_cannot_be_written_is_named(open_folder: Path, publish: Calla
     files = publish("fashion_mnist")
     open_folder.chmod(0o555)
     with as_nobody(), pytest.raises(InputError, match=f"cannot be kept in {open_folder}.*data.root"):
-        load_dataset("fashion_mnist", open_folder)
+        load("fashion_mnist", open_folder)
     open_folder.chmod(0o755)
     in_the_way = open_folder / "file"
     in_the_way.write_text("")
     with pytest.raises(InputError, match=f"cannot be kept in {in_the_way}.*data.root"):
-        load_dataset("fashion_mnist", in_the_way)
+        load("fashion_mnist", in_the_way)
     # What is there already needs no permission to write.
     folder = place(open_folder, "fashion_mnist", files)
     with as_nobody():
-        assert load_dataset("fashion_mnist", open_folder).source.startswith(str(folder))
+        assert load("fashion_mnist", open_folder).source.startswith(str(folder))

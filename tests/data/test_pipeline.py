@@ -18,8 +18,8 @@ from faults.conftest import end_of, errors_of, step_of
 
 from lit_mnist.cli.parser import parse
 from lit_mnist.data.dataset import Dataset
+from lit_mnist.data.digits.split import Samples
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
-from lit_mnist.data.per_sample import Samples
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.training.job import Splits, plan_for, split_dataset

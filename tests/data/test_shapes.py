@@ -12,9 +12,8 @@ import pytest
 from conftest import forked, wait_for
 from PIL import Image
 
-from lit_mnist.data.dataset import Dataset, SegmentationSplit, class_names, dataset_of
+from lit_mnist.data.dataset import IGNORED, Dataset, SegmentationSplit, class_names, load_dataset
 from lit_mnist.data.segmentation import shapes_folder
-from lit_mnist.data.segmentation.images import IGNORED
 from lit_mnist.data.segmentation.shapes import make_image
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
@@ -37,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def load() -> Dataset:
-    return dataset_of(DataSettings(name="shapes"))
+    return load_dataset(DataSettings(name="shapes"))
 
 
 def ended(child: int) -> int:
@@ -65,7 +64,7 @@ def test_scenes_show_every_class_within_a_border_of_one_pixel() -> None:
         for one, other in ((mask[1:], mask[:-1]), (mask[:, 1:], mask[:, :-1])):
             assert ((one == other) | (one == IGNORED) | (other == IGNORED)).all()
     shares = counts / counts.sum()
-    assert counts[len(class_names("shapes")) : IGNORED].sum() == 0
+    assert counts[len(class_names(DataSettings(name="shapes"))) : IGNORED].sum() == 0
     assert (shares[:7] > 0.015).all()
     assert 0.5 < shares[0] < 0.8
     assert 0.02 < shares[IGNORED] < 0.1
@@ -87,7 +86,7 @@ def test_the_set_is_made_once_and_read_as_voc(cache: Path, capsys: pytest.Captur
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == made
     assert sorted(path.name for path in cache.iterdir()) == [".download.lock", "checked", shapes_folder.NAME]
     # The same set, elsewhere, has the same digest.
-    assert dataset_of(DataSettings(name="shapes", root=str(cache / "other"))).sha256 == first.sha256
+    assert load_dataset(DataSettings(name="shapes", root=str(cache / "other"))).sha256 == first.sha256
     assert capsys.readouterr().err == ""
 
 
@@ -122,7 +121,9 @@ def test_a_process_that_comes_second_waits_and_makes_nothing(gate: Path, cache: 
         wait_for((cache / f".{shapes_folder.NAME}.partial").exists, 60)
         with forked(lambda: 0 if len(load().train) == 40 else 1, tmp_path / "second") as second:
             said = tmp_path / "second" / "stderr.txt"
-            wait_for(lambda: said.exists() and "Waiting for another process to make the shapes" in said.read_text(), 60)
+            wait_for(
+                lambda: said.exists() and "Waiting for another process to generate the shapes" in said.read_text(), 60
+            )
             gate.touch()
             assert [ended(child) for child in (first, second)] == [0, 0]
     assert len(list((cache / shapes_folder.NAME / "JPEGImages").iterdir())) == 52
@@ -133,7 +134,7 @@ def test_a_damaged_file_is_refused_with_the_way_out(cache: Path) -> None:
     load()
     path = cache / shapes_folder.NAME / "SegmentationClass" / "000003.png"
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(InputError, match=r"000003\.png.*Delete .*shapes-1 to have the shapes made again"):
+    with pytest.raises(InputError, match=r"000003\.png.*Delete .*shapes-1 to have the shapes generated again"):
         load()
 
 
@@ -142,11 +143,11 @@ def test_a_file_exchanged_for_another_sound_one_is_seen(cache: Path) -> None:
     load()
     images = cache / shapes_folder.NAME / "JPEGImages"
     (images / "000003.jpg").write_bytes((images / "000004.jpg").read_bytes())
-    with pytest.raises(InputError, match="are not the shapes that were made here"):
+    with pytest.raises(InputError, match="are not the generated shapes"):
         load()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"The shapes cannot be kept in .*file.*data\.root"):
-        dataset_of(DataSettings(name="shapes", root=str(tmp_path / "file")))
+    with pytest.raises(InputError, match=r"The data cannot be kept in .*file.*data\.root"):
+        load_dataset(DataSettings(name="shapes", root=str(tmp_path / "file")))

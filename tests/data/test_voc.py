@@ -20,12 +20,12 @@ from processes import refused
 from torchvision.datasets import VOCSegmentation
 from voc_folder import ONLY_BORDER, write_voc
 
-from lit_mnist.data.dataset import IGNORED, Dataset, class_names, dataset_of
+from lit_mnist.data.dataset import IGNORED, Dataset, class_names, load_dataset
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
-from lit_mnist.data.segmentation import voc
-from lit_mnist.data.segmentation.augmentation import random_crop
-from lit_mnist.data.segmentation.images import MEAN, STD, SegmentationSplit, read_image, read_mask
-from lit_mnist.data.segmentation.voc import LISTS, MASKS, PICTURES
+from lit_mnist.data.segmentation import verification
+from lit_mnist.data.segmentation.augmentation import MEAN, STD, random_crop
+from lit_mnist.data.segmentation.split import SegmentationSplit, read_image, read_mask
+from lit_mnist.data.segmentation.voc import IMAGES, LISTS, MASKS
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.experiment.plan import make_plan
@@ -61,14 +61,14 @@ def images_of(dataset: Dataset) -> tuple[SegmentationSplit, SegmentationSplit]:
 def train_batches(root: Path, *, first: int = 0, epoch: int = 0, rank: int = 0, **changes: object) -> list[Batch]:
     data = settings_of(root, batch_size=4, augment="crop", val_size=0, **changes)
     experiment = Experiment(data=data).replace("trainer", max_epochs=3)
-    split = dataset_of(data).train
+    split = load_dataset(data).train
     plan = make_plan(experiment, 2, len(split))
     return list(TrainBatches(split, plan=plan, settings=data, seed=42, epoch=epoch, rank=rank, first=first))
 
 
 def test_scenes_are_those_that_torchvision_reads(folder: Path, tmp_path: Path) -> None:
-    dataset = dataset_of(settings_of(tmp_path))
-    assert dataset.class_names == class_names("voc2012")
+    dataset = load_dataset(settings_of(tmp_path))
+    assert dataset.class_names == class_names(DataSettings(name="voc2012"))
     assert dataset.num_classes == 21
     for scenes, split in zip(images_of(dataset), ("train", "val"), strict=True):
         known = VOCSegmentation(str(tmp_path), year="2012", image_set=split)
@@ -80,14 +80,14 @@ def test_scenes_are_those_that_torchvision_reads(folder: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("place", [".", "VOCdevkit", "VOCdevkit/VOC2012"])
 def test_the_folder_is_found_from_above(folder: Path, tmp_path: Path, place: str) -> None:
-    train, test = images_of(dataset_of(settings_of(tmp_path / place)))
+    train, test = images_of(load_dataset(settings_of(tmp_path / place)))
     assert (len(train), len(test)) == (16, 6)
-    assert train.images[0].resolve() == (folder / PICTURES / "2007_000000.jpg").resolve()
+    assert train.images[0].resolve() == (folder / IMAGES / "2007_000000.jpg").resolve()
 
 
 def test_batches_hold_whole_images_brought_to_one_size(folder: Path, tmp_path: Path) -> None:
     data = settings_of(tmp_path)
-    split = dataset_of(data).test
+    split = load_dataset(data).test
     batches = EvaluationBatches(split, rank=1, world_size=2, batch_size=2, settings=data, dtype=torch.float64)
     first = next(iter(batches))
     assert first.images.shape == (2, 3, SIDE, SIDE)
@@ -146,7 +146,7 @@ def test_a_crop_scales_mirrors_and_ignores_its_margin() -> None:
 @pytest.mark.parametrize(("border", "found"), [("ignore", IGNORED), ("class", 21)])
 def test_the_border_is_ignored_or_a_class_of_its_own(folder: Path, tmp_path: Path, border: str, found: int) -> None:
     data = settings_of(tmp_path, border=border)
-    dataset = dataset_of(data)
+    dataset = load_dataset(data)
     assert dataset.num_classes == (22 if border == "class" else 21)
     train, _ = images_of(dataset)
     only_border = train.take(np.array([ONLY_BORDER]))
@@ -173,31 +173,31 @@ def saved(image: Image.Image, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-PICTURE, MASK = PICTURES / "2007_000000.jpg", MASKS / "2007_000000.png"
+IMAGE, MASK = IMAGES / "2007_000000.jpg", MASKS / "2007_000000.png"
 # What is written over a file, given its content; None removes it. Then what the message says beside the file's name.
 DAMAGES: dict[str, tuple[Path, Callable[[bytes], bytes] | None, str]] = {
-    "no image": (PICTURE, None, "the image that train.txt names cannot be found"),
+    "no image": (IMAGE, None, "the image that train.txt names cannot be found"),
     "no mask": (MASK, None, "the mask that train.txt names cannot be found"),
-    "a cut JPEG": (PICTURE, lambda content: content[: len(content) // 2], "damaged"),
-    "an empty JPEG": (PICTURE, lambda _: b"", "empty"),
-    "no JPEG": (PICTURE, lambda _: saved(Image.new("RGB", (61, 47)), "PNG"), "not a image in a known format"),
+    "a cut JPEG": (IMAGE, lambda content: content[: len(content) // 2], "damaged"),
+    "an empty JPEG": (IMAGE, lambda _: b"", "empty"),
+    "no JPEG": (IMAGE, lambda _: saved(Image.new("RGB", (61, 47)), "PNG"), "not an image in a known format"),
     "a cut PNG": (MASK, lambda content: content[: len(content) // 2], "damaged"),
     "a flipped bit": (MASK, lambda content: content[:-20] + bytes([content[-20] ^ 1]) + content[-19:], "damaged"),
     "class 30": (MASK, lambda _: saved(Image.new("L", (61, 47), 30), "PNG"), "2867 pixels are of class 30"),
     "class 21": (MASK, lambda _: saved(Image.new("L", (61, 47), 21), "PNG"), "the classes are 0 to 20, and 255"),
-    "a mask in colours": (MASK, lambda _: saved(Image.new("RGB", (61, 47)), "PNG"), "no mask, but a PNG of RGB"),
-    "a mask of 4 bits of grey": (MASK, lambda _: png(4, 0), "no mask, but a PNG of L values with 4 bits"),
+    "a mask in colours": (MASK, lambda _: saved(Image.new("RGB", (61, 47)), "PNG"), "not a mask, but a PNG of RGB"),
+    "a mask of 4 bits of grey": (MASK, lambda _: png(4, 0), "not a mask, but a PNG of L values with 4 bits"),
     "a mask of 16 bits": (MASK, lambda _: png(16, 0), "16 bits"),
-    "a JPEG as mask": (MASK, lambda _: saved(Image.new("L", (61, 47)), "JPEG"), "not a image in a known format"),
+    "a JPEG as mask": (MASK, lambda _: saved(Image.new("L", (61, 47)), "JPEG"), "not an image in a known format"),
     "another size": (MASK, lambda _: saved(Image.new("L", (47, 61)), "PNG"), "has 47 x 61 pixels"),
     "a bomb": (MASK, lambda _: png(8, 0, 50_000, 50_000), "megapixels"),
     "a smaller bomb": (MASK, lambda _: png(8, 0, 10_000, 6_000), "megapixels"),
-    "a way out": (LISTS / "train.txt", lambda content: content + b"../../secret\n", "'../../secret' is no name"),
-    "a place": (LISTS / "val.txt", lambda content: content + b"/etc/passwd\n", "'/etc/passwd' is no name"),
+    "a way out": (LISTS / "train.txt", lambda content: content + b"../../secret\n", "'../../secret' is not a name"),
+    "a place": (LISTS / "val.txt", lambda content: content + b"/etc/passwd\n", "'/etc/passwd' is not a name"),
     "a name twice": (LISTS / "train.txt", lambda content: content + b"2007_000001\n", "names 2007_000001 twice"),
-    "an empty list": (LISTS / "val.txt", lambda _: b"\n", "names no scene"),
+    "an empty list": (LISTS / "val.txt", lambda _: b"\n", "names no image"),
     "no list": (LISTS / "val.txt", None, "cannot be read"),
-    "a list that is no text": (LISTS / "val.txt", lambda _: b"\xff\xfe", "no text"),
+    "a list that is no text": (LISTS / "val.txt", lambda _: b"\xff\xfe", "not text"),
 }
 
 
@@ -210,22 +210,22 @@ def test_every_damage_is_refused_by_name(folder: Path, tmp_path: Path, name: str
     else:
         path.write_bytes(change(path.read_bytes()))
     with pytest.raises(InputError) as caught:
-        dataset_of(settings_of(tmp_path))
+        load_dataset(settings_of(tmp_path))
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_pipe_is_no_image(folder: Path, tmp_path: Path) -> None:
-    (folder / PICTURE).unlink()
-    os.mkfifo(folder / PICTURE)
-    with pytest.raises(InputError, match="no image, but no file"):
-        dataset_of(settings_of(tmp_path))
+    (folder / IMAGE).unlink()
+    os.mkfifo(folder / IMAGE)
+    with pytest.raises(InputError, match="the image is not a regular file"):
+        load_dataset(settings_of(tmp_path))
 
 
 def test_where_nothing_is_the_place_for_the_files_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"VOCdevkit/VOC2012.*JPEGImages.*data\.root.*--data\.download true"):
-        dataset_of(settings_of(tmp_path))
+        load_dataset(settings_of(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["no mask", "class 30"])
@@ -250,25 +250,25 @@ def test_what_was_found_sound_is_read_again_only_where_it_has_changed(
         checked.append(image)
         sound(image, mask, num_classes)
 
-    sound = voc.check_image
-    monkeypatch.setattr(voc, "check_image", check)
-    first = dataset_of(settings_of(tmp_path)).sha256
+    sound = verification.check_image
+    monkeypatch.setattr(verification, "check_image", check)
+    first = load_dataset(settings_of(tmp_path)).sha256
     assert len(checked) == 22
-    assert dataset_of(settings_of(tmp_path)).sha256 == first
+    assert load_dataset(settings_of(tmp_path)).sha256 == first
     assert len(checked) == 22
     # The same folder, reached on another way, at another place, has the same digest.
-    assert dataset_of(settings_of(folder)).sha256 == first
+    assert load_dataset(settings_of(folder)).sha256 == first
     assert len(checked) == 22
     moved = tmp_path / "moved"
     shutil.copytree(folder, moved / "VOC2012")
-    assert dataset_of(settings_of(moved)).sha256 == first
+    assert load_dataset(settings_of(moved)).sha256 == first
     assert len(checked) == 44
     for memory in (cache / "checked").glob("*.json"):
         memory.write_text('{"stamp": 3}')
-    assert dataset_of(settings_of(tmp_path)).sha256 == first
+    assert load_dataset(settings_of(tmp_path)).sha256 == first
     assert len(checked) == 66
     Image.new("L", (61, 47), 3).save(folder / MASK)
-    assert dataset_of(settings_of(tmp_path)).sha256 != first
+    assert load_dataset(settings_of(tmp_path)).sha256 != first
     assert len(checked) == 88
 
 
@@ -278,9 +278,9 @@ def test_without_a_cache_each_start_checks_and_says_so(
     write_voc(open_folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(open_folder / "cache"))
     with as_nobody():
-        found = dataset_of(settings_of(open_folder)).sha256
-    assert "cannot be remembered" in capsys.readouterr().err
-    assert dataset_of(settings_of(open_folder)).sha256 == found
+        found = load_dataset(settings_of(open_folder)).sha256
+    assert "cannot be recorded" in capsys.readouterr().err
+    assert load_dataset(settings_of(open_folder)).sha256 == found
 
 
 def test_odd_images_train_on_two_ranks_and_resume_exactly_with_workers(
@@ -306,11 +306,11 @@ def test_odd_images_train_on_two_ranks_and_resume_exactly_with_workers(
 def test_a_file_that_turns_bad_ends_the_run_with_one_message(
     folder: Path, tmp_path: Path, program: Program, engine: str, workers: int
 ) -> None:
-    dataset_of(settings_of(tmp_path))
-    path = folder / PICTURE
+    load_dataset(settings_of(tmp_path))
+    path = folder / IMAGE
     # Size and time stay, so that it was found sound before, as a disk's own fault would leave it.
     found = path.stat()
     path.write_bytes(b"\0" * found.st_size)
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
     run = ("--data.root", tmp_path, "--data.workers", workers, "--run-dir", tmp_path / "run")
-    refused(program(*SMALL, *run, engine=engine), str(path), "not a image in a known format (JPEG)")
+    refused(program(*SMALL, *run, engine=engine), str(path), "not an image in a known format (JPEG)")

@@ -17,7 +17,7 @@ from test_family import Mirror
 from torchvision.datasets import voc as published
 from voc_folder import write_voc
 
-from lit_mnist.data.dataset import Dataset, dataset_of
+from lit_mnist.data.dataset import Dataset, load_dataset
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 
@@ -68,7 +68,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, address: str, archive: bytes) -> No
 
 
 def load(root: Path, *, download: bool = True) -> Dataset:
-    return dataset_of(DataSettings(name="voc2012", root=str(root), download=download))
+    return load_dataset(DataSettings(name="voc2012", root=str(root), download=download))
 
 
 def test_it_is_fetched_only_when_asked_for_and_only_once(tmp_path: Path, mirror: Mirror) -> None:
@@ -129,4 +129,4 @@ def test_without_network_the_way_by_hand_is_told(tmp_path: Path, monkeypatch: py
         load(tmp_path)
     message = str(refused.value)
     assert message.startswith(f"{NAME} could not be fetched (http://voc.invalid/{NAME}")
-    assert message.endswith(f"put it, as it is, into {tmp_path}:\n  http://voc.invalid/{NAME}")
+    assert message.endswith(f"put them, as they are, into {tmp_path}:\n  http://voc.invalid/{NAME}")

@@ -32,7 +32,7 @@ def test_the_table_is_the_same_for_any_number_of_ranks(trained: Path, shared_pro
         with Image.open(folder / "predictions.png") as image:
             assert image.format == "PNG"
             assert min(image.size) > 500
-    labels = load_dataset("mnist", None).test.labels[:1001].tolist()
+    labels = load_dataset().test.labels[:1001].tolist()
     for table in tables:
         assert list(table[0]) == ["index", "label", "predicted", "probability"]
         assert [int(row["index"]) for row in table] == list(range(1001))
@@ -46,7 +46,7 @@ def test_the_table_is_the_same_for_any_number_of_ranks(trained: Path, shared_pro
 def test_the_user_s_own_images_are_read_by_several_ranks(trained: Path, shared_program: Program) -> None:
     folder = shared_program.folder / "digits"
     (folder / "deep").mkdir(parents=True)
-    test = load_dataset("mnist", None).test
+    test = load_dataset().test
     for index in range(12):
         ink = Image.fromarray(255 - test.images[index].numpy()).resize((140, 140), Image.Resampling.BICUBIC)
         ink.save(folder / ("deep" if index % 2 else ".") / f"{index:02}.jpg", quality=80)
@@ -61,7 +61,7 @@ def test_the_user_s_own_images_are_read_by_several_ranks(trained: Path, shared_p
 
 
 def test_the_answer_for_an_image_is_printed_and_what_is_no_digit_is_marked(trained: Path, program: Program) -> None:
-    test = load_dataset("mnist", None).test.images.numpy()
+    test = load_dataset().test.images.numpy()
     white, own = np.full((90, 120), 255, np.uint8), program.folder / "own"
     own.mkdir()
     two = white.copy()

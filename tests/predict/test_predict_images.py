@@ -26,15 +26,14 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
 import lit_mnist
-from lit_mnist.data.digits.idx import Split
+from lit_mnist.data.digits.split import Split
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
-from lit_mnist.predict.answers import answers
-from lit_mnist.predict.doubts import NO_INK, doubts
 from lit_mnist.predict.grid import draw_grid
-from lit_mnist.predict.images import find_images, read_digits
-from lit_mnist.predict.masks import user_images
-from lit_mnist.predict.table import write_table
+from lit_mnist.predict.segmentation import load_user_images
+from lit_mnist.predict.table import Answer, answer_lines, write_table
+from lit_mnist.predict.uncertainty import NO_INK, uncertainty
+from lit_mnist.predict.user_images import find_images, read_digits
 
 Array = npt.NDArray[Any]
 DATA = Path(lit_mnist.__file__).parent / "data" / "digits" / "files"
@@ -164,7 +163,7 @@ def test_what_is_no_digit_is_marked_and_digits_are_not(
     random = np.random.default_rng(3)
 
     def marked(read: torch.Tensor) -> float:
-        notes = doubts(read, *predict(read), training)
+        notes = uncertainty(read, *predict(read), training)
         assert [note == NO_INK for note in notes] == (read.flatten(1).amax(dim=1) == 0).tolist()
         return sum(map(bool, notes)) / len(notes)
 
@@ -372,8 +371,8 @@ def test_a_truncated_image_is_refused(tmp_path: Path, digits: torch.Tensor, suff
     ("content", "message"),
     [
         (b"", "empty"),
-        (b"0123456789 this is no image", "not a image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a image"),
+        (b"0123456789 this is no image", "not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
         (png_of(8000, 6251), "50 megapixels"),
         (png_of(10_000, 10_000), "50 megapixels"),
         (png_of(100_000, 100_000), "50 megapixels"),
@@ -425,11 +424,11 @@ def test_one_message_names_all_images_that_cannot_be_read(tmp_path: Path, digits
     problems = (
         "1.png: damaged",
         "2.jpg: the file is empty",
-        "3.gif: not a image",
+        "3.gif: not an image",
         "4.png: no such",
         "5.png: neither",
     )
-    for read in (read_digits, lambda files: user_images(files, DataSettings(name="shapes"))):
+    for read in (read_digits, lambda files: load_user_images(files, DataSettings(name="shapes"))):
         with pytest.raises(InputError, match=r"^5 of 6 images cannot be read: ") as caught:
             read(find_images([tmp_path]))
         assert all(problem in str(caught.value) for problem in problems), caught.value
@@ -506,7 +505,7 @@ def test_what_may_not_be_read_or_written_is_refused(tmp_path: Path, monkeypatch:
         with pytest.raises(InputError, match=r"^file/a\.png: no permission"):
             read_digits([Path("file/a.png")])
         with pytest.raises(InputError, match=r"^open/t\.csv: the table cannot be written"):
-            write_table(Path("open/t.csv"), torch.tensor([1]), torch.tensor([0.5]))
+            write_table(Path("open/t.csv"), [Answer(1, 0.5)])
     for name in ("closed", "open/below"):
         Path(name).chmod(0o755)
 
@@ -514,7 +513,7 @@ def test_what_may_not_be_read_or_written_is_refused(tmp_path: Path, monkeypatch:
 def test_the_table_of_a_labelled_set(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("older")
-    write_table(path, torch.tensor([7, 2, 1]), torch.tensor([1.0, 0.1234567, 0.5]), torch.tensor([7, 3, 1]))
+    write_table(path, [Answer(7, 1.0, 7), Answer(2, 0.1234567, 3), Answer(1, 0.5, 1)])
     assert path.read_bytes() == b"index,label,predicted,probability\n0,7,7,1.000000\n1,3,2,0.123457\n2,1,1,0.500000\n"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -523,7 +522,8 @@ def test_the_table_of_own_images(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     files = [Path('a,"b".png'), Path("two\nlines.png"), Path(os.fsdecode(b"caf\xe9.png"))]
     notes = ["", "uncertain: probability below 70 %", NO_INK]
-    write_table(path, torch.tensor([7, 2, 1]), torch.tensor([0.9, 0.6, 0.8]), files=files, notes=notes)
+    predictions = zip((7, 2, 1), (0.9, 0.6, 0.8), files, notes, strict=True)
+    write_table(path, [Answer(predicted, share, None, file, note) for predicted, share, file, note in predictions])
     with path.open(newline="", errors="surrogateescape") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["index", "label", "predicted", "probability", "file", "note"]
@@ -540,33 +540,25 @@ def test_a_line_tells_the_answer_of_each_of_a_few_images() -> None:
     files = [Path("one.png"), Path("my/two\n.png"), Path(os.fsdecode(b"\x1b[31mcaf\xe9.png")), Path("four.png")]
     notes = ["", "uncertain: unlike the training images", NO_INK, ""]
     names = ["T-shirt", "Sandal"]
-    assert answers(files, [0, 1, 1, 1], [0.99994, 0.5, 0.9, 1.0], notes, names) == [
+    predictions = zip((0, 1, 1, 1), (0.99994, 0.5, 0.9, 1.0), files, notes, strict=True)
+    answers = [Answer(predicted, share, None, file, note) for predicted, share, file, note in predictions]
+    assert answer_lines(answers, names) == [
         "one.png -> T-shirt (99.99 %)",
         "my/two\\n.png -> Sandal (50.00 %), uncertain: unlike the training images",
         "\\x1b[31mcaf\\udce9.png -> no ink",
         "four.png -> Sandal (99.99 %)",
     ]
-    many = 6 * files[:4]
-    assert answers(many, 24 * [0], 24 * [0.9], 6 * notes, names) == [
-        "uncertain 12 of 24 images: see their note in the table"
-    ]
-    assert answers(many, 24 * [0], 24 * [0.9], 24 * [""], names) == []
+    assert answer_lines(6 * answers, names) == ["uncertain 12 of 24 images: see their note in the table"]
+    assert answer_lines(24 * answers[:1], names) == []
 
 
-def test_a_table_that_does_not_fit_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text("older")
-    one, two = torch.tensor([1]), torch.tensor([1, 2])
-    wrong_lengths: list[Any] = [(torch.tensor([0.5, 0.5]),), (one / 2, two), (one / 2, one, [])]
-    for columns in wrong_lengths:
-        with pytest.raises(ValueError, match="a column of"):
-            write_table(path, one, *columns)
-    for wrong in (float("nan"), 1.5, -0.1):
-        with pytest.raises(ValueError, match="within 0 and 1"):
-            write_table(path, one, torch.tensor([wrong]))
-    assert path.read_text() == "older"
+def test_a_table_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone.*table\.csv"):
-        write_table(tmp_path / "gone" / "table.csv", one, torch.tensor([0.5]))
+        write_table(tmp_path / "gone" / "table.csv", [Answer(1, 0.5)])
+    assert list(tmp_path.iterdir()) == []
+
+
+DIGITS = [str(number) for number in range(10)]
 
 
 def red_pixels(path: Path) -> Array:
@@ -580,33 +572,31 @@ def red_pixels(path: Path) -> Array:
 
 def test_the_grid_marks_the_wrong_ones(tmp_path: Path, digits: torch.Tensor) -> None:
     path = tmp_path / "grid.png"
-    share, guess = torch.full((12,), 0.75), torch.arange(12) % 10
-    truth = guess.clone()
-    draw_grid(path, digits[:12], guess, share, labels=truth, limit=8)
+    right = [Answer(number % 10, 0.75, number % 10) for number in range(12)]
+    draw_grid(path, digits[:12], right, DIGITS, limit=8)
     with Image.open(path) as image:
         image.verify()
         assert image.format == "PNG"
         assert image.info["Title"] == "Showing 8 of 12 images"
         width = image.width
     assert red_pixels(path).sum() == 0
-    truth[0] = truth[11] = 9
-    draw_grid(path, digits[:12], guess, share, labels=truth, limit=8)
+    wrong = [Answer(0, 0.75, 9), *right[1:11], Answer(1, 0.75, 9)]
+    draw_grid(path, digits[:12], wrong, DIGITS, limit=8)
     with Image.open(path) as image:
         assert image.info["Description"].startswith("1 of these wrong")
         assert image.info["Description"].endswith("2 of all")
     red = red_pixels(path)
     assert red[: width // 6].sum() > 500
     assert red[width // 6 :].sum() == 0
-    draw_grid(path, digits[:12], guess, share, limit=8)
+    draw_grid(path, digits[:12], [answer._replace(label=None) for answer in wrong], DIGITS, limit=8)
     assert red_pixels(path).sum() == 0
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_grid_grows_with_images_and_names(tmp_path: Path, digits: torch.Tensor) -> None:
     sizes = {}
-    for name, count, names in (("one", 1, None), ("many", 30, None), ("named", 30, ["$T-shirt$ / ^top"] * 10)):
-        share = torch.full((count,), 0.75)
-        draw_grid(tmp_path / name, digits[:count], torch.zeros(count).long(), share, class_names=names)
+    for name, count, names in (("one", 1, DIGITS), ("many", 30, DIGITS), ("named", 30, ["$T-shirt$ / ^top"] * 10)):
+        draw_grid(tmp_path / name, digits[:count], count * [Answer(0, 0.75)], names)
         with Image.open(tmp_path / name) as image:
             sizes[name] = image.size
     assert sizes["one"][0] < sizes["many"][0] < sizes["named"][0]
@@ -628,26 +618,22 @@ def test_the_grid_shows_the_files_names_and_what_is_uncertain(
     notes = ["", "uncertain: probability below 70 %", "", NO_INK]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw_grid(tmp_path / "a.png", digits[:4], torch.arange(4), torch.full((4,), 0.75), files=files, notes=notes)
+        answers = [Answer(number, 0.75, None, files[number], notes[number]) for number in range(4)]
+        draw_grid(tmp_path / "a.png", digits[:4], answers, DIGITS)
     assert [text for text in shown[2:] if text not in {"75.0%", ""}] == [
         *("0", "one.png", "1 ?", "a-very-…ile.png", "2", "$x_1$\\n日本.png", "no ink", "blank.png")
     ]
     assert "2 of all uncertain" in shown[1]
 
 
-def test_a_grid_that_cannot_be_drawn_is_refused(tmp_path: Path, digits: torch.Tensor) -> None:
-    one, share = torch.tensor([1]), torch.tensor([0.5])
-    with pytest.raises(ValueError, match="no digit"):
-        draw_grid(tmp_path / "a.png", digits[:0], one[:0], share[:0])
-    with pytest.raises(ValueError, match="a column of 1"):
-        draw_grid(tmp_path / "a.png", digits[:2], one, share)
+def test_a_grid_that_cannot_be_written_is_an_error(tmp_path: Path, digits: torch.Tensor) -> None:
     with pytest.raises(InputError, match=r"gone.*a\.png"):
-        draw_grid(tmp_path / "gone" / "a.png", digits[:1], one, share)
+        draw_grid(tmp_path / "gone" / "a.png", digits[:1], [Answer(1, 0.5)], DIGITS)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_import_is_quick() -> None:
-    code = "import sys, lit_mnist.predict.grid, lit_mnist.predict.images; print(*sys.modules)"
+    code = "import sys, lit_mnist.predict.grid, lit_mnist.predict.user_images; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     loaded = done.stdout.split()
     assert "lit_mnist.predict.grid" in loaded

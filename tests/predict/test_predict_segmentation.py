@@ -15,13 +15,13 @@ from processes import refused
 from voc_folder import write_voc
 
 from lit_mnist.data.dataset import class_names
-from lit_mnist.data.segmentation.images import SegmentationSplit
 from lit_mnist.data.segmentation.palette import PALETTE, palette_png, tinted
+from lit_mnist.data.segmentation.split import SegmentationSplit
 from lit_mnist.experiment import DataSettings
-from lit_mnist.predict.masks import names_of, user_images, write_masks
+from lit_mnist.predict.segmentation import load_user_images, unique_names, write_masks
 from lit_mnist.training.extremes import KEPT, Scored, extremes_of, image_scores
 
-VOC = class_names("voc2012")
+VOC = class_names(DataSettings(name="voc2012"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -150,7 +150,8 @@ def test_a_mask_is_enlarged_smoothly_to_the_image_s_own_size(tmp_path: Path) -> 
     small[0, 3:5, 3:5] = 21
     settings = DataSettings(name="voc2012", border="class")
     batch = (torch.tensor([0]), torch.from_numpy(small), torch.tensor([0.75]))
-    (row,) = write_masks(tmp_path, user_images([tmp_path / "wide.png"], settings).test, [batch], settings)
+    split = load_user_images([tmp_path / "wide.png"], settings).test
+    ((index, probability, width, height, *shares),) = write_masks(tmp_path, split, [batch], settings)
     with Image.open(tmp_path / "masks" / "wide.png") as image:
         mask = np.asarray(image)
     assert mask.shape == (100, 200)
@@ -159,13 +160,13 @@ def test_a_mask_is_enlarged_smoothly_to_the_image_s_own_size(tmp_path: Path) -> 
     assert (mask[:25, :100] == 0).all()
     assert (mask[:25, 100:] == 3).all()
     assert mask[50, 100] == 255
-    assert row.shares[21] == (mask == 255).mean()
-    assert (row.sample, row.probability, row.width, row.height) == (0, 0.75, 200, 100)
+    assert shares[21] == (mask == 255).mean()
+    assert (index, probability, width, height) == (0, 0.75, 200, 100)
 
 
 def test_names_never_meet() -> None:
     files = [Path(name) for name in ("a/x.jpg", "b/x.png", "x-1.png", "y.png", "c/x.gif", "x-1-1.png")]
-    names = names_of(files)
+    names = unique_names(files)
     assert names[2:4] == ["x-1", "y"]
     assert len(set(names)) == len(names)
     assert "x" not in names

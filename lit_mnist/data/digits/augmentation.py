@@ -1,6 +1,6 @@
-"""Augmentation of a batch in one vectorised step: each sample's change is a function of (seed, epoch, sample).
+"""Augmentation of a batch in one vectorized step: the change of a sample is a function of (seed, epoch, sample).
 
-The random numbers are the host's, for a whole epoch if one likes; the images change on the device that they lie on.
+The random numbers are computed on the CPU, for a whole epoch at once if needed. The images change on their own device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lit_mnist.data.rng import uniform
 from lit_mnist.data.sampler import Indices
 from lit_mnist.experiment import DataSettings
 
-# Pixels of a image's height and width, in all data sets of digits.
+# Height and width, in pixels, of the images of all data sets of digits.
 _SIDE = 28
 
 
@@ -24,33 +24,33 @@ def augment(images: torch.Tensor, indices: Indices, *, settings: DataSettings, s
     """Shifts or distorts each image of a batch.
 
     Args:
-        images: Float images, [batch, 1, height, width], 0 for the background.
-        indices: The samples' numbers in the training set, int64 [batch].
+        images: Float images, [batch, 1, height, width], with 0 for the background.
+        indices: Indices of the samples in the training set, int64 [batch].
         settings: Kind and strength of the augmentation.
-        seed: The experiment's seed.
+        seed: The seed of the experiment.
         epoch: The epoch, from 0.
 
     Returns:
-        Images of the same shape and dtype; what is moved in from outside is background.
+        Images of the same shape and dtype; what comes in from outside is background.
     """
-    return changed(images, changes(indices, settings=settings, seed=seed, epoch=epoch), settings)
+    return transform(images, parameters(indices, settings=settings, seed=seed, epoch=epoch), settings)
 
 
-def changes(indices: Indices, *, settings: DataSettings, seed: int, epoch: int) -> torch.Tensor:
-    """Returns the random numbers that say how each sample changes, for as many samples at once as one likes.
+def parameters(indices: Indices, *, settings: DataSettings, seed: int, epoch: int) -> torch.Tensor:
+    """Returns the random numbers of each sample's change, for any number of samples.
 
-    They are computed on the host, so that they are the same for whatever device computes with them.
+    They are computed on the CPU, and are therefore the same for every device.
 
     Args:
-        indices: The samples' numbers in the training set, int64 [samples].
+        indices: Indices of the samples in the training set, int64 [samples].
         settings: Kind and strength of the augmentation.
-        seed: The experiment's seed.
+        seed: The seed of the experiment.
         epoch: The epoch, from 0.
 
     Returns:
-        A column for each sample. Shifts: how many pixels down and right of the farthest place up and left, int64
-        [2, samples]; distortions: the angle in radians, what is added to a scale of 1, and the way right and down in
-        half images, float64 [4, samples]; of no augmentation float64 [0, samples].
+        A column for each sample. For `shift`: pixels down and right from the top left position, int64 [2, samples].
+        For `affine`: the angle in radians, the change of the scale, and the shift right and down in half images,
+        float64 [4, samples]. Without augmentation: float64 [0, samples].
     """
 
     def numbers(purpose: str) -> npt.NDArray[np.float64]:
@@ -67,17 +67,17 @@ def changes(indices: Indices, *, settings: DataSettings, seed: int, epoch: int) 
         "shift right": shift,
         "shift down": shift,
     }
-    wanted = limits if settings.augment == "affine" else {}
-    columns = [(2 * numbers(purpose) - 1) * limit for purpose, limit in wanted.items()]
-    return torch.from_numpy(np.array(columns).reshape(len(wanted), len(indices)))
+    used = limits if settings.augment == "affine" else {}
+    columns = [(2 * numbers(purpose) - 1) * limit for purpose, limit in used.items()]
+    return torch.from_numpy(np.array(columns).reshape(len(used), len(indices)))
 
 
-def changed(images: torch.Tensor, numbers: torch.Tensor, settings: DataSettings) -> torch.Tensor:
+def transform(images: torch.Tensor, numbers: torch.Tensor, settings: DataSettings) -> torch.Tensor:
     """Returns the images of a batch, [batch, 1, height, width], shifted or distorted.
 
     Args:
-        images: Float images, 0 for the background.
-        numbers: What `changes` gives for their samples, on the same device.
+        images: Float images, with 0 for the background.
+        numbers: The `parameters` of their samples, on the same device.
         settings: Kind and strength of the augmentation.
     """
     if settings.augment == "none":
@@ -92,18 +92,18 @@ def _shift(images: torch.Tensor, numbers: torch.Tensor, limit: int) -> torch.Ten
     padded = F.pad(images[:, 0], (limit, limit, limit, limit))
     down, right = numbers
 
-    def counted(count: int) -> torch.Tensor:
+    def arange(count: int) -> torch.Tensor:
         return torch.arange(count, device=images.device)
 
-    rows = down[:, None, None] + counted(height)[None, :, None]
-    columns = right[:, None, None] + counted(width)[None, None, :]
-    return padded[counted(batch)[:, None, None], rows, columns].unsqueeze(1)
+    rows = down[:, None, None] + arange(height)[None, :, None]
+    columns = right[:, None, None] + arange(width)[None, None, :]
+    return padded[arange(batch)[:, None, None], rows, columns].unsqueeze(1)
 
 
 def _affine(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     angle, larger, right, down = numbers.to(images.dtype)
     scale = 1 / (1 + larger)
-    # From the output's pixels to the input's.
+    # From the pixels of the output to those of the input.
     cos, sin = torch.cos(angle) * scale, torch.sin(angle) * scale
     matrix = torch.stack([torch.stack([cos, -sin, right], dim=1), torch.stack([sin, cos, down], dim=1)], dim=1)
     grid = F.affine_grid(matrix, list(images.shape), align_corners=False)

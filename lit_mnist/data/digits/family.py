@@ -1,36 +1,34 @@
-"""MNIST's relatives: Fashion-MNIST, KMNIST, QMNIST and EMNIST, as torchvision's classes know them.
+"""Relatives of MNIST: Fashion-MNIST, KMNIST, QMNIST and EMNIST, from the archives that torchvision's classes download.
 
-The folders, file names, addresses and MD5 sums are those of torchvision's classes, so that a folder filled by either
-serves both. Only the archives as they are published are downloaded and read; nothing is extracted to the disk.
+Folders and file names are those of torchvision, so that one folder serves both. Nothing is extracted to the disk.
 
-What is verified at each load: the MD5 of every archive that is read, its gzip or zip checksums, that the numbers of
-images and labels are the published ones, and that every label has a class. Where an archive was deleted and only a
-file extracted from it is left, that file is used, and the source says so: of such a file the size, the header and the
-range of the labels are checked, but not the content. An MD5 tells damage, not malice.
+Each load verifies the MD5 of every archive, its gzip or zip checksums, the numbers of images and labels, and that every
+label has a class. If an archive is missing but the extracted file is there, that file is used, and the source says so:
+its size, header and range of labels are checked, but not its content.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
-import os
 import zipfile
 import zlib
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from contextlib import ExitStack
+from io import BufferedReader
+from pathlib import Path
 from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lit_mnist.data.digits.fetch import Archive, check_allowed, fetch_missing
-from lit_mnist.data.digits.idx import DamagedFileError, Readable, Split, read_idx
+from lit_mnist.data._private import CLASSES, digit_archives
+from lit_mnist.data.digits.idx import DamagedFileError, read_idx
+from lit_mnist.data.digits.split import Split
+from lit_mnist.data.download import Archive, check_allowed, check_md5, fetch, user_cache, writing
 from lit_mnist.errors import InputError
 
-TORCHVISION_CLASSES = {"fashion_mnist": "FashionMNIST", "kmnist": "KMNIST", "qmnist": "QMNIST", "emnist": "EMNIST"}
-# Samples for training and for test, as published.
+# Published numbers of training and test samples.
 COUNTS = {
     "fashion_mnist": (60_000, 10_000),
     "kmnist": (60_000, 10_000),
@@ -45,134 +43,91 @@ COUNTS = {
 
 
 def load_family(
-    name: str, root: Path | None, emnist_split: str, num_classes: int, *, fetch: bool = True
+    name: str, root: Path | None, emnist_split: str, num_classes: int, *, fetch_missing: bool = True
 ) -> tuple[str, str, Split, Split]:
-    """Loads one of MNIST's relatives, downloading it where it is missing.
+    """Loads a relative of MNIST, and downloads it if it is missing.
 
-    EMNIST's images are turned upright (they are stored transposed), its letters counted from 0 instead of 1; of
-    QMNIST's table the first column, the class, is taken, with all 60,000 test samples.
+    EMNIST's images are stored transposed and are returned upright; its letters are counted from 0 instead of 1. The
+    class is the first column of QMNIST's table of labels; all 60,000 test samples are used.
 
     Args:
         name: `fashion_mnist`, `kmnist`, `qmnist` or `emnist`.
-        root: Folder that torchvision would be given; without one `$XDG_CACHE_HOME/lit_mnist` or `~/.cache/lit_mnist`.
-        emnist_split: Which of EMNIST's splits.
-        num_classes: Number of classes that the labels must lie within.
-        fetch: Whether missing files may be downloaded.
+        root: The folder, as torchvision expects it; by default the user's cache.
+        emnist_split: The split of EMNIST.
+        num_classes: Number of classes.
+        fetch_missing: Whether missing files may be downloaded.
 
     Returns:
-        The source: the folder and what was verified; the SHA-256 over the bytes of the four tensors as returned
-        (training images, training labels, test images, test labels); the training and the test split.
+        The source: the folder and what was verified; the SHA-256 over the bytes of the four tensors (training images,
+        training labels, test images, test labels); the training and the test split.
 
     Raises:
         InputError: A file cannot be fetched or read, or is damaged.
     """
     root = root or user_cache()
-    folder = root / TORCHVISION_CLASSES[name] / "raw"
-    wanted = _archives(name, emnist_split)
+    folder = root / CLASSES[name] / "raw"
+    files = digit_archives(name, emnist_split)
 
     def missing() -> list[Archive]:
-        absent = [archive for file, archive in wanted.items() if not _exists(folder / archive.name, folder / file)]
+        absent = [archive for file, archive in files.items() if not _exists(folder / archive.name, folder / file)]
         return list(dict.fromkeys(absent))
 
-    if not fetch and missing():
-        check_allowed(name, root, allowed=False)
-    fetch_missing(missing, root, folder)
-    with contextlib.ExitStack() as stack:
-        opened = {archive: _open_verified(folder, archive, stack) for archive in dict.fromkeys(wanted.values())}
-        train_images, train_labels, test_images, test_labels = (
+    if missing():
+        check_allowed(name, root, allowed=fetch_missing)
+        with writing(root):
+            if archives := missing():
+                folder.mkdir(parents=True, exist_ok=True)
+                fetch(archives, folder)
+    counts = COUNTS[f"emnist/{emnist_split}" if name == "emnist" else name]
+    with ExitStack() as stack:
+        opened = {archive: _open_verified(folder, archive, stack) for archive in dict.fromkeys(files.values())}
+        shapes = [shape for n in counts for shape in ((n, 28, 28), (n, 8) if name == "qmnist" else (n,))]
+        images, labels, test_images, test_labels = (
             _read(folder, file, opened[archive], shape)
-            for (file, archive), shape in zip(wanted.items(), _shapes(name, emnist_split), strict=True)
+            for (file, archive), shape in zip(files.items(), shapes, strict=True)
         )
     verified = "only the sizes of extracted files verified" if None in opened.values() else "MD5 verified"
-    train = _normalised(train_images, train_labels, name, emnist_split)
-    test = _normalised(test_images, test_labels, name, emnist_split)
+    first = 1 if name == "emnist" and emnist_split == "letters" else 0
+    train = _split(images, labels, upright=name != "emnist", first=first)
+    test = _split(test_images, test_labels, upright=name != "emnist", first=first)
+    digest = hashlib.sha256()
     for split in (train, test):
         _check_labels(split.labels.numpy(), num_classes, folder)
-    return f"{folder} ({verified})", _digest(train, test), train, test
-
-
-def user_cache() -> Path:
-    """Returns the folder for data of this user: `$XDG_CACHE_HOME/lit_mnist` or `~/.cache/lit_mnist`.
-
-    Raises:
-        InputError: The user has no home.
-    """
-    try:
-        cache = os.environ.get("XDG_CACHE_HOME")
-        return (Path(cache) if cache else Path.home() / ".cache") / "lit_mnist"
-    except RuntimeError as error:
-        raise InputError(f"There is no folder for the data: {error} Name one with data.root.") from error
+        digest.update(split.images.numpy().data)
+        digest.update(split.labels.numpy().astype("<i8", copy=False).data)
+    return f"{folder} ({verified})", digest.hexdigest(), train, test
 
 
 def _exists(*paths: Path) -> bool:
     try:
         return any(path.is_file() for path in paths)
     except OSError as error:
-        raise InputError(f"{paths[0]} cannot be looked up: {error}. Name another folder with data.root.") from error
+        raise InputError(f"{paths[0]} cannot be accessed: {error}. Name another folder with data.root.") from error
 
 
-def _archives(name: str, emnist_split: str) -> dict[str, Archive]:
-    """Returns the archive of each extracted file: training images and labels, then test images and labels."""
-    from torchvision import datasets
-
-    published = getattr(datasets, TORCHVISION_CLASSES[name])
-    if name == "emnist":
-        archive = Archive(PurePosixPath(published.url).name, (published.url,), published.md5)
-        kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-        return {f"emnist-{emnist_split}-{part}-{kind}": archive for part in ("train", "test") for kind in kinds}
-    if name == "qmnist":
-        resources, mirrors = [*published.resources["train"], *published.resources["test"]], [""]
-    else:
-        resources, mirrors = published.resources, published.mirrors
-    archives = [
-        Archive(PurePosixPath(file).name, tuple(f"{mirror}{file}" for mirror in mirrors), md5)
-        for file, md5 in resources
-    ]
-    return {PurePosixPath(archive.name).stem: archive for archive in archives}
-
-
-def _shapes(name: str, emnist_split: str) -> Iterator[tuple[int, ...]]:
-    """Yields the shapes of what the files hold, in the order of `_archives`."""
-    for count in COUNTS[f"emnist/{emnist_split}" if name == "emnist" else name]:
-        yield (count, 28, 28)
-        yield (count, 8) if name == "qmnist" else (count,)
-
-
-def _open_verified(folder: Path, archive: Archive, stack: contextlib.ExitStack) -> IO[bytes] | None:
-    """Opens an archive whose MD5 is right; returns None where there is no archive but the files extracted from it."""
+def _open_verified(folder: Path, archive: Archive, stack: ExitStack) -> BufferedReader | None:
+    """Opens an archive and checks its MD5; returns None if only the files extracted from it are there."""
     path = folder / archive.name
     try:
         file = stack.enter_context(path.open("rb"))
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        check_md5(file, archive)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error}. Name another folder with data.root.") from error
-    if found != archive.md5:
-        raise InputError(
-            f"{path} is damaged: expected the MD5 {archive.md5}, found {found}. Delete it to have it downloaded "
-            f"again, or replace it by {archive.addresses[0]}"
-        )
     return file
 
 
-@contextlib.contextmanager
-def _decoded(folder: Path, file: str, archive: IO[bytes] | None) -> Iterator[Readable]:
-    with contextlib.ExitStack() as stack:
-        if archive is None:
-            yield stack.enter_context((folder / file).open("rb"))
-            return
-        archive.seek(0)
-        packed = archive
-        if archive.name.endswith(".zip"):
-            packed = stack.enter_context(stack.enter_context(zipfile.ZipFile(archive)).open(f"gzip/{file}.gz"))
-        yield stack.enter_context(gzip.GzipFile(fileobj=packed))
-
-
-def _read(folder: Path, file: str, archive: IO[bytes] | None, shape: tuple[int, ...]) -> torch.Tensor:
+def _read(folder: Path, file: str, archive: BufferedReader | None, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
     try:
-        with _decoded(folder, file, archive) as stream:
-            return read_idx(stream, shape)
+        with ExitStack() as stack:
+            if archive is None:
+                return read_idx(stack.enter_context((folder / file).open("rb")), shape)
+            archive.seek(0)
+            packed: IO[bytes] = archive
+            if archive.name.endswith(".zip"):
+                packed = stack.enter_context(stack.enter_context(zipfile.ZipFile(archive)).open(f"gzip/{file}.gz"))
+            return read_idx(stack.enter_context(gzip.GzipFile(fileobj=packed)), shape)
     except DamagedFileError as error:
         found = str(error)
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
@@ -183,15 +138,12 @@ def _read(folder: Path, file: str, archive: IO[bytes] | None, shape: tuple[int, 
     )
 
 
-def _normalised(images: torch.Tensor, labels: torch.Tensor, name: str, emnist_split: str) -> Split:
-    # In numpy, which starts no threads that a later fork could trip over.
-    if name == "qmnist":
-        return Split(images, torch.from_numpy(labels.numpy()[:, 0].astype(np.int64)))
-    if name == "emnist":
-        images = torch.from_numpy(np.ascontiguousarray(images.numpy().transpose(0, 2, 1)))
-        if emnist_split == "letters":
-            labels = torch.from_numpy(labels.numpy() - 1)
-    return Split(images, labels)
+def _split(images: npt.NDArray[np.generic], labels: npt.NDArray[np.generic], *, upright: bool, first: int) -> Split:
+    """Returns a split from the arrays of its files, by numpy: torch might start threads before the fork."""
+    if not upright:
+        images = np.ascontiguousarray(images.transpose(0, 2, 1))
+    classes = (labels if labels.ndim == 1 else labels[:, 0]).astype(np.int64) - first
+    return Split(torch.from_numpy(images), torch.from_numpy(classes))
 
 
 def _check_labels(labels: npt.NDArray[np.int64], num_classes: int, folder: Path) -> None:
@@ -200,11 +152,3 @@ def _check_labels(labels: npt.NDArray[np.int64], num_classes: int, folder: Path)
             f"The labels in {folder} are damaged: expected {num_classes} classes from 0, found labels from "
             f"{labels.min()} to {labels.max()}. Delete the files to have them downloaded again."
         )
-
-
-def _digest(*splits: Split) -> str:
-    digest = hashlib.sha256()
-    for split in splits:
-        digest.update(split.images.numpy().data)
-        digest.update(split.labels.numpy().astype("<i8", copy=False).data)
-    return digest.hexdigest()

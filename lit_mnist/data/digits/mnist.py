@@ -1,4 +1,4 @@
-"""MNIST, from the files in the package or from a folder of the user's, verified by SHA-256 at each load."""
+"""MNIST, from the files in the package or from a user's folder, verified by SHA-256 at each load."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from lit_mnist.data.digits.idx import DamagedFileError, Split, decoded_size, read_idx
+from lit_mnist.data.digits.idx import DamagedFileError, read_idx
+from lit_mnist.data.digits.split import Split
 from lit_mnist.errors import InputError
 
 EMBEDDED = Path(__file__).parent / "files"
 
 
 class OfficialFile(NamedTuple):
-    """One of the four files: its name once decoded, the shape of what it holds, the digest of its decoded bytes."""
+    """One of the four files: its name, the shape of its content, and the SHA-256 of its decoded bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,8 +55,8 @@ def load_mnist(root: Path | None) -> tuple[str, str, Split, Split]:
     """Loads MNIST.
 
     Args:
-        root: Folder with the four files in it, in its `raw` or in its `MNIST/raw`, each as `.gz` (preferred) or
-            decoded; nothing else there is read. Without one, the files of the package.
+        root: A folder with the four files in it, in its `raw` or in its `MNIST/raw`, each as `.gz` (preferred) or
+            decoded; no other file is read. By default, the files of the package.
 
     Returns:
         The source, `embedded` or the folder with the form of its files; the SHA-256 over the four files' SHA-256
@@ -71,40 +73,39 @@ def load_mnist(root: Path | None) -> tuple[str, str, Split, Split]:
         forms = sorted({".gz" if path.suffix == ".gz" else "decoded" for path in paths})
         source = f"{paths[0].parent} ({' and '.join(forms)})"
         advice = "Replace it by the official file, or leave data.root unset to use the files of the package."
-    train_images, train_labels, test_images, test_labels = (
+    images, labels, test_images, test_labels = (
         _read(path, file, advice) for path, file in zip(paths, FILES, strict=True)
     )
     sha256 = hashlib.sha256(b"".join(bytes.fromhex(file.sha256) for file in FILES)).hexdigest()
-    return source, sha256, Split(train_images, train_labels), Split(test_images, test_labels)
+    return source, sha256, Split(images, labels), Split(test_images, test_labels)
 
 
 def _read(path: Path, file: OfficialFile, advice: str) -> torch.Tensor:
+    """Returns images, uint8 [N, 28, 28], or labels, int64 [N]."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            return read_idx(stream, file.shape, file.sha256)
+            values = read_idx(stream, file.shape, file.sha256)
+        return torch.from_numpy(values if values.ndim > 1 else values.astype(np.int64))
     except DamagedFileError as error:
         found = str(error)
     except (OSError, EOFError, zlib.error) as error:
         found = f"that it cannot be read ({type(error).__name__}: {error})"
     raise InputError(
-        f"{path} is not MNIST's {file.name}: expected {decoded_size(file.shape)} decoded bytes with SHA-256 "
-        f"{file.sha256}, found {found}. {advice}"
+        f"{path} is not MNIST's {file.name}: expected decoded bytes with SHA-256 {file.sha256}, found {found}. {advice}"
     )
 
 
 def _find(root: Path) -> list[Path]:
-    """Returns the paths of the four files in the first folder that has them all."""
-    best: list[Path] = []
-    lacking = ""
+    """Returns the paths of the four files in the first folder that has all of them."""
+    most, lacking = -1, ""
     for folder in (root, root / "raw", root / "MNIST" / "raw"):
         choices = [(folder / f"{file.name}.gz", folder / file.name) for file in FILES]
-        found = [next(filter(_is_file, choice), None) for choice in choices]
-        paths = [path for path in found if path is not None]
+        paths = [path for path in (next(filter(_is_file, choice), None) for choice in choices) if path]
         if len(paths) == len(FILES):
             return paths
-        if not lacking or len(paths) > len(best):
-            names = [file.name for file, path in zip(FILES, found, strict=True) if path is None]
-            best, lacking = paths, f"{folder} lacks {', '.join(names)}"
+        if len(paths) > most:
+            names = [file.name for file in FILES if not any(path.name.startswith(file.name) for path in paths)]
+            most, lacking = len(paths), f"{folder} lacks {', '.join(names)}"
     raise InputError(
         f"MNIST is not in {root}, its raw or its MNIST/raw: {lacking}. Expected are the four official files in one of "
         "these folders, each as .gz or decoded. Put them there, or leave data.root unset to use the files of the "
@@ -119,6 +120,6 @@ def _is_file(path: Path) -> bool:
         return False
     except OSError as error:
         raise InputError(
-            f"{path} cannot be looked up ({error}). Make it readable, or leave data.root unset to use the files of "
+            f"{path} cannot be accessed ({error}). Make it readable, or leave data.root unset to use the files of "
             "the package."
         ) from error

@@ -1,8 +1,8 @@
 """Images of colored, textured, overlapping shapes, computed from numbers: `make_image(seed=0, number=7, side=96)`.
 
-Each scene is a function of (seed, number). Only sums, products, quotients and square roots are used, which every
-machine rounds alike, so that a scene has the same bytes everywhere. Colour gives a shape's class away only in part:
-neighbouring classes share a third of their hues, so that a network must learn the outlines, too.
+Each image is a function of (seed, number). It uses only sums, products, quotients and square roots, which every machine
+rounds alike, so that an image has the same bytes everywhere. The color tells the class of a shape only in part:
+neighboring classes share a third of their hues, so that a network must also learn the outlines.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_mnist.data.rng import uniform
-from lit_mnist.data.segmentation.images import IGNORED
+from lit_mnist.data.segmentation.augmentation import IGNORED
 
-# The class of the first of `_OUTLINES` is 1; 0 is the background.
-MOST_SHAPES = 4
-# A shape's largest radius, and the range of it, as shares of the image's side.
-_LEAST_RADIUS, _MOST_RADIUS = 0.17, 0.34
-# The hues of a class spread so far to both sides of its own, as a share of the distance between two classes.
+_MAX_SHAPES = 4
+# Range of the radius of a shape, as shares of the side of the image.
+_MIN_RADIUS, _MAX_RADIUS = 0.17, 0.34
+# Spread of the hues of a class to both sides, as a share of the distance between two classes.
 _HUE_SPREAD = 0.6
 _NOISE = 0.12
-# Random numbers that a scene, and each of its shapes, has at its disposal.
+# Random numbers for an image, and for each of its shapes.
 _DRAWN = 16
-# Unit vectors at 90, 162, 234, 306 and 18 degrees for the lines of a star, at 90, 210 and 330 for a triangle.
+# Unit vectors for the lines of a star (90, 162, 234, 306 and 18 degrees) and of a triangle (90, 210 and 330 degrees).
 _FIVE = (
     (0.0, 1.0),
     (-0.9510565162951535, 0.30901699437494745),
@@ -39,26 +38,25 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def make_image(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:
-    """Returns a scene's image, uint8 [side, side, 3], and its mask, uint8 [side, side].
+    """Returns an image, uint8 [side, side, 3], and its mask, uint8 [side, side].
 
-    The mask's pixels are 0 for the background, 1 to 6 for the shapes, and 255 along each outline, one pixel to both
-    sides of it.
+    The pixels of the mask are 0 for the background, 1 to 6 for the shapes, and 255 along each outline, one pixel to
+    both sides of it.
 
     Args:
-        seed: Which set of scenes.
-        number: Which scene of the set, from 0.
+        seed: Seed of the set.
+        number: Number of the image in the set, from 0.
         side: Height and width in pixels.
     """
     draw = iter(uniform(seed, "scene", number, np.arange(_DRAWN)).tolist())
     x, y = _grid(side)
-    shapes = 1 + int(next(draw) * MOST_SHAPES)
+    shapes = 1 + int(next(draw) * _MAX_SHAPES)
     image = _textured(3 * x, 3 * y, draw, hue=next(draw), saturation=0.15 + 0.35 * next(draw))
     classes = np.zeros((side, side), np.uint8)
     for shape in range(shapes):
-        # Each shape draws from numbers of its own.
         draw = iter(uniform(seed, "shape", number, shape, np.arange(_DRAWN)).tolist())
         kind = int(next(draw) * len(_OUTLINES))
-        radius = _LEAST_RADIUS + (_MOST_RADIUS - _LEAST_RADIUS) * next(draw)
+        radius = _MIN_RADIUS + (_MAX_RADIUS - _MIN_RADIUS) * next(draw)
         right, down = (0.12 + 0.76 * next(draw) for _ in range(2))
         u, v = _turned((x - right) / radius, (y - down) / radius, next(draw))
         inside = _OUTLINES[kind](u, v) < 0
@@ -71,15 +69,15 @@ def make_image(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:
 
 
 def _grid(side: int) -> tuple[Floats, Floats]:
-    """Returns the pixels' places, from 0 to 1, rightwards and downwards."""
+    """Returns the positions of the pixels, x and y, from 0 to 1."""
     place = (np.arange(side) + 0.5) / side
     return np.broadcast_to(place[None, :], (side, side)), np.broadcast_to(place[:, None], (side, side))
 
 
 def _turned(x: Floats, y: Floats, share: float) -> tuple[Floats, Floats]:
-    """Returns places after a rotation; the share, from 0 to 1, goes once round the circle, though not evenly."""
+    """Rotates positions by a share of a full turn, from 0 to 1; the angle does not grow evenly with the share."""
     quarter, tangent = divmod(4 * share, 1)
-    # The tangent of half the angle gives sine and cosine without a function that machines round in their own ways.
+    # The tangent of half the angle gives sine and cosine without functions that machines round differently.
     length = 1 + tangent * tangent
     cosine, sine = (1 - tangent * tangent) / length, 2 * tangent / length
     for _ in range(int(quarter)):
@@ -100,7 +98,7 @@ def _triangle(u: Floats, v: Floats) -> Floats:
 
 
 def _star(u: Floats, v: Floats) -> Floats:
-    # A place lies in a pentagram if it lies within four of its five lines.
+    # A position is inside a pentagram if it is inside four of its five lines.
     lines = np.sort([-(u * right + v * down) for right, down in _FIVE], axis=0)
     return lines[-2] - 0.31
 
@@ -115,12 +113,12 @@ def _cross(u: Floats, v: Floats) -> Floats:
     return np.maximum(across - 0.34, along - 0.98)
 
 
-# By place in units of the radius: below 0 inside. In the order of the classes' names, after the background.
+# Functions of the position in units of the radius, negative inside; the first is class 1, after the background.
 _OUTLINES = (_circle, _square, _triangle, _star, _ring, _cross)
 
 
 def _textured(u: Floats, v: Floats, draw: Iterator[float], *, hue: float, saturation: float) -> Floats:
-    """Returns colours, float64 [..., 3] from 0 to 1, at places of a plain, striped, chequered or dotted surface."""
+    """Returns colors, float64 [..., 3] from 0 to 1, of a plain, striped, checkered or dotted surface."""
     kind, fineness, light, contrast = int(4 * next(draw)), 1.5 + 2 * next(draw), next(draw), next(draw)
     across, along = u * fineness, v * fineness
     if kind == 0:
@@ -132,19 +130,19 @@ def _textured(u: Floats, v: Floats, draw: Iterator[float], *, hue: float, satura
     else:
         right, down = across - np.floor(across) - 0.5, along - np.floor(along) - 0.5
         pattern = (right * right + down * down < 0.08).astype(np.float64)
-    bright = _colour(hue, saturation, 0.6 + 0.4 * light)
+    bright = _color(hue, saturation, 0.6 + 0.4 * light)
     dark = bright * (0.45 + 0.4 * contrast)
     return bright + pattern[..., None] * (dark - bright)
 
 
-def _colour(hue: float, saturation: float, value: float) -> Floats:
-    """Returns red, green and blue, from 0 to 1, of a hue, a saturation and a value, each from 0 to 1."""
+def _color(hue: float, saturation: float, value: float) -> Floats:
+    """Converts hue, saturation and value to red, green and blue, all from 0 to 1."""
     shares = [min(1.0, max(0.0, abs((6 * hue + turn) % 6 - 3) - 1)) for turn in (0, 4, 2)]
     return np.array([value * (1 - saturation * (1 - share)) for share in shares])
 
 
 def _with_border(classes: Pixels) -> Pixels:
-    """Returns a mask in which the pixels that touch another class, side by side, are of no class."""
+    """Returns a mask in which the pixels that touch another class have no class."""
     mask = classes.copy()
     for one, other in ((np.s_[1:], np.s_[:-1]), (np.s_[:, 1:], np.s_[:, :-1])):
         differ = classes[one] != classes[other]

@@ -1,8 +1,8 @@
-"""From a grey image of one handwritten digit to the same digit as MNIST shows it.
+"""Converts a grey image of one handwritten digit to the form of MNIST.
 
-The paper's light is fitted and taken away, specks are left out, too thin strokes are thickened, and the ink is fitted
-into a box of 20 x 20 and placed by its centre of mass in a field of 28 x 28. Box and centre are those of the data set
-itself: http://yann.lecun.com/exdb/mnist.
+The brightness of the paper is fitted and subtracted, specks are removed, and thin strokes are thickened. Then the ink
+is scaled to a box of 20 x 20 and placed by its center of mass in an image of 28 x 28, as in the data set itself:
+http://yann.lecun.com/exdb/mnist.
 """
 
 from __future__ import annotations
@@ -13,56 +13,59 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-FIELD = 28
-BOX = 20
+SIZE = 28
+_BOX = 20
 
-_LEAST_CONTRAST = 14.0  # grey levels from paper to ink: a blank page's stains and shadows have fewer
-_LEAST_SEPARATION = 5.0  # the same in standard deviations of the paper: noise alone has about 1.5
-_LEAST_EXTENT = 5  # pixels: fewer cannot tell one digit from another
-_LEAST_PART = 0.05  # of the largest part's ink: a stroke set apart has more, a speck of dust less
-_THIN, _THICKENED = 1.3, 2.0  # strokes' widths in the box: 1 of 100 MNIST digits is below the first, 1 of 4 the second
+_MIN_CONTRAST = 14.0  # grey levels from paper to ink: stains and shadows of a blank page have fewer
+_MIN_SEPARATION = 5.0  # the same in standard deviations of the paper: noise alone has about 1.5
+_MIN_EXTENT = 5  # pixels: with fewer, digits cannot be told apart
+_MIN_PART = 0.05  # share of the ink of the largest part: a separate stroke has more, a speck of dust less
+_THIN, _THICKENED = (
+    1.3,
+    2.0,
+)  # width of strokes in the box: 1 of 100 MNIST digits is below the first, 1 of 4 the second
 
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
-Field = npt.NDArray[np.uint8]
+Digit = npt.NDArray[np.uint8]
 
 
-def fit_digit(grey: Floats) -> Field | None:
-    """Finds the ink of one digit and draws it light on black, 20 pixels long and centred by its mass.
+def fit_digit(grey: Floats) -> Digit | None:
+    """Finds the ink of one digit and draws it light on black, 20 pixels long and centered by its mass.
 
     Args:
         grey: The image, float32 [height, width] from 0 (black) to 255 (white), dark on light or light on dark.
 
     Returns:
-        The digit, uint8 [28, 28], or None where the image shows no ink.
+        The digit, uint8 [28, 28], or None if the image shows no ink.
     """
     ink = _ink(grey)
     if ink is None:
         return None
     rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     digit = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    if max(digit.shape) < _LEAST_EXTENT:
+    if max(digit.shape) < _MIN_EXTENT:
         return None
-    return _centred(_thickened(digit))
+    return _centered(_thickened(digit))
 
 
 def _ink(grey: Floats) -> Floats | None:
     """Separates ink from paper.
 
-    Each round splits the image, takes the larger part of its frame for paper and fits the paper's light; what is left
-    without that light is split better in the next round.
+    Each iteration splits the image by brightness, takes the larger part of its frame for paper, and fits the brightness
+    of the paper. The next iteration splits the image without that brightness, and is more accurate.
 
     Args:
         grey: float32 [height, width].
 
     Returns:
-        The ink, float32 [height, width], 0 for paper and 1 for full ink; None where there is none.
+        The ink, float32 [height, width], 0 for paper and 1 for full ink; None if there is none.
     """
     rest = grey - grey.mean()
     for _ in range(3):
         smooth = _smoothed(rest)
         light = smooth > _midway(smooth)
-        # The frame is paper but for strokes that touch it; where they cover half of it, the whole image decides.
+        # The frame is paper except for strokes that touch it. If they cover half of it, the whole image decides.
         frame = np.concatenate([light[0], light[-1], light[:, 0], light[:, -1]])
         if frame.mean() + 0.1 * light.mean() > 0.55:
             grey, rest, smooth, light = -grey, -rest, -smooth, ~light
@@ -78,14 +81,14 @@ def _ink(grey: Floats) -> Floats | None:
     if not strong.any():
         return None
     full, noise = float(np.percentile(rest[strong], 80)), float(rest[paper].std())
-    if full < max(_LEAST_CONTRAST, _LEAST_SEPARATION * noise):
+    if full < max(_MIN_CONTRAST, _MIN_SEPARATION * noise):
         return None
     kept = _parts(rest > max(0.1 * full, 3.5 * noise), strong)
     return np.where(kept, np.clip(rest / full, 0, 1), 0).astype(np.float32)
 
 
 def _smoothed(values: Floats) -> Floats:
-    """Averages 3 x 3 pixels, so that the extremes are those of ink and paper and not of the noise."""
+    """Averages 3 x 3 pixels, so that the extremes are those of ink and paper instead of noise."""
     padded = np.pad(values, 1, mode="edge")
     rows = padded[:-2] + padded[1:-1] + padded[2:]
     means: Floats = (rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]) / 9
@@ -93,21 +96,21 @@ def _smoothed(values: Floats) -> Floats:
 
 
 def _midway(smooth: Floats) -> float:
-    """Splits between the extremes and not by counts, so that few strokes on a large page are found too."""
+    """Returns the middle of the extremes, which, unlike a quantile, also separates few strokes on a large page."""
     return (float(smooth.min()) + float(smooth.max())) / 2
 
 
 def _paper_light(grey: Floats, paper: Mask) -> Floats:
-    """Fits a polynomial of second degree to the paper's pixels: light changes slowly over a page."""
+    """Fits a polynomial of second degree to the pixels of the paper: brightness changes slowly over a page."""
     down, right = (np.linspace(-1, 1, length) for length in grey.shape)
-    # Some 10,000 pixels are enough for six factors.
+    # About 10,000 pixels are enough for six coefficients.
     step = math.ceil(math.sqrt(grey.size / 10_000))
     if not paper[::step, ::step].any():
         step = 1
     row, column = np.nonzero(paper[::step, ::step])
     y, x = down[::step][row], right[::step][column]
     matrix = np.stack([np.ones_like(x), y, y * y, x, x * x, x * y], axis=1)
-    # A slight preference for even light keeps the fit tame where the digit covers most of the image.
+    # Regularization keeps the fit stable if the digit covers most of the image.
     ridge = np.diag([0.0, 1, 1, 1, 1, 1]) * 0.002 * len(matrix)
     level, y1, y2, x1, x2, xy = np.linalg.solve(matrix.T @ matrix + ridge, matrix.T @ grey[::step, ::step][row, column])
     of_rows, of_columns = level + y1 * down + y2 * down * down, x1 * right + x2 * right * right
@@ -117,22 +120,19 @@ def _paper_light(grey: Floats, paper: Mask) -> Floats:
 
 
 def _parts(weak: Mask, strong: Mask) -> Mask:
-    """Keeps the connected parts (8 neighbours) of a mask that hold enough strong pixels.
+    """Returns the connected parts (8 neighbors) of a mask that contain enough strong pixels.
 
-    The parts are found by joining runs of pixels along the rows: far fewer than pixels, in any image.
+    Union-find joins runs of pixels along the rows, of which any image has far fewer than pixels.
 
     Args:
-        weak: bool [height, width].
-        strong: bool [height, width].
-
-    Returns:
-        The kept pixels of `weak`, bool [height, width].
+        weak: The mask, bool [height, width].
+        strong: The strong pixels, bool [height, width].
     """
     padded = np.pad(weak, ((0, 0), (1, 1)))
     stride = padded.shape[1]
     flat = padded.ravel().astype(np.int8)
     starts, ends = np.flatnonzero(np.diff(flat) == 1) + 1, np.flatnonzero(np.diff(flat) == -1) + 1
-    # The runs of the row above that a run touches lie side by side in this order.
+    # The runs of the row above that touch a run are consecutive.
     first = np.searchsorted(ends, starts - stride, side="left")
     last = np.searchsorted(starts, ends - stride, side="right")
     parent = list(range(len(starts)))
@@ -149,23 +149,23 @@ def _parts(weak: Mask, strong: Mask) -> Mask:
     part = np.repeat(np.array([root(run) for run in range(len(parent))], dtype=np.int64), ends - starts)
     size = np.bincount(part, weights=strong[weak], minlength=1)
     kept = np.zeros_like(weak)
-    kept[weak] = (size >= max(1.0, _LEAST_PART * float(size.max())))[part]
+    kept[weak] = (size >= max(1.0, _MIN_PART * float(size.max())))[part]
     return kept
 
 
 def _thickened(digit: Floats) -> Floats:
-    """Widens the strokes of a thin pen on a large page, which the reduction to 20 pixels would make too pale.
+    """Widens the strokes of a thin pen on a large page: reduced to 20 pixels, they would be too pale.
 
     Args:
-        digit: The ink, float32 [height, width], cut out closely.
+        digit: The ink without a margin, float32 [height, width].
 
     Returns:
-        The ink, float32, with a margin where it was thickened.
+        The ink, float32, with a margin if it was thickened.
     """
-    scale = max(digit.shape) / BOX
+    scale = max(digit.shape) / _BOX
     inside = np.pad(digit > 0.5, 1)
     edges = int((inside[1:] != inside[:-1]).sum()) + int((inside[:, 1:] != inside[:, :-1]).sum())
-    # A stroke's area is its length times its width; counted in pixel edges a slanted outline is 4/pi too long.
+    # The area of a stroke is its length times its width. Counted in pixel edges, a slanted outline is 4/pi too long.
     width = 2 * int(inside.sum()) / max(1.0, edges * math.pi / 4)
     growth = round((_THICKENED * scale - width) / 2) if width < _THIN * scale else 0
     digit = np.pad(digit, growth)
@@ -174,35 +174,35 @@ def _thickened(digit: Floats) -> Floats:
         tall = np.maximum(np.maximum(padded[:-2], padded[1:-1]), padded[2:])
         wide = np.maximum(np.maximum(padded[:, :-2], padded[:, 1:-1]), padded[:, 2:])
         square = np.maximum(np.maximum(tall[:, :-2], tall[:, 1:-1]), tall[:, 2:])
-        # A cross and a square in turn grow an octagon, which is nearly round.
+        # Alternating a cross and a square grows an octagon, which is nearly round.
         digit = square if step % 2 else np.maximum(tall[:, 1:-1], wide[1:-1])
     return digit
 
 
-def _centred(digit: Floats) -> Field:
-    """Scales the ink into the box and places it in the field, in one antialiased resampling.
+def _centered(digit: Floats) -> Digit:
+    """Scales the ink to the box and places it in the image, in one antialiased resampling.
 
-    The digit moves by whole pixels, its centre of mass at most half a pixel from the middle of the pixel [14, 14], as
-    in the data set: a image of it comes back unmoved.
+    The digit moves by whole pixels, so that its center of mass is at most half a pixel from the middle of the pixel
+    [14, 14], as in the data set, whose images are therefore not moved.
 
     Args:
-        digit: The ink, float32 [height, width], cut out closely.
+        digit: The ink, float32 [height, width].
 
     Returns:
         The digit, uint8 [28, 28].
     """
-    scale = max(digit.shape) / BOX
+    scale = max(digit.shape) / _BOX
     begin, after = [], []
     for axis, length in enumerate(digit.shape):
         mass = digit.sum(axis=1 - axis)
-        centre = float(mass @ (np.arange(length) + 0.5)) / float(mass.sum()) / scale
-        # Where the mass lies far to one end, the other end stays inside.
-        place = min(max(math.ceil(FIELD / 2 - centre), 0), math.floor(FIELD - length / scale))
+        center = float(mass @ (np.arange(length) + 0.5)) / float(mass.sum()) / scale
+        # If the mass is far to one end, the other end stays inside.
+        place = min(max(math.ceil(SIZE / 2 - center), 0), math.floor(SIZE - length / scale))
         begin.append(place * scale)
-        after.append((FIELD - place) * scale - length)
+        after.append((SIZE - place) * scale - length)
     margins = [(math.ceil(low), math.ceil(high) + 1) for low, high in zip(begin, after, strict=True)]
     top, left = (margin[0] - low for margin, low in zip(margins, begin, strict=True))
     page = Image.fromarray(np.pad(digit, margins))
-    edge = FIELD * scale
-    field = np.asarray(page.resize((FIELD, FIELD), Image.Resampling.BICUBIC, box=(left, top, left + edge, top + edge)))
+    edge = SIZE * scale
+    field = np.asarray(page.resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=(left, top, left + edge, top + edge)))
     return np.rint(np.clip(field / max(0.5, float(field.max())), 0, 1) * 255).astype(np.uint8)

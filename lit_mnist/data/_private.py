@@ -1,0 +1,42 @@
+"""What the documentation of torchvision does not promise: the addresses and MD5 sums of the data sets."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from lit_mnist.data.download import Archive
+
+CLASSES = {"fashion_mnist": "FashionMNIST", "kmnist": "KMNIST", "qmnist": "QMNIST", "emnist": "EMNIST"}
+
+
+def digit_archives(name: str, emnist_split: str) -> dict[str, Archive]:
+    """Returns the archive of each decoded file: training images and labels, then test images and labels.
+
+    Args:
+        name: A key of `CLASSES`.
+        emnist_split: The split of EMNIST.
+    """
+    from torchvision import datasets
+
+    published = getattr(datasets, CLASSES[name])
+    if name == "emnist":
+        archive = Archive(PurePosixPath(published.url).name, (published.url,), published.md5)
+        kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+        return {f"emnist-{emnist_split}-{part}-{kind}": archive for part in ("train", "test") for kind in kinds}
+    if name == "qmnist":
+        resources, mirrors = [*published.resources["train"], *published.resources["test"]], [""]
+    else:
+        resources, mirrors = published.resources, published.mirrors
+    archives = [
+        Archive(PurePosixPath(file).name, tuple(f"{mirror}{file}" for mirror in mirrors), md5)
+        for file, md5 in resources
+    ]
+    return {PurePosixPath(archive.name).stem: archive for archive in archives}
+
+
+def voc2012_archive() -> Archive:
+    """Returns the archive of Pascal VOC 2012."""
+    from torchvision.datasets import voc
+
+    published = voc.DATASET_YEAR_DICT["2012"]
+    return Archive(published["filename"], (published["url"],), published["md5"])

@@ -1,0 +1,151 @@
+"""Predictions of segmentation images: for each, a palette PNG of its classes and the image tinted with their colors."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from lit_mnist.checkpoint.atomic_io import atomic_file
+from lit_mnist.data.classes import class_names
+from lit_mnist.data.dataset import IGNORED, Dataset, SegmentationSplit
+from lit_mnist.data.segmentation.palette import palette_png, tinted
+from lit_mnist.data.segmentation.split import read_user_image
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import DataSettings
+from lit_mnist.predict import Prediction
+from lit_mnist.predict.table import write_csv
+from lit_mnist.predict.user_images import read_all
+from lit_mnist.training.job import Job
+
+TABLE, MASKS, OVERLAYS = "predictions.csv", "masks", "overlays"
+_JPEG_QUALITY = 90
+
+Pixels = npt.NDArray[np.uint8]
+
+
+def load_user_images(files: Sequence[Path], settings: DataSettings, *, fetch: bool = False) -> Dataset:
+    """Returns a data set with a user's images as the test split and nothing else; the files of `settings` are not read.
+
+    Raises:
+        InputError: Images cannot be decoded; the message names them all.
+    """
+    read_all(files, lambda path: read_user_image(path).size)
+    nothing = SegmentationSplit((), ())
+    return Dataset(
+        settings.name, "images of the user", "", class_names(settings), nothing, SegmentationSplit(tuple(files), ())
+    )
+
+
+def rows_of(job: Job, batches: Iterable[Prediction]) -> list[list[Any]]:
+    """Writes the masks and overlays of this rank; see `write_masks`."""
+    split = job.splits.test
+    assert isinstance(split, SegmentationSplit)
+    return write_masks(job.folder, split, batches, job.experiment.data)
+
+
+def write(job: Job, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
+    """Writes `index,file,mask,width,height,probability` and the share of each class, one row per image.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    split = job.splits.test
+    assert isinstance(split, SegmentationSplit)
+    table = []
+    for (index, probability, width, height, *shares), file, name in zip(
+        rows, split.images, unique_names(split.images), strict=True
+    ):
+        row = [index, file, f"{MASKS}/{name}.png", width, height, f"{probability:.6f}"]
+        table.append([*row, *(f"{share:.6f}" for share in shares)])
+    header = ["index", "file", "mask", "width", "height", "probability", *job.dataset.class_names]
+    write_csv(job.folder / TABLE, header, table)
+    return TABLE, MASKS, OVERLAYS
+
+
+def unique_names(files: Sequence[Path]) -> list[str]:
+    """Returns a name for the output of each image: that of its file, with its index if several have the same name."""
+    counts = Counter(path.stem for path in files)
+    taken = {stem for stem, count in counts.items() if count == 1}
+    names = []
+    for index, path in enumerate(files):
+        name = path.stem
+        while counts[path.stem] > 1 and name in taken | {path.stem}:
+            name = f"{name}-{index}"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def write_masks(
+    folder: Path, split: SegmentationSplit, batches: Iterable[Prediction], settings: DataSettings
+) -> list[list[Any]]:
+    """Writes `masks/NAME.png` and `overlays/NAME.jpg` of the images that this rank has predicted.
+
+    Both have the size of the image. A predicted border is 255 in the mask, as in VOC.
+
+    Args:
+        folder: The run folder.
+        split: All images.
+        batches: The predictions of this rank, with masks as uint8 [batch, height, width] and the mean probability over
+            the pixels of an image.
+        settings: The data set.
+
+    Returns:
+        For each image, its index, probability, width, height, and the share of each class of its pixels.
+
+    Raises:
+        InputError: An image cannot be read, or a file cannot be written.
+    """
+    classes, names = len(class_names(settings)), unique_names(split.images)
+    rows: list[list[Any]] = []
+    try:
+        for place in (MASKS, OVERLAYS):
+            (folder / place).mkdir(exist_ok=True)
+        for indices, predicted, probabilities in batches:
+            for index, small, probability in zip(
+                indices.tolist(), predicted.cpu().numpy(), probabilities.tolist(), strict=True
+            ):
+                image = split.read(index)
+                mask = _enlarge(small, image.size)
+                shares = np.bincount(mask.ravel(), minlength=classes) / mask.size
+                rows.append([index, probability, *image.size, *shares.tolist()])
+                if settings.border == "class":
+                    mask = np.where(mask == classes - 1, np.uint8(IGNORED), mask)
+                _write(folder / MASKS / f"{names[index]}.png", palette_png(mask))
+                _write(folder / OVERLAYS / f"{names[index]}.jpg", _jpeg(tinted(np.asarray(image), mask)))
+    except OSError as error:
+        raise InputError(f"{folder}: a mask cannot be written ({error.strerror or error})") from error
+    return rows
+
+
+def _enlarge(mask: Pixels, size: tuple[int, int]) -> Pixels:
+    """Resizes a mask to (width, height): each pixel gets the class that covers the most of it.
+
+    The area of each class is resized like an image, which gives smooth outlines. The class of the nearest pixel would
+    give steps.
+    """
+    enlarged, most = np.zeros(size[::-1], np.uint8), np.zeros(size[::-1], np.uint8)
+    for number in np.unique(mask):
+        area = Image.fromarray(np.where(mask == number, np.uint8(255), np.uint8(0)))
+        covered = np.asarray(area.resize(size, Image.Resampling.BILINEAR))
+        enlarged[covered > most] = number
+        most = np.maximum(most, covered)
+    return enlarged
+
+
+def _jpeg(image: Pixels) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    return buffer.getvalue()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with atomic_file(path) as file:
+        file.write(content)

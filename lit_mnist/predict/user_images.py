@@ -1,0 +1,150 @@
+"""A user's images: found on the disk, and for digits converted to the form of MNIST.
+
+    >>> digits = read_digits(find_images([Path("scans")]))  # uint8 [N, 28, 28]
+
+An image that cannot be read is an error: it must not be left out silently.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from lit_mnist.data.image_files import USER_FORMATS, open_image
+from lit_mnist.errors import InputError
+from lit_mnist.predict.fit_digit import SIZE, Floats, fit_digit
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+# Larger images are reduced to this many pixels along the longer side.
+_WORKING_SIDE = 1024
+# Share of the highest opacity from which on a pixel covers the paper.
+_OPAQUE = 0.9
+
+Value = TypeVar("Value")
+
+
+def find_images(paths: Sequence[Path]) -> list[Path]:
+    """Lists image files.
+
+    Args:
+        paths: Files, with any name, and folders, which are searched with their subfolders for names that end in one of
+            `SUFFIXES`. Hidden files and folders are left out; links to folders are not followed.
+
+    Returns:
+        The files in the order of `paths`, those of one folder sorted.
+
+    Raises:
+        InputError: A folder cannot be read or contains no image.
+    """
+    return [file for path in paths for file in (_in_folder(path) if os.path.isdir(path) else [path])]  # noqa: PTH112
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    def stop(error: OSError) -> None:
+        raise _unreadable(Path(error.filename), error) from error
+
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=stop):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = (Path(place, name) for name in names if not name.startswith("."))
+        found.extend(file for file in files if file.suffix.lower() in SUFFIXES)
+    if not found:
+        raise InputError(f"{folder}: no image in this folder (looked for {', '.join(sorted(SUFFIXES))})")
+    return sorted(found)
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"{path}: no such file or folder")
+    if isinstance(error, PermissionError):
+        return InputError(f"{path}: no permission to read it")
+    return InputError(f"{path}: cannot be read ({error.strerror or error})")
+
+
+def read_all(files: Sequence[Path], read: Callable[[Path], Value]) -> list[Value]:
+    """Reads files, each by `read`.
+
+    Raises:
+        InputError: Files cannot be read; the message names them all.
+    """
+    values, wrong = [], []
+    for file in files:
+        try:
+            # Opening a pipe or a device could wait forever.
+            if not stat.S_ISREG(file.stat().st_mode):
+                raise InputError(f"{file}: neither a file nor a folder")
+            with file.open("rb"):
+                pass
+            values.append(read(file))
+        except OSError as error:
+            wrong.append(str(_unreadable(file, error)))
+        except InputError as error:
+            wrong.append(str(error))
+    if wrong:
+        several = f"{len(wrong)} of {len(files)} images cannot be read: " if len(wrong) > 1 else ""
+        raise InputError(several + "; ".join(wrong))
+    return values
+
+
+def read_digits(paths: Sequence[Path]) -> torch.Tensor:
+    """Reads images of one digit each, of any mode and size, dark on light or light on dark.
+
+    A transparent image is put on white paper, or on black paper if all that covers it is light. An image is turned as
+    its EXIF data say. One image is in memory at a time.
+
+    Args:
+        paths: Image files.
+
+    Returns:
+        The digits in the form of MNIST, uint8 [N, 28, 28], light on black; an image without ink is all 0.
+
+    Raises:
+        InputError: Files cannot be read or decoded, have more than 50 megapixels or several pages; it names them all.
+    """
+    digits = np.zeros((len(paths), SIZE, SIZE), np.uint8)
+    for row, digit in zip(digits, read_all(paths, lambda path: fit_digit(_read_grey(path))), strict=True):
+        if digit is not None:
+            row[:] = digit
+    return torch.from_numpy(digits)
+
+
+def _read_grey(path: Path) -> Floats:
+    """Decodes an image to grey values, float32 [height, width] from 0 to 255, in the working size."""
+    with open_image(path, USER_FORMATS) as image:
+        # A JPEG is decoded at a fraction of its size.
+        image.draft("L", (_WORKING_SIDE, _WORKING_SIDE))
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        factor = -(-max(image.size) // _WORKING_SIDE)
+        if image.mode.startswith("I") or image.mode == "F":
+            return np.asarray(_stretch(image).reduce(factor))
+        if image.has_transparency_data:
+            colors = image.convert("RGBA").reduce(factor)
+            grey = Image.alpha_composite(Image.new("RGBA", colors.size, _paper_below(colors)), colors)
+        elif image.mode == "LAB":
+            grey = image.getchannel("L").reduce(factor)
+        else:
+            grey = (image if image.mode == "L" else image.convert("RGB")).reduce(factor)
+        return np.asarray(grey.convert("L"), dtype=np.float32)
+
+
+def _paper_below(image: Image.Image) -> str:
+    """Returns the color of the paper on which a transparent image, RGBA, is visible."""
+    grey, alpha = np.moveaxis(np.asarray(image.convert("LA")), 2, 0)
+    return "black" if int(grey[alpha >= _OPAQUE * alpha.max()].min()) > 127 else "white"
+
+
+def _stretch(image: Image.Image) -> Image.Image:
+    """Stretches values of more than 8 bits to 0 to 255: white may be that of 10, 12 or 16 bits, or 1.0."""
+    values = np.asarray(image).astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError("a value is not finite")
+    low, high = float(values.min()), float(values.max())
+    return Image.fromarray((values - low) * (255 / max(high - low, 1e-30)))
