@@ -20,6 +20,7 @@ from lit_mnist.cli.parser import Request, parse
 from lit_mnist.distributed.rank import Rank, adopt_slurm, die_with_parent, launched_from_outside
 from lit_mnist.distributed.signals import STOP, require_main_thread
 from lit_mnist.distributed.terminal import guard_streams, print_failure, print_line
+from lit_mnist.engines.capabilities import check_engine
 from lit_mnist.errors import InputError, LitMnistError, RankLostError
 
 
@@ -72,6 +73,7 @@ def _run(request: Request, engine: str, command: str) -> int:
         from lit_mnist.comparison.command import compare
 
         return compare(request, command, main)
+    check_engine(engine, request.command, request.settings, request.extras.names)
     from lit_mnist.cli.start import start
 
     start(request, engine, command)

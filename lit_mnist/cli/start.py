@@ -21,7 +21,6 @@ from lit_mnist.distributed.rank import Rank, launched_from_outside
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.spawn import spawn
 from lit_mnist.distributed.terminal import print_failure, shown
-from lit_mnist.engines.capabilities import load_engine
 from lit_mnist.engines.rank_work import do_job
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.run.finish import program
@@ -114,7 +113,7 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
 
 def _go_on(job: Job | None, *, only_with_checkpoint: bool = False) -> str:
     """Returns how to go on after a run that ended early."""
-    if job is None or not job.trains or not load_engine(job.engine).CAPABILITIES.resume:
+    if job is None or not job.trains or not job.resumable:
         return ""
     damaged: list[str] = []
     found = newest_valid(job.folder, damaged.append)

@@ -13,9 +13,10 @@ from lit_mnist.comparison.equality import Run
 from lit_mnist.comparison.variants import Main, Variant
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.terminal import print_line
-from lit_mnist.engines.capabilities import Capabilities, load_engine
+from lit_mnist.engines.capabilities import CAPABILITIES, check_engine, load_engine
+from lit_mnist.engines.device_checks import check_devices
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment
+from lit_mnist.experiment import Experiment, flatten
 from lit_mnist.run.timing import WARM_UP_STEPS
 
 
@@ -43,12 +44,13 @@ class Options:
 def why_not(variant: Variant, experiment: Experiment, devices: Devices) -> str | None:
     """Returns why an engine cannot be run here, or None; its module is imported."""
     try:
-        capabilities: Capabilities = load_engine(variant.engine).CAPABILITIES
-        if capabilities.processes != "one":
-            capabilities.check_devices(variant.engine, experiment, devices, devices.count)
+        settings = {**dict(flatten(experiment.to_dict())), "run.servers": 1, "trainer.devices": 1}
+        check_engine(variant.engine, "train", settings)
+        load_engine(variant.engine)
+        if CAPABILITIES[variant.engine].processes != "one":
+            check_devices(variant.engine, experiment, devices, devices.count)
         elif devices.count > 1 and variant.start != "agent":
             return "it has one process"
-        capabilities.check(variant.engine, "train", experiment.replace("run", servers=1), ())
         if devices.count == 1 and variant.start != "agent":
             return "there is one rank: nothing is launched"
     except InputError as error:
@@ -58,7 +60,7 @@ def why_not(variant: Variant, experiment: Experiment, devices: Devices) -> str |
 
 def ranks_of(options: Options, variant: Variant) -> int:
     """Returns the number of ranks that a variant is run on."""
-    return 1 if load_engine(variant.engine).CAPABILITIES.processes == "one" else options.ranks
+    return 1 if CAPABILITIES[variant.engine].processes == "one" else options.ranks
 
 
 def _flags_of(options: Options, variant: Variant) -> list[str]:

@@ -109,7 +109,7 @@ COMMANDS = {
     "a fault of no rank": (["--inject", "kill:rank=1,step=1"], ["run.inject", "ranks are 0 to 0"]),
     "a fault after the end": (["--inject", "nan:rank=0,step=999", "--max-steps", "9"], ["run.inject", "1 to 9"]),
     "going on by itself nowhere": (["--resume", "auto"], ["--run-dir"]),
-    "going on from a folder of something else": (["--resume", "."], ["no sound checkpoint"]),
+    "going on from a folder of something else": (["--resume", "."], ["no valid checkpoint"]),
     "a name that is too long": (["--run-dir", "x" * 300], ["cannot be written", "too long"]),
     "images without predict": (["--images", "x"], ["--images", "predict"]),
 }

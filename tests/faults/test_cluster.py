@@ -246,7 +246,7 @@ def test_a_warned_job_is_queued_again_and_goes_on(program: Program, tell: Tell) 
         assert ended(second, 150) == 0, (folder / "output.txt").read_text()
     finally:
         second.kill()
-    assert "going on from" in (folder / "output.txt").read_text()
+    assert "resuming from" in (folder / "output.txt").read_text()
     assert (folder / "scontrol.txt").read_text().count("requeue") == 1
     undisturbed = program.train("--devices", 2, *words)
     assert result_of(run)["weights_sha256"] == result_of(undisturbed)["weights_sha256"]

@@ -183,12 +183,12 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(program: Program, trained
     done = program("--resume", trained)
     if damage == "all":
         assert done.code == 2
-        assert "holds no sound checkpoint" in done.err
+        assert "holds no valid checkpoint" in done.err
         return
     assert done.code == 0, done.err
     assert re.search(r"warning: \S+last\.ckpt is ", done.out)
     assert "It is passed over" in done.out
-    assert "going on from" in done.out
+    assert "resuming from" in done.out
     assert result_of(trained)["weights_sha256"] == whole
 
 
