@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     words = sys.argv[1:] if argv is None else argv
     outside, request, code = False, None, 0
     try:
-        if told := asks_for_help(words):
+        if told := asks_for_help(words, engine):
             print_line(told)
             return 0
         require_main_thread()
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         outside = launched_from_outside()
         if outside:
             die_with_parent()
-        request = parse(words)
+        request = parse(words, engine)
         code = _run(request, engine, _command(argv))
     except LitMnistError as error:
         code = error.exit_code
