@@ -119,4 +119,6 @@ def unknown_flag(command: str, flag: str, engine: str) -> str:
         meant = "--resume"
     if meant in known:
         return f"Unknown flag {flag}; did you mean {meant}?"
-    return f"Unknown flag {flag}{nearest(flag, known) or f'. See: {command} --help'}"
+    # An option that is not accepted here may be nearer than any that is: then there is nothing to propose.
+    hint = nearest(flag, [*known, *SHORT_FLAGS, *(f"--{key}" for key in options())])
+    return f"Unknown flag {flag}{hint if hint == nearest(flag, known) and hint else f'. See: {command} --help'}"

@@ -1,4 +1,4 @@
-"""The command line: parse, then hand over to the ranks. Only a right command line imports torch.
+"""The command line: step 1, parse; then `prepare` and the ranks. Only a valid command line imports torch.
 
 python train.py --devices 2                    train, then test the best weights
 python train.py fit --config configs/seed.yaml --trainer.max_epochs 1
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     except LitMnistError as error:
         code = error.exit_code
         if outside and code != RankLostError.exit_code and not _speaks(prepares=not error.started):
-            # Another says the same, and an outside launcher ends it as soon as this one has ended.
+            # Another rank prints the same message, and the launcher kills it as soon as this one has ended.
             time.sleep(1)
         elif error.started:
             from lit_mnist.distributed.failure import RANK_STATUS
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         else:
             print_failure(error)
     if outside and code:
-        # At once: the ranks that wait for this one are freed by its end alone.
+        # Immediately: ranks that wait for this one are released only when it ends.
         with suppress(OSError):
             sys.stdout.flush()
         os._exit(code)

@@ -234,7 +234,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(program
         assert "No space left on device" in errors_of(program) or "cannot be written" in errors_of(program)
         assert "Traceback" not in errors_of(program)
         assert newest(folder)["global_step"] >= 20
-        assert "The newest sound checkpoint, after step" in errors_of(program)
+        assert "The newest valid checkpoint, after step" in errors_of(program)
 
 
 @pytest.mark.needs("mounts")
