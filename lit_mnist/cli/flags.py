@@ -121,4 +121,6 @@ def unknown_flag(command: str, flag: str, engine: str) -> str:
         return f"Unknown flag {flag}; did you mean {meant}?"
     # An option that is not accepted here may be nearer than any that is: then there is nothing to propose.
     hint = nearest(flag, [*known, *SHORT_FLAGS, *(f"--{key}" for key in options())])
-    return f"Unknown flag {flag}{hint if hint == nearest(flag, known) and hint else f'. See: {command} --help'}"
+    if hint and hint == nearest(flag, known):
+        return f"Unknown flag {flag}{hint}"
+    return f"Unknown flag {flag}. See: {'fit' if command == 'train' else command} --help"
