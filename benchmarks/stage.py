@@ -9,9 +9,12 @@ from pathlib import Path
 from benchmarks.forecast import network_of
 from benchmarks.recipe import Recipe
 from benchmarks.scaling import RAW_DDP, SERVER
+from lit_mnist.cli.plan import check_batch_norm
 from lit_mnist.distributed.devices import Devices, choose_devices
-from lit_mnist.engines.capabilities import load_engine
+from lit_mnist.engines.capabilities import CAPABILITIES, check_engine
+from lit_mnist.engines.device_checks import check_devices
 from lit_mnist.errors import InputError
+from lit_mnist.experiment import flatten
 from lit_mnist.run.timing import WARM_UP_STEPS
 
 SINGLE, DATA_PARALLEL = "single", "data_parallel"
@@ -84,18 +87,14 @@ class Stage:
         """Returns why an engine cannot train the experiment on so many devices, or None."""
         timed, kind = self.recipe.timed(self.steps, self.devices.kind), self.devices.kind
         try:
-            capabilities = load_engine(engine).CAPABILITIES
-            capabilities.check(engine, "fit", timed, ())
-            capabilities.check_devices(engine, timed, Devices(kind, tuple(range(count))), count)
+            check_engine(engine, "fit", {**dict(flatten(timed.to_dict())), "trainer.devices": 1})
+            check_devices(engine, timed, Devices(kind, tuple(range(count))), count)
             plan = self.recipe.plan(count)
             if plan.batch_size > self.recipe.timed_count:
                 return f"A batch of {plan.batch_size} is more than the {self.recipe.timed_count} samples at hand."
             if self.recipe.is_segmentation:
-                # It imports Lightning.
-                from lit_mnist.cli.checks import check_batch_norm
-
                 check_batch_norm(
-                    timed, replace(plan, world_size=count if capabilities.processes == "ranks" else 1), count
+                    timed, replace(plan, world_size=count if CAPABILITIES[engine].processes == "ranks" else 1), count
                 )
         except InputError as error:
             return str(error)

@@ -12,16 +12,18 @@ if TYPE_CHECKING:
     from lit_mnist.cli.api import compare, train
     from lit_mnist.datamodule import MNISTDataModule
     from lit_mnist.module import LitClassifier
+    from lit_mnist.predict.trained import load
     from lit_mnist.trainer import LitTrainer
 
 __version__ = "0.1.0"
-__all__ = ["LitClassifier", "LitTrainer", "MNISTDataModule", "compare", "train"]
+__all__ = ["LitClassifier", "LitTrainer", "MNISTDataModule", "compare", "load", "train"]
 
 _HOMES = {
     "LitClassifier": "module",
     "LitTrainer": "trainer",
     "MNISTDataModule": "datamodule",
     "compare": "cli.api",
+    "load": "predict.trained",
     "train": "cli.api",
 }
 

@@ -32,11 +32,20 @@ def test_imports_run_downward(tmp_path: Path) -> None:
         (("fit", "--help"), 0, "--trainer.help"),
         (("compare", "--help"), 0, "--engines"),
         (("--version",), 0, "lit_mnist"),
+        (("predict", "--help"), 0, "--images"),
+        (("fit", "--trainer.help"), 0, "callbacks"),
+        (("engine=fabric", "--save-every", "5"), 2, "does not support run.save_every"),
+        (("engine=single", "--devices", "2"), 2, "one device"),
+        (("engine=parameter_server", "--precision", "16"), 2, "float16"),
+        (("engine=with_accelerate", "test", "--ckpt", "x"), 2, "does not support test"),
+        (("engine=raw_ddp", "--trainer.callbacks", "RichModelSummary"), 2, "does not support trainer.callbacks"),
     ],
 )
 def test_what_needs_no_data_imports_no_torch(words: tuple[str, ...], code: int, told: str) -> None:
     script = (
-        "import sys; from lit_mnist.cli.main import main; code = main(sys.argv[1:]);"
+        "import sys; from lit_mnist.cli.main import main; words = sys.argv[1:];"
+        "engine = words.pop(0)[7:] if words[0].startswith('engine=') else 'lightning';"
+        "code = main(words, engine);"
         "assert not {'torch', 'lightning', 'numpy'} & set(sys.modules); sys.exit(code)"
     )
     done = subprocess.run(

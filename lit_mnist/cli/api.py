@@ -38,8 +38,8 @@ def train(
         **flags: The command line's short flags, with underscores: `epochs`, `batch_size`, `lr`, `run_dir`, ...
 
     Raises:
-        InputError: The engine or a setting is refused.
-        LitMnistError: The run ended otherwise; its `exit_code` is the command line's.
+        InputError: The engine or a setting is rejected.
+        LitMnistError: The run failed; its `exit_code` is the command line's.
     """
     if engine not in ENGINES:
         raise InputError(f"Unknown engine {engine!r}: use {', '.join(ENGINES)}.")

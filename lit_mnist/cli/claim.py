@@ -1,29 +1,33 @@
-"""Claims the run folder of a job, and puts there what it goes on from."""
+"""Step 5, claim: the run folder belongs to this run, and contains what the run starts from.
+
+The folder of a resumed training is locked before its newest checkpoint is chosen: an earlier run may still save there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from lit_mnist.checkpoint.atomic_io import atomic_copy
 from lit_mnist.checkpoint.format import BEST, LAST
 from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.store import CONFIG, run_folder_of
 from lit_mnist.cli.parser import Request
+from lit_mnist.cli.validate import Validated, continues_in_place
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment
+from lit_mnist.experiment.plan import Plan
 from lit_mnist.predict import digits, segmentation
 from lit_mnist.profiling.faults import fault_marker
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, lock_folder, was_restarted
 from lit_mnist.run.metrics_log import read_metrics
 
-# Where a best checkpoint is kept that is not the best of the training in its folder.
+# The name of a best checkpoint that is not the best of the training in its folder.
 _ASIDE = "best-put-aside.ckpt"
-# A rank of before may still hold the folder when its successor is there already.
-_SECONDS_TO_LET_GO = 30.0
+# A lost rank may still hold the folder when its successor starts.
+_PATIENCE_SECONDS = 30.0
 _WRITES = {
     "train": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
     "fit": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
@@ -33,26 +37,21 @@ _WRITES = {
 }
 
 
-def continues_in_place(request: Request) -> bool:
-    """Returns whether a run continues with what it finds in its folder, since it was begun there before."""
-    return request.run_dir is not None and (request.resume == "auto" or was_restarted(Path(request.run_dir)))
-
-
 @contextmanager
 def locked_to_resume(request: Request) -> Iterator[IO[str] | None]:
-    """Locks the run folder that a training continues in, before anybody looks for its newest checkpoint.
+    """Locks the run folder that a training continues in, and yields the lock; releases it if the body raises.
 
-    A run of before may still be saving there. Gives the lock, which is let go where the body raises, or None where
-    there is nothing to lock: a folder without checkpoints, a training that begins, or a process that does not write.
+    It yields None if there is nothing to lock: a folder without checkpoints, a new training, or a process that does
+    not write.
 
     Raises:
         InputError: Another run holds the folder, or it cannot be locked.
     """
-    place = _to_resume(request)
-    if place is None or (launched_from_outside() and not Rank.from_environment().is_first):
+    place = _folder_to_resume(request) if _writes() else None
+    if place is None:
         yield None
         return
-    lock = lock_folder(place, _SECONDS_TO_LET_GO if continues_in_place(request) else 0)
+    lock = lock_folder(place, _PATIENCE_SECONDS if continues_in_place(request) else 0)
     try:
         yield lock
     except BaseException:
@@ -60,78 +59,42 @@ def locked_to_resume(request: Request) -> Iterator[IO[str] | None]:
         raise
 
 
-def _to_resume(request: Request) -> Path | None:
-    """Returns the run folder that a training continues in, or None where it begins or continues in a new folder."""
-    if not request.trains:
-        return None
-    if continues_in_place(request):
-        place = Path(str(request.run_dir))
-        return place.absolute() if (place / "checkpoints").is_dir() else None
-    if request.resume in {None, "auto"}:
-        return None
-    source = Path(str(request.resume))
-    try:
-        # As a run folder, its `checkpoints` folder, or a file in it.
-        inside = [source / "checkpoints" / LAST, source / LAST] if source.is_dir() else [source]
-        origin = next(filter(None, map(run_folder_of, inside)), None)
-        chosen = request.run_dir
-        return origin if origin and (chosen is None or Path(chosen).resolve() == origin) else None
-    except (OSError, RuntimeError):
-        # Such as a link to itself: whoever reads the checkpoint says so.
-        return None
-
-
-def claim_folder(
-    request: Request,
-    experiment: Experiment,
-    saved: Saved | None,
-    lock: IO[str] | None,
-    stated: Mapping[str, Any],
-) -> tuple[Path, RunFolder | None]:
+def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path, RunFolder | None]:
     """Returns the run folder's path, and on the process that writes the claimed folder.
 
     Args:
-        request: The command request.
-        experiment: The experiment.
-        saved: The checkpoint that the job begins with.
-        lock: The lock of the folder that the checkpoint was found in, where the training continues there.
-        stated: What the configuration says of the further options of Lightning's Trainer.
+        validated: What the run does.
+        plan: Its plan.
+        lock: The lock of the folder in which a training continues.
 
     Raises:
         InputError: The folder is another run's, cannot be written, or has a name that not all ranks know.
     """
-    checkpoint = saved.path if saved else None
-    trains = request.trains
-    origin = run_folder_of(checkpoint) if checkpoint and trains else None
-    chosen = Path(experiment.run.dir) if experiment.run.dir else origin
-    name = experiment.model.net if request.command == "train" else f"{experiment.model.net}-{request.command}"
-    writes = not launched_from_outside() or Rank.from_environment().is_first
-    writes_masks = request.command == "predict" and experiment.data.task.pixelwise
-    each_writes = experiment.run.trace != "none" or writes_masks
-    if chosen is None and each_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
-        raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
-    path = (chosen or default_path(name, make=writes)).absolute()
-    if not writes:
+    request, experiment, saved = validated.request, validated.experiment, validated.saved
+    origin = run_folder_of(saved.path) if saved and request.trains else None
+    path = _path(validated, origin)
+    if not _writes():
         return path, None
-    again = origin is not None and path.resolve() == origin
-    restarted = trains and was_restarted(path)
-    if again:
+    in_place = origin is not None and path.resolve() == origin
+    restarted = request.trains and was_restarted(path)
+    if in_place:
         read_metrics(path)
     folder = RunFolder.claim(
         path,
         writes=_WRITES[request.command],
-        folders=("checkpoints", "tensorboard") if trains else (),
-        resumed=again or restarted or (request.resume == "auto" and not (path / RESULT).exists()),
-        patience=_SECONDS_TO_LET_GO if restarted else 0,
+        folders=("checkpoints", "tensorboard") if request.trains else (),
+        resumed=in_place or restarted or (request.resume == "auto" and not (path / RESULT).exists()),
+        patience=_PATIENCE_SECONDS if restarted else 0,
         lock=lock if lock and Path(lock.name).resolve().parent == path.resolve() else None,
     )
     try:
-        if trains:
-            _fill(folder, saved, goes_on_here=again or restarted)
+        if request.trains:
+            _fill(folder, saved, continues_here=in_place or restarted)
         if request.command != "predict":
             config = experiment.replace("run", dir=None, resume=None, inject=None).to_dict()
-            config["trainer"].update(stated)
+            config["trainer"].update(validated.stated)
             folder.write_config(config)
+        _check_best_is_known(request, folder, saved, plan)
     except OSError as error:
         folder.release()
         raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
@@ -141,17 +104,55 @@ def claim_folder(
     return path, folder
 
 
-def _fill(folder: RunFolder, saved: Saved | None, *, goes_on_here: bool) -> None:
-    """Puts the checkpoints that a training continues from into its folder, the best only where it is known.
+def _writes() -> bool:
+    """Returns whether this process writes into the run folder."""
+    return not launched_from_outside() or Rank.from_environment().is_first
+
+
+def _folder_to_resume(request: Request) -> Path | None:
+    """Returns the run folder in which a training continues, or None if it starts or continues in a new folder."""
+    if not request.trains:
+        return None
+    if continues_in_place(request):
+        place = Path(str(request.run_dir))
+        return place.absolute() if (place / "checkpoints").is_dir() else None
+    if request.resume in {None, "auto"}:
+        return None
+    source = Path(str(request.resume))
+    try:
+        # A run folder, its `checkpoints` folder, or a file in it.
+        inside = [source / "checkpoints" / LAST, source / LAST] if source.is_dir() else [source]
+        origin = next(filter(None, map(run_folder_of, inside)), None)
+        chosen = request.run_dir
+        return origin if origin and (chosen is None or Path(chosen).resolve() == origin) else None
+    except (OSError, RuntimeError):
+        # Such as a link to itself: reading the checkpoint reports it.
+        return None
+
+
+def _path(validated: Validated, origin: Path | None) -> Path:
+    """Returns the path of the run folder: the named one, that of the resumed training, or a new one."""
+    request, experiment = validated.request, validated.experiment
+    chosen = Path(experiment.run.dir) if experiment.run.dir else origin
+    writes_masks = request.command == "predict" and experiment.data.task.pixelwise
+    each_writes = experiment.run.trace != "none" or writes_masks
+    if chosen is None and each_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
+        raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
+    name = experiment.model.net if request.command == "train" else f"{experiment.model.net}-{request.command}"
+    return (chosen or default_path(name, make=_writes())).absolute()
+
+
+def _fill(folder: RunFolder, saved: Saved | None, *, continues_here: bool) -> None:
+    """Puts the checkpoints that a training continues from into its folder, the best only if it is known.
 
     Raises:
         InputError: Another run has changed its checkpoints since they were read.
     """
-    if not goes_on_here:
+    if not continues_here:
         fault_marker(folder.path).unlink(missing_ok=True)
     if saved is None:
         if any(folder.checkpoints.glob("*.ckpt")):
-            raise InputError(f"Another run has begun in {folder.path} just now: start this one again.")
+            raise InputError(f"Another run has just started in {folder.path}: start this one again.")
         return
     best, last = folder.checkpoints / BEST, folder.checkpoints / LAST
     in_place = saved.is_in(folder.checkpoints)
@@ -164,9 +165,19 @@ def _fill(folder: RunFolder, saved: Saved | None, *, goes_on_here: bool) -> None
     try:
         saved.check_best(best)
     except InputError as error:
-        told = f"The best weights until step {saved.step} are not known. {error}"
+        message = f"The best weights until step {saved.step} are not known. {error}"
         if in_place and best.exists():
             best.replace(best.with_name(_ASIDE))
-            told += f" It is kept as {_ASIDE}."
+            message += f" It is kept as {_ASIDE}."
         best.unlink(missing_ok=True)
-        warn_once(f"{told} {BEST} will be the best epoch from here on.")
+        warn_once(f"{message} {BEST} will be the best epoch from here on.")
+
+
+def _check_best_is_known(request: Request, folder: RunFolder, saved: Saved | None, plan: Plan) -> None:
+    """Rejects a complete training whose best weights, which are to be tested, are missing."""
+    complete = request.command == "train" and saved is not None and saved.step == plan.total_steps
+    if complete and not (folder.checkpoints / BEST).exists():
+        raise InputError(
+            f"The training in {folder.path} is complete, but its best weights are not known: test the last ones with "
+            f"test --ckpt {folder.checkpoints / LAST}."
+        )

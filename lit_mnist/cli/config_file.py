@@ -1,7 +1,7 @@
-"""Looks into a configuration file before it is parsed: a small text of plain values, and nothing that grows or hangs.
+"""Finds and reads configuration files: small texts of plain values, never anything that expands or hangs.
 
-The parser reads whatever a path leads to, follows paths to further files, recurses without a bound, and repeats what an
-alias stands for: a hundred bytes can become gigabytes.
+A YAML parser alone would read from any device, recurse without a bound, and expand aliases: a hundred bytes can become
+gigabytes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,28 @@ import yaml
 
 from lit_mnist.errors import InputError
 
+PACKAGE = "lit_mnist"
+CONFIGS = Path(__file__).parents[1] / "configs"
 _LARGEST = 100_000
 _MOST_VALUES = 10_000
 _DEEPEST = 30
-# Python takes no longer number, and no setting is a longer text.
+# Python parses no longer number, and no setting is a longer text.
 _LONGEST_VALUE = 3_000
+
+
+def find_config(name: str) -> Path:
+    """Returns the path of a configuration file; `lit_mnist:gpu.yaml` is one of the package's own.
+
+    Raises:
+        InputError: The package has no such file.
+    """
+    package, colon, own = name.partition(":")
+    if package != PACKAGE or not colon:
+        return Path(name).expanduser()
+    known = sorted(path.name for path in CONFIGS.glob("*.yaml"))
+    if own not in known:
+        raise InputError(f"The package has no configuration {own!r}: use {', '.join(known)}.")
+    return CONFIGS / own
 
 
 def read_config_file(path: Path) -> Any:
@@ -53,7 +70,7 @@ def read_config_file(path: Path) -> Any:
 
 
 def _check_size(text: str, path: Path) -> None:
-    """Refuses YAML that would become much more than its text, before anything is made of it."""
+    """Rejects YAML that would expand to much more than its text, before it is parsed."""
     left, sizes = _MOST_VALUES, dict[str | None, int]()
     # The open collections: their anchors, and how many values were left when each began.
     opened: list[tuple[str | None, int]] = []
@@ -76,11 +93,3 @@ def _check_size(text: str, path: Path) -> None:
                 sizes[anchor] = before - left
         if left < 0 or len(opened) > _DEEPEST:
             raise InputError(f"The configuration {path} holds too many values, or nests them too deeply.")
-
-
-def names_file(folder: Path, name: str) -> bool:
-    """Returns whether a text names something that is there, from a folder or from the working folder."""
-    try:
-        return bool(name) and "\0" not in name and ((folder / name).exists() or Path(name).exists())
-    except OSError:
-        return False

@@ -6,59 +6,54 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
-from lit_mnist.cli.parser import COMMANDS, EVALUATING, SHORT_FLAGS
+import lit_mnist
+from lit_mnist.cli.flags import COMMANDS, SHORT_FLAGS, commands_of, options_of
 from lit_mnist.cli.trainer_options import POLICY
 from lit_mnist.experiment.schema import Option, options
 
 _INDENT = 26
+_CONFIG = "a YAML file of settings, or lit_mnist:NAME.yaml of the package; a flag overrides it"
 
 
-def asks_for_help(words: Sequence[str]) -> str:
+def asks_for_help(words: Sequence[str], engine: str) -> str:
     """Returns the help or the version that a command line asks for, or nothing."""
-    program = Path(sys.argv[0]).name
     if "--version" in words:
-        return f"lit_mnist {version('lit_mnist')}"
+        return f"lit_mnist {lit_mnist.__version__}"
     if "--trainer.help" in words:
         return trainer_help()
     if not {"--help", "-h"} & set(words):
         return ""
-    return help_text(program, words[0] if words[0] in COMMANDS else None)
+    name = Path(sys.argv[0]).name
+    program = name if engine == "lightning" else f"python -m lit_mnist.engines.{engine}"
+    return _of_command(program, words[0], engine) if words[0] in commands_of(engine) else _overview(program, engine)
 
 
-def help_text(program: str, command: str | None) -> str:
-    """Returns the help of a command, or of the program where none is named.
-
-    Args:
-        program: How the program is called, such as `train.py`.
-        command: The command.
-    """
-    return _overview(program) if command is None else _of_command(program, command)
-
-
-def _overview(program: str) -> str:
-    short = [_row(flag, options()[key].help) for flag, key in SHORT_FLAGS.items()]
+def _overview(program: str, engine: str) -> str:
+    keys = options_of("train", engine)
+    method = "PyTorch Lightning" if engine == "lightning" else f"the engine {engine}"
+    further = f" Lightning's further options: {program} fit --trainer.help." if engine == "lightning" else ""
+    short = [_row(flag, options()[key].help) for flag, key in SHORT_FLAGS.items() if key in keys]
     return "\n".join(
         [
             f"usage: {program} [COMMAND] [FLAGS]",
             "",
-            "Trains a network with PyTorch Lightning on any number of ranks, and tests its best weights exactly.",
+            f"Trains a network with {method} on any number of ranks, and tests its best weights exactly.",
             "",
             "commands:",
-            *(_row(name, text) for name, (text, _) in COMMANDS.items()),
+            *(_row(name, COMMANDS[name][0]) for name in commands_of(engine)),
             "",
             "flags of every command that trains:",
             *short,
-            _row("--config FILE", "a YAML file of settings; a flag overrides it"),
+            _row("--config FILE", _CONFIG),
             "",
-            f"All settings: {program} fit --help. Lightning's further options: {program} fit --trainer.help.",
+            f"All settings: {program} fit --help.{further}",
         ]
     )
 
 
-def _of_command(program: str, command: str) -> str:
+def _of_command(program: str, command: str, engine: str) -> str:
     text, own = COMMANDS[command]
     lines = [
         f"usage: {program} {'' if command == 'train' else command + ' '}[FLAGS]",
@@ -67,18 +62,17 @@ def _of_command(program: str, command: str) -> str:
         "",
     ]
     lines += [_row(flag, meaning) for flag, meaning in own.items()]
-    lines.append(_row("--config FILE", "a YAML file of settings; a flag overrides it"))
+    lines.append(_row("--config FILE", _CONFIG))
     names = {key: flag for flag, key in SHORT_FLAGS.items()}
     section = ""
-    for key, option in options().items():
-        if command in EVALUATING and key in {"run.resume", "run.save_every", "run.keep", "run.max_restarts"}:
-            continue
+    for key in options_of(command, engine):
+        option = options()[key]
         if key.partition(".")[0] != section:
             section = key.partition(".")[0]
             lines += ["", f"{section}:"]
         flag = f"--{key}" + (f", {names[key]}" if key in names else "")
         lines.append(_row(flag, f"{option.help} {_facts(option)}"))
-    if command in {"train", "fit"}:
+    if command in {"train", "fit"} and engine == "lightning":
         lines += ["", f"Lightning's further options: {program} fit --trainer.help."]
     return "\n".join(lines)
 

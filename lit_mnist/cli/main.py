@@ -1,4 +1,4 @@
-"""The command line: parse, then hand over to the ranks. Only a right command line imports torch.
+"""The command line: step 1, parse; then `prepare` and the ranks. Only a valid command line imports torch.
 
 python train.py --devices 2                    train, then test the best weights
 python train.py fit --config configs/seed.yaml --trainer.max_epochs 1
@@ -20,6 +20,7 @@ from lit_mnist.cli.parser import Request, parse
 from lit_mnist.distributed.rank import Rank, adopt_slurm, die_with_parent, launched_from_outside
 from lit_mnist.distributed.signals import STOP, require_main_thread
 from lit_mnist.distributed.terminal import guard_streams, print_failure, print_line
+from lit_mnist.engines.capabilities import check_engine
 from lit_mnist.errors import InputError, LitMnistError, RankLostError
 
 
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     words = sys.argv[1:] if argv is None else argv
     outside, request, code = False, None, 0
     try:
-        if told := asks_for_help(words):
+        if told := asks_for_help(words, engine):
             print_line(told)
             return 0
         require_main_thread()
@@ -43,12 +44,12 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         outside = launched_from_outside()
         if outside:
             die_with_parent()
-        request = parse(words)
+        request = parse(words, engine)
         code = _run(request, engine, _command(argv))
     except LitMnistError as error:
         code = error.exit_code
         if outside and code != RankLostError.exit_code and not _speaks(prepares=not error.started):
-            # Another says the same, and an outside launcher ends it as soon as this one has ended.
+            # Another rank prints the same message, and the launcher kills it as soon as this one has ended.
             time.sleep(1)
         elif error.started:
             from lit_mnist.distributed.rank_status import RANK_STATUS
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         else:
             print_failure(error)
     if outside and code:
-        # At once: the ranks that wait for this one are freed by its end alone.
+        # Immediately: ranks that wait for this one are released only when it ends.
         with suppress(OSError):
             sys.stdout.flush()
         os._exit(code)
@@ -72,6 +73,7 @@ def _run(request: Request, engine: str, command: str) -> int:
         from lit_mnist.comparison.command import compare
 
         return compare(request, command, main)
+    check_engine(engine, request.command, request.settings, request.extras.names)
     from lit_mnist.cli.start import start
 
     start(request, engine, command)

@@ -7,79 +7,20 @@ later file overrides an earlier one, and both override the defaults.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lit_mnist.cli.config_file import read_config_file
+from lit_mnist.cli.config_file import find_config, read_config_file
+from lit_mnist.cli.flags import CKPT_PATH, COMMANDS, EVALUATING, SHORT_FLAGS, commands_of, unknown_flag
 from lit_mnist.cli.trainer_options import TrainerExtras, is_trainer_option, read_extras
 from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.schema import SEED, convert, make_experiment, options
 from lit_mnist.experiment.task import check_task
 
-SHORT_FLAGS = {
-    "--devices": "trainer.devices",
-    "--epochs": "trainer.max_epochs",
-    "--batch-size": "data.batch_size",
-    "--lr": "model.lr",
-    "--seed": SEED,
-    "--precision": "trainer.precision",
-    "--max-steps": "trainer.max_steps",
-    "--max-restarts": "run.max_restarts",
-    "--save-every": "run.save_every",
-    "--keep": "run.keep",
-    "--inject": "run.inject",
-    "--launcher": "run.launcher",
-    "--servers": "run.servers",
-    "--run-dir": "run.dir",
-    "--resume": "run.resume",
-}
-EVALUATING = ("validate", "test", "predict")
-# The commands, each with what it does and the flags that it alone takes.
-COMMANDS: dict[str, tuple[str, dict[str, str]]] = {
-    "train": ("fit, and then the exact test of the best weights; the command where none is named", {}),
-    "fit": ("train", {}),
-    "validate": ("evaluate on the validation split", {"--ckpt": "run folder or checkpoint to evaluate"}),
-    "test": ("evaluate on the test split", {"--ckpt": "run folder or checkpoint to evaluate"}),
-    "predict": (
-        "predict the test split, or your own images",
-        {"--ckpt": "run folder or checkpoint to predict with", "--images": "images, or folders of them"},
-    ),
-    "compare": (
-        "train with several engines, and compare their results and costs",
-        {
-            "--engines": "all, or names separated by commas",
-            "--repeats": "timed runs of each engine; 0 for none",
-            "--timed-steps": "optimizer steps of a timed run",
-        },
-    ),
-}
-# What the same option is called elsewhere.
-SYNONYMS = {
-    "learning_rate": "--lr",
-    "data_dir": "--data.root",
-    "root": "--data.root",
-    "max_epochs": "--epochs",
-    "num_epochs": "--epochs",
-    "ckpt_path": "--ckpt",
-    "checkpoint": "--ckpt",
-    "resume_from_checkpoint": "--resume",
-    "num_workers": "--data.workers",
-    "gpus": "--devices",
-    "num_gpus": "--devices",
-    "nproc_per_node": "--devices",
-    "num_processes": "--devices",
-    "output_dir": "--run-dir",
-    "default_root_dir": "--run-dir",
-    "amp": "--precision",
-    "fp16": "--precision",
-    "accumulation_steps": "--trainer.accumulate_grad_batches",
-    "gradient_accumulation_steps": "--trainer.accumulate_grad_batches",
-}
 _LINKED = {"model.seed": SEED, "data.seed": SEED, "model.num_classes": "data.name"}
 _DEVICE_LIST = re.compile(r"\d+(,\d+)+,?")
 
@@ -136,21 +77,26 @@ class Request:
         return experiment
 
 
-def parse(argv: list[str]) -> Request:
+def parse(argv: list[str], engine: str = "lightning") -> Request:
     """Reads a command line and the files that it names.
+
+    Args:
+        argv: The arguments.
+        engine: Name of the engine, whose options a message may propose.
 
     Raises:
         InputError: A command, flag, key or value is unknown, of the wrong type, or contradicts another.
     """
-    command, words = _command(argv)
+    command, words = _command(argv, engine)
     own_flags = COMMANDS[command][1]
     files: dict[str, Any] = {}
     flags: dict[str, Any] = {}
-    given: dict[str, tuple[str, str]] = {}
+    given: dict[str, tuple[str, str, Any]] = {}
     own: dict[str, str] = {}
     images: list[str] = []
     extras: list[tuple[str, Any]] = []
-    for flag, values in _pairs(words, own_flags):
+    for name, values in _pairs(words, own_flags):
+        flag = ("--ckpt" if command in EVALUATING else "--resume") if name == CKPT_PATH else name
         value = values[-1] if values else None
         key = SHORT_FLAGS.get(flag, flag.removeprefix("--"))
         if flag == "--images" and flag in own_flags:
@@ -165,37 +111,38 @@ def parse(argv: list[str]) -> Request:
             extras.append((key, value))
         elif key in options():
             text = _needed(flag, value)
-            if key in SHORT_FLAGS.values():
-                earlier, other = given.setdefault(key, (flag, text))
-                if text != other:
-                    raise InputError(f"{flag} {text} contradicts {earlier} {other}: give one of them.")
             is_list = key == "trainer.devices" and _DEVICE_LIST.fullmatch(text)
-            flags |= convert({key: [int(part) for part in text.split(",") if part] if is_list else text})
+            converted = convert({key: [int(part) for part in text.split(",") if part] if is_list else text})
+            if key in SHORT_FLAGS.values():
+                earlier, other, meaning = given.setdefault(key, (flag, text, converted[key]))
+                if converted[key] != meaning:
+                    raise InputError(f"{flag} {text} contradicts {earlier} {other}: give one of them.")
+            flags |= converted
         elif key in {"model", "data", "trainer", "run"}:
             content = _read_section(key, yaml.safe_load(_needed(flag, value)), f" in {flag}")
             extras += content.pop("trainer.extras")
             flags |= content
         else:
-            raise InputError(_unknown(command, flag))
+            raise InputError(unknown_flag(command, flag, engine))
     _check_flags(command, given)
     if files.get("run.resume") is not None:
         raise InputError("run.resume is accepted on the command line only: use --resume RUN_DIR_OR_CKPT.")
     return Request(command, files | flags, read_extras(extras), own, tuple(images))
 
 
-def _command(argv: list[str]) -> tuple[str, list[str]]:
+def _command(argv: list[str], engine: str) -> tuple[str, list[str]]:
     """Returns the command, and the words after it."""
     if not argv or argv[0].startswith("-"):
         return "train", argv
     if argv[0] == "bench":
         raise InputError("The benchmarks run from a checkout: python -m benchmarks")
-    known = [name for name in COMMANDS if name != "train"]
-    if argv[0] not in known:
+    known = [name for name in commands_of(engine) if name != "train"]
+    if argv[0] not in COMMANDS or argv[0] == "train":
         raise InputError(f"Unknown command {argv[0]!r}{nearest(argv[0], known) or ': use ' + ', '.join(known) + '.'}")
     return argv[0], argv[1:]
 
 
-def _pairs(words: list[str], own_flags: Iterable[str]) -> list[tuple[str, list[str]]]:
+def _pairs(words: list[str], own_flags: Container[str]) -> list[tuple[str, list[str]]]:
     """Returns each flag with its values: none or one, or for `--images` several."""
     pairs: list[tuple[str, list[str]]] = []
     rest = list(words)
@@ -209,7 +156,7 @@ def _pairs(words: list[str], own_flags: Iterable[str]) -> list[tuple[str, list[s
         values = [value] if equals else []
         while rest and not equals and not _is_flag(rest[0]) and (flag == "--images" or not values):
             values.append(rest.pop(0))
-        if "" in values or (not values and (flag in own_flags or flag in SHORT_FLAGS)):
+        if "" in values or (not values and (flag in own_flags or flag in SHORT_FLAGS or flag == CKPT_PATH)):
             raise InputError(f"{flag} needs a value.")
         pairs.append((flag, values))
     return pairs
@@ -227,7 +174,7 @@ def _needed(flag: str, value: str | None) -> str:
 
 def _read_file(name: str) -> dict[str, Any]:
     """Returns the converted settings of a configuration file, and under `trainer.extras` the Trainer's others."""
-    path = Path(name).expanduser()
+    path = find_config(name)
     content = read_config_file(path)
     if not isinstance(content, dict) or not content:
         raise InputError(f"The configuration {path} holds no settings: it must be sections such as model: or data:.")
@@ -263,22 +210,3 @@ def _read_section(section: str, content: Any, source: str) -> dict[str, Any]:
 def _check_flags(command: str, given: Mapping[str, Any]) -> None:
     if command in EVALUATING and "run.resume" in given:
         raise InputError(f"--resume continues a training; {command} takes --ckpt.")
-
-
-def _unknown(command: str, flag: str) -> str:
-    """Returns the message for a flag that the command does not take."""
-    others = [name for name, (_, flags) in COMMANDS.items() if flag in flags]
-    if others == list(EVALUATING):
-        return f"--ckpt belongs to {', '.join(EVALUATING)}; to continue a training, use --resume."
-    if others:
-        return f"{flag} belongs to {', '.join(others)}."
-    word = flag.lstrip("-").replace("-", "_").rpartition(".")[2]
-    if word in SYNONYMS:
-        meant = SYNONYMS[word]
-        if meant == "--ckpt" and command not in EVALUATING:
-            meant = "--resume"
-        return f"Unknown flag {flag}; did you mean {meant}?"
-    known = [*SHORT_FLAGS, *COMMANDS[command][1], "--config", *(f"--{key}" for key in options())]
-    if command in EVALUATING:
-        known.remove("--resume")
-    return f"Unknown flag {flag}{nearest(flag, known) or f'. See: {command} --help'}"

@@ -1,4 +1,4 @@
-"""From a request to running ranks, and what is said where they do not end well."""
+"""From a request to running ranks, and the message if they fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.rendezvous import choose_interface, use_loopback
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import print_failure, shown
-from lit_mnist.engines.capabilities import load_engine
 from lit_mnist.engines.rank_work import do_job
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.run.finish import program
@@ -37,7 +36,7 @@ def start(request: Request, engine: str, command: str) -> None:
         command: The command as it was typed.
 
     Raises:
-        LitMnistError: The run ended otherwise than well; the message says how, and how to continue.
+        LitMnistError: The run failed or was stopped; the message says why, and how to resume.
     """
     # The ranks are forked from this process: until then it must not start OpenMP's threads.
     torch.set_num_threads(1)
@@ -46,7 +45,7 @@ def start(request: Request, engine: str, command: str) -> None:
         _start(prepared)
     except LitMnistError as error:
         error.started = True
-        error.advice = _go_on(prepared.job, only_with_checkpoint=error.exit_code == InputError.exit_code)
+        error.advice = _how_to_resume(prepared.job, only_with_checkpoint=error.exit_code == InputError.exit_code)
         raise
     finally:
         if prepared.folder:
@@ -75,10 +74,10 @@ def _start(prepared: Prepared) -> None:
 
 
 def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) -> None:
-    """Does a rank's work in this process.
+    """Runs one rank in this process.
 
     Raises:
-        LitMnistError: It ended otherwise than well; the message says how.
+        LitMnistError: It failed or was stopped; the message says why.
     """
     RANK_STATUS.rank = rank
     if logs:
@@ -87,7 +86,7 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
     def end(signum: signal.Signals) -> None:
         error = StoppedError(f"Stopped by {signum.name}.", signum)
         if rank.is_first:
-            print_failure(error, _go_on(prepared.job), RANK_STATUS.print_error)
+            print_failure(error, _how_to_resume(prepared.job), RANK_STATUS.print_error)
         if prepared.folder:
             prepared.folder.release()
         end_rank(error)
@@ -111,18 +110,18 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
         raise RankLostError(own_failure(report)) from error
 
 
-def _go_on(job: Job | None, *, only_with_checkpoint: bool = False) -> str:
-    """Returns how to go on after a run that ended early."""
-    if job is None or not job.trains or not load_engine(job.engine).CAPABILITIES.resume:
+def _how_to_resume(job: Job | None, *, only_with_checkpoint: bool = False) -> str:
+    """Returns how to resume after a run that ended early."""
+    if job is None or not job.trains or not job.resumable:
         return ""
     damaged: list[str] = []
     found = newest_valid(job.folder, damaged.append)
     notes = "".join(f"\n{note}" for note in damaged)
     command, folder = program(job.engine), shlex.quote(shown(job.folder))
     if found is None:
-        none = "\nThere is no checkpoint to go on from: --save-every 30s makes some within an epoch."
+        none = "\nThere is no checkpoint to resume from: --save-every 30s saves within an epoch."
         return notes if only_with_checkpoint else notes + none
     if found.step >= job.plan.total_steps:
         return f"{notes}\nThe training was complete: test its weights with: {command} test --ckpt {folder}"
-    newest = f"The newest sound checkpoint, after step {found.step}, is {shown(found.path)}"
-    return f"{notes}\n{newest}; go on with: {command} --resume {folder}"
+    newest = f"The newest valid checkpoint, after step {found.step}, is {shown(found.path)}"
+    return f"{notes}\n{newest}; resume with: {command} --resume {folder}"

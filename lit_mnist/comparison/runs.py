@@ -19,9 +19,10 @@ from lit_mnist.comparison.equality import Run
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import die_with_parent
 from lit_mnist.distributed.terminal import print_line
-from lit_mnist.engines.capabilities import ENGINES, load_engine
+from lit_mnist.engines.capabilities import CAPABILITIES, ENGINES, check_engine, load_engine
+from lit_mnist.engines.device_checks import check_devices
 from lit_mnist.errors import InputError, nearest
-from lit_mnist.experiment import Experiment
+from lit_mnist.experiment import Experiment, flatten
 from lit_mnist.run.timing import WARM_UP_STEPS
 
 # Runs a command line with an engine in this process, and returns its exit code.
@@ -173,12 +174,13 @@ Outcome = Run | NotRun
 def skip(variant: Variant, experiment: Experiment, devices: Devices) -> NotRun | None:
     """Returns why an engine cannot be run here, or None; imports its module."""
     try:
-        capabilities = load_engine(variant.engine).CAPABILITIES
-        if capabilities.processes != "one":
-            capabilities.check_devices(variant.engine, experiment, devices, devices.count)
+        settings = {**dict(flatten(experiment.to_dict())), "run.servers": 1, "trainer.devices": 1}
+        check_engine(variant.engine, "train", settings)
+        load_engine(variant.engine)
+        if CAPABILITIES[variant.engine].processes != "one":
+            check_devices(variant.engine, experiment, devices, devices.count)
         elif devices.count > 1 and variant.start != "agent":
             return NotRun("skipped", "it has one process")
-        capabilities.check(variant.engine, "train", experiment.replace("run", servers=1), ())
     except InputError as error:
         return NotRun("skipped", str(error))
     if devices.count == 1 and variant.start != "agent":
@@ -188,7 +190,7 @@ def skip(variant: Variant, experiment: Experiment, devices: Devices) -> NotRun |
 
 def ranks_of(options: Options, variant: Variant) -> int:
     """Returns the number of ranks that a variant runs on."""
-    return 1 if load_engine(variant.engine).CAPABILITIES.processes == "one" else options.ranks
+    return 1 if CAPABILITIES[variant.engine].processes == "one" else options.ranks
 
 
 def _flags(options: Options, variant: Variant, *without: str) -> list[str]:

@@ -24,7 +24,6 @@ from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.run.finish import finish
@@ -38,8 +37,6 @@ from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import weight_dtype
 from lit_mnist.training.schedule import make_schedule
-
-CAPABILITIES = Capabilities(half="everywhere")
 
 
 def run(job: Job, rank: Rank) -> None:

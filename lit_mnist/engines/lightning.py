@@ -24,7 +24,6 @@ from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins._private import leave_signals_alone
 from lit_mnist.run.finish import finish, write_predictions
@@ -33,15 +32,6 @@ from lit_mnist.run.timing import StepClock
 from lit_mnist.trainer import LitTrainer
 from lit_mnist.training.job import Job
 from lit_mnist.training.precision import weight_dtype
-
-CAPABILITIES = Capabilities(
-    commands=("train", "fit", "validate", "test", "predict"),
-    resume=True,
-    half="everywhere",
-    extras=True,
-    compile=True,
-    graph=True,
-)
 
 
 def run(job: Job, rank: Rank) -> None:

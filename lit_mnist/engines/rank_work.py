@@ -1,4 +1,4 @@
-"""What a rank does with its job: here, so that a spawned process imports no more than its engine needs."""
+"""Runs a job in one rank; a spawned process imports only this and its engine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lit_mnist.training.job import Job
 
 
 def do_job(job: Job, rank: Rank) -> None:
-    """Does a job in one rank, with the job's number of threads."""
+    """Runs a job in one rank, with the job's number of threads."""
     # Lightning, Fabric and Accelerate set a number of their own where the variable is absent.
     os.environ["OMP_NUM_THREADS"] = str(job.threads)
     torch.set_num_threads(job.threads)
     keep_memory()
     if job.experiment.trainer.deterministic:
-        # Without it cuBLAS refuses to be deterministic.
+        # cuBLAS needs it to be deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-        # Started again after a loss: what was saved before is not lost.
+        # Restarted after a lost rank: resume from the newest checkpoint.
         found = newest_valid(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)
         job = replace(job, checkpoint=found.path if found else job.checkpoint)
     load_engine(job.engine).run(job, rank)

@@ -37,7 +37,6 @@ from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.run.finish import Prediction, finish, write_predictions
@@ -51,10 +50,6 @@ from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
 from lit_mnist.training.schedule import make_schedule
-
-CAPABILITIES = Capabilities(
-    commands=("train", "fit", "validate", "test", "predict"), resume=True, half="everywhere", spawn=True
-)
 
 
 def run(job: Job, rank: Rank) -> None:

@@ -21,7 +21,6 @@ from lit_mnist.data.batch import Batch
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.engines.capabilities import Capabilities
 from lit_mnist.models.build import build_net
 from lit_mnist.run.finish import Prediction, finish, write_predictions
 from lit_mnist.run.recorder import MetricsRecorder
@@ -34,15 +33,6 @@ from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
 from lit_mnist.training.schedule import make_schedule
-
-CAPABILITIES = Capabilities(
-    processes="one",
-    commands=("train", "fit", "validate", "test", "predict"),
-    resume=True,
-    half="everywhere",
-    compile=True,
-    graph=True,
-)
 
 
 def run(job: Job, rank: Rank) -> None:

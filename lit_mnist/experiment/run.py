@@ -19,14 +19,14 @@ class RunSettings:
 
     Args:
         dir: The run folder; by default `runs/<time>-<name>`.
-        resume: A run folder or checkpoint to go on from.
+        resume: A run folder or checkpoint to resume from.
         save_every: Steps (`100`) or seconds (`30s`) between checkpoints within an epoch; unset: at epochs' ends only.
         keep: Newest checkpoints to keep, beside the best.
         timeout: Seconds that a rank waits for the others before it gives up.
         max_restarts: How often lost ranks are started again.
         inject: A fault to see what happens: `kill`, `raise`, `stop` or `nan`, as in `kill:rank=1,step=50`. A resumed or
             restarted run does not repeat it.
-        threads: Threads of each rank; by default the cores divided by the ranks. The bits of a result depend on it.
+        threads: Threads of each rank; by default the cores divided by the ranks. It affects the result's bits.
         launcher: `agent`: the ranks of this machine are forked; `spawn`: each is a new Python process.
         cuda_graph: Whether a GPU is given the passes of a micro-batch as one recorded graph; unset: where that is
             offered, which is by the engines lightning and single, for the ConvNet, on one GPU.

@@ -1,4 +1,4 @@
-"""The options of an experiment, read off its dataclasses: keys, types, defaults, help, and the conversion of values."""
+"""The options of an experiment, read from its dataclasses: keys, types, defaults, help, and conversion of values."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ from lit_mnist.experiment.experiment import Experiment, flatten
 SEED = "seed_everything"
 _SECTIONS = ("model", "data", "trainer", "run")
 _LONGEST_VALUE = 3_000
+# Values that Lightning's Trainer also accepts, and what they are called here.
+ALIASES: dict[str, dict[str, str]] = {
+    "trainer.precision": {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"},
+    "trainer.devices": {"-1": "auto"},
+    "trainer.accelerator": {"cuda": "gpu"},
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class Option:
             raise InputError(f"{self.key} holds a text of {len(value)} characters.")
         if types.NoneType in self.kinds and value in {"null", "~"}:
             return None
+        if isinstance(value, str | int):
+            value = ALIASES.get(self.key, {}).get(str(value), value)
         for candidate in (value, _parsed(value)):
             for kind in self.kinds:
                 found, converted = _matches(kind, candidate)

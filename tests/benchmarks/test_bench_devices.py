@@ -201,7 +201,7 @@ def test_an_engine_that_cannot_train_it_is_left_out_with_its_own_reason(tutorial
     few = replace(stage, recipe=replace(tutorial, timed_count=10))
     assert "16 is more than the 10" in str(few.refusal(RAW_DDP, 2))
     alone = replace(tutorial, experiment=tutorial.experiment.replace("data", batch_size=1))
-    assert "one scene" in str(replace(stage, recipe=alone).refusal(SINGLE, 1))
+    assert "one image" in str(replace(stage, recipe=alone).refusal(SINGLE, 1))
     assert replace(stage, recipe=alone).refusal(RAW_DDP, 2) is None
 
 
@@ -361,7 +361,7 @@ def test_the_section_escapes_what_it_is_given(topic: dict[str, Any], tmp_path: P
         (("--config", "no.yaml"), "no.yaml cannot be read"),
         (("--config", "wrong.yaml"), "model.nett"),
         (("--config", "callbacks.yaml"), "trainer.callbacks"),
-        (("--config", "alone.yaml"), "one scene"),
+        (("--config", "alone.yaml"), "one image"),
         (("--config", "right.yaml", "--config", "wrong.yaml"), "--config is given 2 times"),
         (("--config", "right.yaml", "--topics", "start"), "--config is for the topic devices alone"),
         (("--config", "right.yaml", "--topics", "devices,start"), "--config is for the topic devices alone"),

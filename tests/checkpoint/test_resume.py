@@ -227,7 +227,7 @@ def test_a_start_waits_for_the_run_before_it_and_reads_what_that_saved_last(prog
     out = (program.folder / "stdout.txt").read_text()
     assert os.waitstatus_to_exitcode(status) == 0, out + (program.folder / "stderr.txt").read_text()
     assert "note: waiting for process" in out
-    assert " from run-1/checkpoints/last.ckpt after step 24" in out
+    assert "resuming from run-1/checkpoints/last.ckpt after step 24" in out
     assert "warning" not in out
     assert result_of(folder)["weights_sha256"] == wanted["weights_sha256"]
     assert result_of(folder)["test"] == wanted["test"]

@@ -40,6 +40,8 @@ COMMANDS = {
         ["test", "5", "7 ranks"],
     ),
     "contradiction": (["--epochs", "1", "--trainer.max_epochs", "2"], ["--epochs", "--trainer.max_epochs", "1", "2"]),
+    "contradiction of an alias": (["--precision", "16", "--trainer.precision", "bf16"], ["--precision", "contradicts"]),
+    "unknown packaged config": (["--config", "lit_mnist:gpux.yaml"], ["gpux.yaml", "gpu.yaml, seed.yaml"]),
     "contradiction the other way": (["--trainer.devices=2", "--devices", "1"], ["contradicts"]),
     "foreign class": (["--trainer.callbacks", "os.system"], ["trainer.callbacks", "os.system", "lightning"]),
     "option that breaks a promise": (["--trainer.limit_train_batches", "3"], ["limit_train_batches", "--max-steps"]),
@@ -101,7 +103,7 @@ COMMANDS = {
     "a fault of no rank": (["--inject", "kill:rank=1,step=1"], ["run.inject", "ranks are 0 to 0"]),
     "a fault after the end": (["--inject", "nan:rank=0,step=999", "--max-steps", "9"], ["run.inject", "1 to 9"]),
     "going on by itself nowhere": (["--resume", "auto"], ["--run-dir"]),
-    "going on from a folder of something else": (["--resume", "."], ["no sound checkpoint"]),
+    "going on from a folder of something else": (["--resume", "."], ["no valid checkpoint"]),
     "a name that is too long": (["--run-dir", "x" * 300], ["cannot be written", "too long"]),
     "images without predict": (["--images", "x"], ["--images", "predict"]),
 }
@@ -217,3 +219,39 @@ def test_a_program_s_wrong_settings_are_a_value_error() -> None:
     with pytest.raises(ValueError, match="batch_size") as caught:
         DataSettings(batch_size=0)
     assert isinstance(caught.value, InputError)
+
+
+@pytest.mark.parametrize(
+    ("words", "section", "key", "value"),
+    [
+        (["--precision=16"], "trainer", "precision", "16-mixed"),
+        (["--precision=bf16"], "trainer", "precision", "bf16-mixed"),
+        (["--trainer.precision=32"], "trainer", "precision", "32-true"),
+        (["--precision=64", "--trainer.precision=64-true"], "trainer", "precision", "64-true"),
+        (["--devices=-1"], "trainer", "devices", "auto"),
+        (["--devices", "-1"], "trainer", "devices", "auto"),
+        (["--trainer.accelerator=cuda"], "trainer", "accelerator", "gpu"),
+        (["fit", "--ckpt_path=some.ckpt"], "run", "resume", "some.ckpt"),
+    ],
+)
+def test_lightning_s_spelling_is_accepted(words: list[str], section: str, key: str, value: str) -> None:
+    assert getattr(getattr(parse(words).experiment(), section), key) == value
+
+
+def test_ckpt_path_names_the_checkpoint_to_evaluate() -> None:
+    assert parse(["test", "--ckpt_path", "some.ckpt"]).checkpoint == "some.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "proposed"),
+    [
+        ("fabric", ["--save-evry", "3"], "--save-every"),
+        ("lightning", ["test", "--resum", "x"], "--resume"),
+        ("lightning", ["compare", "--max_restart", "1"], "--max-restarts"),
+        ("raw_ddp", ["--server", "2"], "--servers"),
+    ],
+)
+def test_a_message_proposes_only_what_is_accepted(engine: str, words: list[str], proposed: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(words, engine)
+    assert f"{proposed}?" not in str(caught.value)

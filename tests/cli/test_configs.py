@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import pytest
 import yaml
@@ -26,6 +27,12 @@ def test_a_configuration_says_only_what_is_taken(name: str) -> None:
     for section, values in yaml.safe_load(path.read_text()).items():
         for key, value in values.items() if isinstance(values, dict) else []:
             assert found[section][key] == value
+
+
+def test_a_packaged_configuration_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (ROOT / "configs").glob("*.yaml"):
+        assert parse([f"--config=lit_mnist:{path.name}"]) == parse([f"--config={path}"])
 
 
 def test_a_flag_stands_over_a_file_and_a_file_over_the_defaults() -> None:

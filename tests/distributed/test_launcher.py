@@ -206,7 +206,7 @@ def test_torchrun_with_ranks_that_do_not_fit_the_batch_is_rejected_once(tmp_path
 @pytest.mark.parametrize(
     ("engine", "words", "restarts", "told"),
     [
-        ("fabric", (), 3, "does not offer torchrun's --max-restarts"),
+        ("fabric", (), 3, "does not support torchrun's --max-restarts"),
         ("raw_ddp", ("--run.trace", "times"), 0, "name it to all of them by --run-dir"),
     ],
 )

@@ -334,7 +334,7 @@ def test_ctrl_c_in_a_terminal_leaves_the_message_alone(
     (told,) = [number for number, line in enumerate(lines) if "Stopped by" in line]
     assert re.fullmatch(r"Stopped by SIGINT( after step \d+)?\.", lines[told]), lines
     if engine != "fabric":
-        assert re.match(r"The newest \w+ checkpoint, after step ", lines[told + 1]), lines
+        assert lines[told + 1].startswith("The newest valid checkpoint, after step "), lines
     assert told > 0
     assert lines[0].startswith("epoch 1/50"), lines
     # The cursor is there again.

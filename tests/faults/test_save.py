@@ -184,12 +184,12 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(program: Program, trained
     done = program("--resume", trained)
     if damage == "all":
         assert done.code == 2
-        assert re.search(r"holds no \w+ checkpoint", done.err)
+        assert "holds no valid checkpoint" in done.err
         return
     assert done.code == 0, done.err
     assert re.search(r"warning: \S+last\.ckpt is ", done.out)
     assert "It is skipped" in done.out
-    assert re.search(r"note: .* from \S+ after step", done.out)
+    assert "resuming from" in done.out
     assert result_of(trained)["weights_sha256"] == whole
 
 
@@ -235,7 +235,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(program
         assert "No space left on device" in errors_of(program) or "cannot be written" in errors_of(program)
         assert "Traceback" not in errors_of(program)
         assert newest(folder)["global_step"] >= 20
-        assert re.search(r"The newest \w+ checkpoint, after step", errors_of(program))
+        assert "The newest valid checkpoint, after step" in errors_of(program)
 
 
 @pytest.mark.needs("mounts")

@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lit_mnist.distributed.devices import Devices
-from lit_mnist.engines import lightning, raw_ddp, single
-from lit_mnist.engines.capabilities import Capabilities
+from lit_mnist.engines.device_checks import uses_cuda_graph
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 
@@ -80,7 +79,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.BatchNorm2d, "__init__", noted)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(Capabilities, "uses_cuda_graph", lambda *_: True)
+    monkeypatch.setattr("lit_mnist.cli.validate.uses_cuda_graph", lambda *_: True)
 
 
 @pytest.mark.parametrize("engine", ["single", "lightning"])
@@ -101,11 +100,11 @@ GPU = Devices("cuda", (0,))
 DEFAULT = Experiment()
 
 
-@pytest.mark.parametrize("offer", [single.CAPABILITIES, lightning.CAPABILITIES])
-def test_one_gpu_records_the_convnet_by_itself(capabilities: Capabilities) -> None:
-    assert capabilities.uses_cuda_graph("it", DEFAULT, GPU, 1, ())
-    assert not capabilities.uses_cuda_graph("it", DEFAULT.replace("run", cuda_graph=False), GPU, 1, ())
-    assert not capabilities.uses_cuda_graph("it", DEFAULT, Devices("cpu", (0,)), 1, ())
+@pytest.mark.parametrize("engine", ["single", "lightning"])
+def test_one_gpu_records_the_convnet_by_itself(engine: str) -> None:
+    assert uses_cuda_graph(engine, DEFAULT, GPU, 1, ())
+    assert not uses_cuda_graph(engine, DEFAULT.replace("run", cuda_graph=False), GPU, 1, ())
+    assert not uses_cuda_graph(engine, DEFAULT, Devices("cpu", (0,)), 1, ())
 
 
 @pytest.mark.parametrize(
@@ -119,19 +118,19 @@ def test_one_gpu_records_the_convnet_by_itself(capabilities: Capabilities) -> No
 )
 def test_what_no_graph_shows_is_not_recorded(section: str, setting: dict[str, Any], told: str) -> None:
     experiment = DEFAULT.replace(section, **setting)
-    assert not single.CAPABILITIES.uses_cuda_graph("single", experiment, GPU, 1, ())
+    assert not uses_cuda_graph("single", experiment, GPU, 1, ())
     asked = replace(experiment, run=replace(experiment.run, cuda_graph=True))
     with pytest.raises(InputError, match=told):
-        single.CAPABILITIES.uses_cuda_graph("single", asked, GPU, 1, ())
+        uses_cuda_graph("single", asked, GPU, 1, ())
 
 
 def test_a_graph_that_cannot_be_is_refused() -> None:
     asked = DEFAULT.replace("run", cuda_graph=True)
-    for capabilities, devices, world_size, extras, told in (
-        (raw_ddp.CAPABILITIES, GPU, 1, (), "the engine it records none"),
-        (single.CAPABILITIES, Devices("cpu", (0,)), 1, (), "on cpu"),
-        (lightning.CAPABILITIES, Devices("cuda", (0, 1)), 2, (), "2 ranks"),
-        (lightning.CAPABILITIES, GPU, 1, ("callbacks",), "trainer.callbacks"),
+    for engine, devices, world_size, extras, told in (
+        ("raw_ddp", GPU, 1, (), "the engine raw_ddp records none"),
+        ("single", Devices("cpu", (0,)), 1, (), "on cpu"),
+        ("lightning", Devices("cuda", (0, 1)), 2, (), "2 ranks"),
+        ("lightning", GPU, 1, ("callbacks",), "trainer.callbacks"),
     ):
         with pytest.raises(InputError, match=told):
-            capabilities.uses_cuda_graph("it", asked, devices, world_size, extras)
+            uses_cuda_graph(engine, asked, devices, world_size, extras)

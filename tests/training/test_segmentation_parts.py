@@ -17,7 +17,7 @@ from torchvision.models import get_model, segmentation
 
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.weights import backbone_weights, read_weights
-from lit_mnist.cli.checks import check_deterministic
+from lit_mnist.cli.validate import check_deterministic
 from lit_mnist.data.dataset import IGNORED
 from lit_mnist.data.rng import Draw
 from lit_mnist.errors import InputError

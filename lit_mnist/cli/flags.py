@@ -1,0 +1,126 @@
+"""The commands, the short flags, and the option that an unknown flag most likely means. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from lit_mnist.engines.capabilities import CAPABILITIES
+from lit_mnist.errors import nearest
+from lit_mnist.experiment.schema import SEED, options
+
+SHORT_FLAGS = {
+    "--devices": "trainer.devices",
+    "--epochs": "trainer.max_epochs",
+    "--batch-size": "data.batch_size",
+    "--lr": "model.lr",
+    "--seed": SEED,
+    "--precision": "trainer.precision",
+    "--max-steps": "trainer.max_steps",
+    "--max-restarts": "run.max_restarts",
+    "--save-every": "run.save_every",
+    "--keep": "run.keep",
+    "--inject": "run.inject",
+    "--launcher": "run.launcher",
+    "--servers": "run.servers",
+    "--run-dir": "run.dir",
+    "--resume": "run.resume",
+}
+EVALUATING = ("validate", "test", "predict")
+# The commands, each with what it does and the flags that it alone takes.
+COMMANDS: dict[str, tuple[str, dict[str, str]]] = {
+    "train": ("fit, and then the exact test of the best weights; the command where none is named", {}),
+    "fit": ("train", {}),
+    "validate": ("evaluate on the validation split", {"--ckpt": "run folder or checkpoint to evaluate"}),
+    "test": ("evaluate on the test split", {"--ckpt": "run folder or checkpoint to evaluate"}),
+    "predict": (
+        "predict the test split, or your own images",
+        {"--ckpt": "run folder or checkpoint to predict with", "--images": "images, or folders of them"},
+    ),
+    "compare": (
+        "train with several engines, and compare their results and costs",
+        {
+            "--engines": "all, or names separated by commas",
+            "--repeats": "timed runs of each engine; 0 for none",
+            "--timed-steps": "optimizer steps of a timed run",
+        },
+    ),
+}
+# What the same option is called elsewhere.
+SYNONYMS = {
+    "learning_rate": "--lr",
+    "data_dir": "--data.root",
+    "root": "--data.root",
+    "max_epochs": "--epochs",
+    "num_epochs": "--epochs",
+    "checkpoint": "--ckpt",
+    "resume_from_checkpoint": "--resume",
+    "num_workers": "--data.workers",
+    "gpus": "--devices",
+    "num_gpus": "--devices",
+    "nproc_per_node": "--devices",
+    "num_processes": "--devices",
+    "batch": "--batch-size",
+    "bs": "--batch-size",
+    "epoch": "--epochs",
+    "optim": "--model.optimizer",
+    "arch": "--model.net",
+    "network": "--model.net",
+    "dataset": "--data.name",
+    "clip_grad_norm": "--trainer.gradient_clip_val",
+    "max_grad_norm": "--trainer.gradient_clip_val",
+    "world_size": "--devices",
+    "output_dir": "--run-dir",
+    "default_root_dir": "--run-dir",
+    "amp": "--precision",
+    "fp16": "--precision",
+    "accumulation_steps": "--trainer.accumulate_grad_batches",
+    "gradient_accumulation_steps": "--trainer.accumulate_grad_batches",
+}
+# The name that Lightning's Trainer methods use.
+CKPT_PATH = "--ckpt_path"
+# What `compare` sets itself, or what not every engine supports.
+_NOT_COMPARED = frozenset(
+    {"run.resume", "run.save_every", "run.max_restarts", "run.inject", "run.cuda_graph", "run.launcher"}
+)
+# What has no effect on, or is fixed by, the checkpoint that is evaluated.
+_TRAINING_ONLY = frozenset(
+    {"run.resume", "run.save_every", "run.keep", "run.max_restarts", "run.inject", "run.cuda_graph"}
+    | {f"trainer.{name}" for name in ("max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val")}
+)
+
+
+def commands_of(engine: str) -> list[str]:
+    """Returns the commands of an engine's program."""
+    own = CAPABILITIES[engine].commands
+    return [name for name in COMMANDS if name in own or (name == "compare" and engine == "lightning")]
+
+
+def options_of(command: str, engine: str) -> list[str]:
+    """Returns the keys of the options that have an effect on a command with an engine."""
+    left_out = set(CAPABILITIES[engine].unsupported)
+    if command == "compare":
+        left_out |= _NOT_COMPARED
+    elif command in EVALUATING:
+        left_out |= _TRAINING_ONLY | {key for key in options() if key.startswith("model.") and key != "model.compile"}
+    return [key for key in options() if key not in left_out]
+
+
+def unknown_flag(command: str, flag: str, engine: str) -> str:
+    """Returns the message for a flag that the command does not accept; it proposes only what the command accepts."""
+    others = [name for name, (_, own) in COMMANDS.items() if flag in own]
+    if others == list(EVALUATING):
+        return f"--ckpt belongs to {', '.join(EVALUATING)}; to continue a training, use --resume."
+    if others:
+        return f"{flag} belongs to {', '.join(others)}."
+    keys = options_of(command, engine)
+    short = [name for name, key in SHORT_FLAGS.items() if key in keys]
+    known = [*short, *COMMANDS[command][1], "--config", *(f"--{key}" for key in keys)]
+    word = flag.lstrip("-").replace("-", "_").rpartition(".")[2]
+    meant = SYNONYMS.get(word)
+    if meant == "--ckpt" and command not in EVALUATING:
+        meant = "--resume"
+    if meant in known:
+        return f"Unknown flag {flag}; did you mean {meant}?"
+    # An option that is not accepted here may be nearer than any that is: then there is nothing to propose.
+    hint = nearest(flag, [*known, *SHORT_FLAGS, *(f"--{key}" for key in options())])
+    if hint and hint == nearest(flag, known):
+        return f"Unknown flag {flag}{hint}"
+    return f"Unknown flag {flag}. See: {'fit' if command == 'train' else command} --help"
