@@ -27,6 +27,8 @@ from lit_mnist.experiment import DataSettings
 from lit_mnist.experiment.plan import Plan
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
     from lit_mnist.data.per_sample import Augment
     from lit_mnist.data.segmentation.images import Change
 
@@ -157,7 +159,9 @@ class TrainBatches:
 
     def _indices(self, batch: int) -> Indices:
         size = self.plan.batch_size
-        return train_indices(self.seed, self.epoch, batch, count=len(self.split), batch_size=size)[self.rows]
+        return train_indices(self.seed, self.plan.order_of(self.epoch), batch, count=len(self.split), batch_size=size)[
+            self.rows
+        ]
 
     def _batch(self, batch: int, indices: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> Batch:
         draw = Draw(
@@ -255,3 +259,10 @@ def _scenes(
     )
     for images, targets in load_batches(samples, chosen, settings.workers):
         yield normalised(images, dtype), targets.long()
+
+
+def draw_of(seed: int, trainer: Trainer, batch: Batch) -> Draw:
+    """Returns the random numbers of this rank for a micro-batch of a user's own loader, which names none."""
+    samples, rank, world_size = len(batch.images), trainer.global_rank, trainer.world_size
+    rows = torch.arange(rank * samples, (rank + 1) * samples, device=batch.images.device)
+    return Draw(seed=seed, number=trainer.fit_loop.total_batch_idx, size=world_size * samples, rows=rows)
