@@ -28,11 +28,12 @@ class RunLogger(Logger):
 
     Args:
         log: The files; None on every rank but 0.
+        monitor: Counts the steps: from 1, while a Trainer counts those of its loggers from 0.
     """
 
-    def __init__(self, log: MetricsLog | None) -> None:
+    def __init__(self, log: MetricsLog | None, monitor: StepMonitor) -> None:
         super().__init__()
-        self._log = log
+        self._log, self._monitor = log, monitor
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ class RunLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Logs the metrics of a step, until the training ends: those of a test are in `result.json`."""
         if self._log:
-            self._log.log_metrics(metrics, step)
+            self._log.log_metrics(metrics, self._monitor.step)
 
     def finalize(self, status: str) -> None:
         """Closes the files."""
@@ -134,7 +135,7 @@ class MonitorSteps(Callback):
         self.monitor.logged = logged
         if logged and step % self.monitor.log_every and trainer.is_global_zero:
             for logger in trainer.loggers:
-                logger.log_metrics({**logged, "epoch": float(trainer.current_epoch)}, step=step)
+                logger.log_metrics({**logged, "epoch": float(trainer.current_epoch)}, step=step - 1)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves the evaluation out of the time of a step."""

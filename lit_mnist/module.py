@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_mnist.checkpoint.format import verified_checkpoint
@@ -89,7 +88,7 @@ class LitClassifier(LightningModule):
         self.train_metrics.update(loss)
         if self.train_metrics.is_logged(self.trainer, batch_idx):
             lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-            self._log({**self.train_metrics.compute(logits, targets), "lr": lr}, self.trainer.global_step + 1)
+            self._log({**self.train_metrics.compute(logits, targets), "lr": lr})
 
     def on_validation_epoch_start(self) -> None:
         """Gives every rank the same buffers, so that all of them evaluate one network."""
@@ -111,13 +110,13 @@ class LitClassifier(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Combines the sums of all ranks, and logs the metrics."""
-        self.evaluation = self.metrics.compute()
+        self.evaluation = self.metrics.evaluation()
         self.metrics.reset()
         if not self.trainer.sanity_checking:
             check_count(self.trainer, self.evaluation.count)
             metrics = metrics_of(self.evaluation, "test" if self.trainer.testing else "val")
             # All ranks have the same values: their maximum is exact, their mean would be rounded.
-            self._log(metrics, self.trainer.global_step, sync_dist=True, reduce_fx="max")
+            self._log(metrics, sync_dist=True, reduce_fx="max")
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -126,11 +125,11 @@ class LitClassifier(LightningModule):
         batch = Batch.of([batch, batch] if isinstance(batch, torch.Tensor) else batch)
         return batch.indices, *predictions_of(self.net(batch.images))
 
-    def _log(self, metrics: dict[str, float], step: int, **options: Any) -> None:
-        if self.trainer.state.fn == TrainerFn.FITTING:
-            metrics = {**metrics, "step": step, "epoch": self.trainer.current_epoch}
-        for name, value in metrics.items():
-            self.log(name, torch.tensor(value, dtype=torch.float64, device=self.device), **options)
+    def _log(self, metrics: dict[str, float], **options: Any) -> None:
+        # In double precision, so that nothing is rounded.
+        exact = {"dtype": torch.float64, "device": self.device}
+        values = {name: torch.tensor(value, **exact) for name, value in metrics.items()}
+        self.log_dict(values, **options)
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:

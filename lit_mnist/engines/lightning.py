@@ -138,7 +138,7 @@ def _trainer(
     callbacks, loggers = _as_list(extras.pop("callbacks", None)), _as_list(extras.pop("logger", None))
     if monitor and save:
         log = MetricsLog(job.folder, monitor.step, job.experiment.data.name) if rank.is_first else None
-        loggers.insert(0, RunLogger(log))
+        loggers.insert(0, RunLogger(log, monitor))
         callbacks = [MonitorSteps(monitor), *callbacks, save]
         if settings.enable_progress_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
             if rank.is_first:
@@ -200,11 +200,15 @@ def _load_best(module: LitClassifier, path: Path, rank: Rank) -> None:
 
 
 def quieten() -> None:
-    """Leaves out what Lightning says of every run; warnings stay."""
+    """Silences what Lightning prints in every run; warnings stay, but for two."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Said of Lightning's own call into torch.
+    # A profiler prints its summary at the end of a stage.
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
+    # Lightning causes this one by its own call into torch.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
+    # A short training is logged, too: at its first and its last step.
+    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
 
 
 if __name__ == "__main__":

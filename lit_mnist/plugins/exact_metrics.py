@@ -44,10 +44,14 @@ class ExactMetrics(Metric):
         self.sums += sums
         self.segmentation = targets.ndim > 1
 
-    def compute(self) -> Evaluation:
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns `confusion` and `sums` over all ranks; every rank must call it."""
+        return self.confusion, self.sums
+
+    def evaluation(self) -> Evaluation:
         """Returns the metrics over all ranks; every rank must call it.
 
         Raises:
             NonFiniteError: The loss is infinite or not a number; all ranks raise it together.
         """
-        return evaluation_of(self.confusion, self.sums, None, segmentation=self.segmentation)
+        return evaluation_of(*self.compute(), expected=None, segmentation=self.segmentation)

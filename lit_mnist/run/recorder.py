@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -35,6 +35,9 @@ class Logger(Protocol):
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Logs the metrics of a step."""
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """Logs the experiment."""
 
     def save(self) -> None:
         """Writes what was logged."""
@@ -180,9 +183,11 @@ class MetricsRecorder(StepMonitor):
     def __init__(self, *, job: Job, rank: Rank, clock: StepClock, net: nn.Module, step: int = 0) -> None:
         super().__init__(job=job, rank=rank, clock=clock, net=net, step=step)
         self._metrics = TrainMetrics()
+        self.log: MetricsLog | None = None
         self.loggers: list[Logger] = []
         if rank.is_first:
-            self.loggers = [MetricsLog(job.folder, step, job.experiment.data.name), *loggers_of(job)]
+            self.log = MetricsLog(job.folder, step, job.experiment.data.name)
+            self.loggers = loggers_of(job)
             if job.experiment.trainer.enable_progress_bar:
                 self.display = ProgressDisplay(job.plan.total_steps, step)
                 RANK_STATUS.clear_display = self.display.clear
@@ -227,23 +232,29 @@ class MetricsRecorder(StepMonitor):
             self.display.line(self.epoch_line)
 
     def close(self, *, optimizer_steps: int, stopped_early: str | None = None) -> Trained:
-        """Ends the display and closes the loggers; see `StepMonitor.close`."""
+        """Ends the display and closes the files; see `StepMonitor.close`. `finish` closes the other loggers."""
         trained = super().close(optimizer_steps=optimizer_steps, stopped_early=stopped_early)
-        for logger in self.loggers:
-            logger.finalize("success")
+        if self.log:
+            self.log.finalize("success")
         return trained
 
     def _log(self, metrics: dict[str, float]) -> None:
-        epoch = (self.step - 1) // self.plan.steps_per_epoch
+        row = {"epoch": float((self.step - 1) // self.plan.steps_per_epoch), **metrics}
+        if self.log:
+            self.log.log_metrics(row, self.step)
         for logger in self.loggers:
-            logger.log_metrics({"epoch": float(epoch), **metrics}, step=self.step)
+            # A Trainer counts the steps of its loggers from 0.
+            logger.log_metrics(row, self.step - 1)
             logger.save()
 
 
-def loggers_of(job: Job) -> Sequence[Any]:
-    """Returns the loggers that the user asks for by `trainer.logger`, beside that of the run folder."""
-    made = job.extras().get("logger") if job.extras and "logger" in job.stated else None
-    return made if isinstance(made, list) else [made] if made and made is not True else []
+def loggers_of(job: Job) -> list[Logger]:
+    """Returns the loggers that `trainer.logger` names; rank 0 calls it once in a run."""
+    found = job.extras().get("logger") if job.extras and "logger" in job.stated else None
+    loggers: list[Logger] = found if isinstance(found, list) else [found] if found and found is not True else []
+    for logger in loggers:
+        logger.log_hyperparams(job.experiment.to_dict())
+    return loggers
 
 
 def _start_stopwatch(monitor: StepMonitor, job: Job) -> Stopwatch:
