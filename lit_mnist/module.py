@@ -127,9 +127,8 @@ class LitClassifier(LightningModule):
 
     def _log(self, metrics: dict[str, float], **options: Any) -> None:
         # In double precision, so that nothing is rounded.
-        exact = {"dtype": torch.float64, "device": self.device}
-        values = {name: torch.tensor(value, **exact) for name, value in metrics.items()}
-        self.log_dict(values, **options)
+        for name, value in metrics.items():
+            self.log(name, torch.tensor(value, dtype=torch.float64, device=self.device), **options)
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
