@@ -1,11 +1,14 @@
-"""The Trainer's callbacks: record each step, and keep the last and the best epoch's checkpoint."""
+"""The Trainer's callbacks, its logger and its checkpoint IO: they record a run, show it, and save it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch.optim import Optimizer
@@ -14,20 +17,216 @@ from lit_mnist.checkpoint.format import LAST, SECTION, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import lightning_loops, section_of
 from lit_mnist.module import LitClassifier
-from lit_mnist.run.recorder import MetricsRecorder
+from lit_mnist.run.metrics_log import MetricsLog
+from lit_mnist.run.progress import ProgressDisplay
+from lit_mnist.run.recorder import StepMonitor
 from lit_mnist.training.job import Job
 
 
-class VerifiedCheckpointIO(CheckpointIO):
-    """Reads and writes checkpoints in the project's one format: whole, hashed, and never executing anything."""
+class RunLogger(Logger):
+    """Logs the metrics of a training to `metrics.csv` and TensorBoard files in the run folder.
 
-    def __init__(self, manager: CheckpointManager | None) -> None:
-        self._keeper = manager
+    Args:
+        log: The files; None on every rank but 0.
+        monitor: Counts the steps: from 1, while a Trainer counts those of its loggers from 0.
+    """
+
+    def __init__(self, log: MetricsLog | None, monitor: StepMonitor) -> None:
+        super().__init__()
+        self._log, self._monitor = log, monitor
+
+    @property
+    def name(self) -> str:
+        """The name that Lightning's callbacks show."""
+        return "lit_mnist"
+
+    @property
+    def version(self) -> str:
+        """The run folder has no version."""
+        return ""
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the run folder has them in `config.yaml`."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Logs the metrics of a step, until the training ends: those of a test are in `result.json`."""
+        if self._log:
+            self._log.log_metrics(metrics, self._monitor.step)
+
+    def finalize(self, status: str) -> None:
+        """Closes the files."""
+        if self._log:
+            self._log.finalize(status)
+            self._log = None
+
+
+class RunProgressBar(ProgressBar):
+    """Shows the progress of a training: a bar on a terminal, a line every few seconds elsewhere.
+
+    Args:
+        display: The display; None on every rank but 0.
+        monitor: Tells which steps are logged.
+    """
+
+    def __init__(self, display: ProgressDisplay | None, monitor: StepMonitor) -> None:
+        super().__init__()
+        self.display, self.monitor = display, monitor
+
+    def disable(self) -> None:
+        """Shows nothing on this rank."""
+        self.display = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Shows the metrics that were logged at this step."""
+        if self.display and self.monitor.logged:
+            metrics = self.monitor.logged
+            speed = metrics.get("images_per_s")
+            self.display.update(self.monitor.step, metrics["train_loss"], metrics["train_accuracy"], speed)
+
+    def show_epoch(self) -> None:
+        """Shows the last epoch. `SaveCheckpoints` calls it, so that a terminal that is not read delays no save."""
+        if self.display:
+            self.display.line(self.monitor.epoch_line)
+
+
+class MonitorSteps(Callback):
+    """Passes each step to a `StepMonitor`, and logs at the steps that the Trainer does not log by itself.
+
+    Args:
+        monitor: The monitor of this rank.
+    """
+
+    def __init__(self, monitor: StepMonitor) -> None:
+        self.monitor = monitor
+        self._optimizer_steps, self._lr = 0, 0.0
+        self._parameters = list(monitor.net.parameters())
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Records a micro-batch."""
+        self.monitor.batch_done(cast(LitClassifier, pl_module).train_metrics.last)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Checks the gradient of the step."""
+        self._optimizer_steps = cast(LitClassifier, pl_module).optimizer_steps
+        self._lr = optimizer.param_groups[0]["lr"]
+        self.monitor.gradients_done(self._parameters)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Records a step if the micro-batch ended one."""
+        if trainer.global_step == self.monitor.step:
+            self.monitor.logged = {}
+            return
+        if cast(LitClassifier, pl_module).optimizer_steps == self._optimizer_steps:
+            self.monitor.step_skipped(cast(Any, cast(MixedPrecision, trainer.precision_plugin).scaler))
+        step = self.monitor.step + 1
+        logged: dict[str, float] = {}
+        if self.monitor.is_logged(step):
+            self.monitor.check_finite()
+            names = ("train_loss", "train_accuracy", "lr")
+            logged = {name: float(trainer.callback_metrics[name]) for name in names}
+        self.monitor.end_step(self._lr, logged or None)
+        if logged and (speed := self.monitor.clock.recent_images_per_s()) is not None:
+            logged["images_per_s"] = speed
+            pl_module.log("images_per_s", speed)
+        self.monitor.logged = logged
+        if logged and step % self.monitor.log_every and trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.log_metrics({**logged, "epoch": float(trainer.current_epoch)}, step=step - 1)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leaves the evaluation out of the time of a step."""
+        self.monitor.clock.pause()
+
+
+class SaveCheckpoints(Checkpoint):
+    """Saves where a `CheckpointManager` says so, in the one format of all engines.
+
+    Args:
+        job: The job, whose experiment goes into the checkpoint.
+        monitor: The monitor of this rank.
+    """
+
+    def __init__(self, job: Job, monitor: StepMonitor) -> None:
+        self.job, self.monitor = job, monitor
+        self.manager = CheckpointManager(
+            job, monitor.rank, monitor.net, self._save, step=monitor.step, check_finite=monitor.check_finite
+        )
+        self._validated = False
+
+    @property
+    def state_key(self) -> str:
+        """The name under which a checkpoint has the best score."""
+        return "KeepCheckpoints"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Keeps the Trainer, which makes the checkpoints."""
+        self._trainer = trainer
+
+    def _save(self) -> None:
+        # The manager decides the names; see VerifiedCheckpointIO.
+        self._trainer.save_checkpoint(self.manager.folder / LAST)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Saves after a step where it is due."""
+        plan = self.job.plan
+        if plan.closes_window(batch_idx):
+            last = batch_idx + 1 == plan.batches_in_epoch(trainer.current_epoch)
+            self.manager.step_done(trainer.global_step, ends_epoch=last)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes that there are new metrics by which the best weights are chosen."""
+        self._validated = not trainer.sanity_checking
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves the epoch that ends."""
+        validation = cast(LitClassifier, pl_module).evaluation if self._validated else None
+        self._validated = False
+        is_best = self.manager.update_best(validation)
+        self.monitor.epoch_done(trainer.current_epoch, validation, is_best=is_best)
+        bar = trainer.progress_bar_callback
+        show = bar.show_epoch if isinstance(bar, RunProgressBar) else lambda: None
+        self.manager.epoch_done(trainer.global_step, show)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the best score so far."""
+        return {"best": self.manager.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the best score so far."""
+        self.manager.resume(state_dict["best"])
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Restores the progress of the loops from the step alone, whatever the file says."""
+        checkpoint["loops"] = lightning_loops(checkpoint["global_step"], self.job.plan)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Adds the project's section, and writes the progress of the loops as a function of the step."""
+        step = checkpoint["global_step"]
+        checkpoint["epoch"] = self.job.plan.position(step)[0]
+        checkpoint["loops"] = lightning_loops(step, self.job.plan)
+        checkpoint[SECTION] = section_of(self.job)
+
+
+class VerifiedCheckpointIO(CheckpointIO):
+    """Reads and writes checkpoints in the project's format: whole, with a hash, and never executing anything.
+
+    Args:
+        write: Writes a checkpoint of this run; it is called on rank 0.
+    """
+
+    def __init__(self, write: Callable[[dict[str, Any]], None] | None) -> None:
+        self._write = write
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Passes a checkpoint of the manager's on to it; it is on rank 0 that this is called."""
-        assert self._keeper is not None
-        self._keeper.write(checkpoint)
+        """Writes a checkpoint of this run."""
+        assert self._write is not None
+        self._write(checkpoint)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -38,100 +237,3 @@ class VerifiedCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Removes a checkpoint."""
         Path(path).unlink(missing_ok=True)
-
-
-class RecordTraining(Callback):
-    """Passes each step and epoch to the recorder.
-
-    Args:
-        recorder: Where they go.
-    """
-
-    def __init__(self, recorder: MetricsRecorder) -> None:
-        self.recorder = recorder
-        self._steps = recorder.step
-        self._made = 0
-        self._parameters = list(recorder.net.parameters())
-
-    def on_after_backward(self, trainer: Trainer, module: LightningModule) -> None:
-        """Records a micro-batch."""
-        self.recorder.batch_done(cast(LitClassifier, module).loss)
-
-    def on_before_optimizer_step(self, trainer: Trainer, module: LightningModule, optimizer: Optimizer) -> None:
-        """Looks at the gradient of the step that comes."""
-        self._made = cast(LitClassifier, module).optimizer_steps
-        self.recorder.gradients_done(self._parameters)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Records the step where a micro-batch ends one."""
-        if trainer.global_step > self._steps:
-            self._steps, classifier = trainer.global_step, cast(LitClassifier, module)
-            if classifier.optimizer_steps == self._made:
-                scaler = cast(MixedPrecision, trainer.precision_plugin).scaler
-                assert scaler
-                self.recorder.step_skipped(scaler)
-            self.recorder.step_done(outputs["logits"], batch.targets, classifier.rate)
-
-    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Leaves the evaluation out of the time of a step."""
-        self.recorder.clock.pause()
-
-
-class KeepCheckpoints(Callback):
-    """Saves where the manager says so, in the one format of all engines.
-
-    Args:
-        job: The job, whose experiment goes into the checkpoint.
-        recorder: Tells the epoch's line.
-    """
-
-    def __init__(self, job: Job, recorder: MetricsRecorder) -> None:
-        self.job = job
-        self.recorder = recorder
-        self.manager = CheckpointManager(
-            job, recorder.rank, recorder.net, self._save, step=recorder.step, check_finite=recorder.check_finite
-        )
-
-    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """Takes the Trainer, which writes the checkpoints."""
-        self._trainer = trainer
-
-    def _save(self) -> None:
-        # The manager knows under which names; see VerifiedCheckpointIO.
-        self._trainer.save_checkpoint(self.manager.folder / LAST)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Saves after a step where it is due."""
-        plan = self.job.plan
-        if plan.closes_window(batch_idx):
-            last = batch_idx + 1 == plan.batches_in_epoch(trainer.current_epoch)
-            self.manager.step_done(trainer.global_step, ends_epoch=last)
-
-    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        """Saves the epoch that ends."""
-        validation = cast(LitClassifier, module).validation
-        self.recorder.epoch_done(trainer.current_epoch, validation, is_best=self.manager.update_best(validation))
-        self.manager.epoch_done(trainer.global_step, self.recorder.show_epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the best score so far."""
-        return {"best": self.manager.best}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the best score so far."""
-        self.manager.resume(state_dict["best"])
-
-    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Takes the loops' progress from the step alone, whatever the file says of them."""
-        checkpoint["loops"] = lightning_loops(checkpoint["global_step"], self.job.plan)
-
-    def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Adds the project's section, and writes the loops' progress as a function of the step."""
-        step = checkpoint["global_step"]
-        checkpoint["epoch"] = self.job.plan.position(step)[0]
-        checkpoint["loops"] = lightning_loops(step, self.job.plan)
-        checkpoint[SECTION] = section_of(self.job)

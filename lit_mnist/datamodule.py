@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,7 +69,9 @@ class MNISTDataModule(LightningDataModule):
         if self._plan is not None:
             return self._plan
         endless = self.experiment.replace("trainer", max_epochs=_MANY_EPOCHS)
-        return plan_for(endless, self.splits, self._rank[1])
+        plan = plan_for(endless, self.splits, self._rank[1])
+        # A Trainer that overfits uses the same batches in each epoch.
+        return replace(plan, overfits=bool(getattr(self.trainer, "overfit_batches", 0)))
 
     @property
     def _rank(self) -> tuple[int, int]:
@@ -96,8 +99,7 @@ class MNISTDataModule(LightningDataModule):
             plan=self.plan,
             settings=self.settings,
             seed=self.experiment.seed_everything,
-            # A Trainer that overfits wants the same few batches in each epoch.
-            epoch=0 if getattr(self.trainer, "overfit_batches", 0) else epoch,
+            epoch=epoch,
             rank=self._rank[0],
             first=first,
             dtype=self._dtype,

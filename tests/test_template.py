@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import yaml
 from conftest import ROOT, Program, result_of, run_forked
 from lightning.pytorch import Callback, LightningModule, Trainer
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.module import LitClassifier
-from lit_mnist.plugins._private import PlainHookName
 from lit_mnist.trainer import LitTrainer
-
-HOOK = "_current_fx_name"
-
-
-def test_lightning_notes_its_hooks_without_a_search_for_parameters(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It fails, too, where Lightning notes them by another name: then the seam is of no use any more."""
-    counts = {"plain": 0, "searched": 0, "others": 0}
-    plainly, searching = PlainHookName.__setattr__, nn.Module.__setattr__
-
-    def noted(self: Any, name: str, value: Any) -> None:
-        counts["plain"] += name == HOOK
-        plainly(self, name, value)
-
-    def searched(self: nn.Module, name: str, value: Any) -> None:
-        if isinstance(self, LitClassifier):
-            counts["searched" if name == HOOK else "others"] += 1
-            (program.folder / "counts.json").write_text(json.dumps(counts))
-        searching(self, name, value)
-
-    monkeypatch.setattr(PlainHookName, "__setattr__", noted)
-    monkeypatch.setattr(nn.Module, "__setattr__", searched)
-    program.train("--max-steps", 50, "--batch-size", 12, "--data.val_size", 0, "--data.test_size", 12, "--lr", 0.01)
-    found = json.loads((program.folder / "counts.json").read_text())
-    assert found["plain"] > 10 * 50
-    assert found["searched"] == 0
-    # The loss, the rate and the steps made, of each step.
-    assert found["others"] < 5 * 50
 
 
 def test_an_early_stop_is_told_recorded_and_repeated(program: Program) -> None:
@@ -138,8 +105,8 @@ def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
         assert weights_sha256(load_file(tmp_path / "net.safetensors")) == weights_sha256(module.net.state_dict())
         save_file(torch.load(tmp_path / "own.ckpt", weights_only=True)["state_dict"], tmp_path / "own.safetensors")
         assert module.optimizer_steps == 10
-        assert module.validation
-        assert module.validation.count == 5000
+        assert module.evaluation
+        assert module.evaluation.count == 5000
         print(weights_sha256(module.net.state_dict()))
         return 0
 

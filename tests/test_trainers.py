@@ -167,8 +167,8 @@ def test_a_shorter_training_of_the_real_data_reaches_its_end(tmp_path: Path, kin
             trainer = trainer_of(TRAINERS[kind], tmp_path, callbacks=[seen], **options)
             trainer.fit(module, datamodule=data)
             assert (trainer.global_step, module.optimizer_steps) == (steps, steps), name
-            assert (module.validation.count if module.validation else None) == count, name
-            assert module.rate == pytest.approx(last_rate(0.02, steps)), name
+            assert (module.evaluation.count if module.evaluation else None) == count, name
+            assert trainer.callback_metrics["lr"].item() == pytest.approx(last_rate(0.02, steps)), name
             first, last = seen.epochs[0], seen.epochs[max(seen.epochs)]
             assert (first == last) == (max(seen.epochs) == 0 or name == "overfit_batches"), name
 
@@ -232,12 +232,14 @@ def test_metrics_are_exact_and_returned(tmp_path: Path, ranks: int) -> None:
                 module, data = LitClassifier(), MNISTDataModule(eval_batch_size=700, **FEW)
                 trainer = trainer_of(kind, tmp_path, ranks, limit_test_batches=limit)
                 metrics = trainer.test(module, datamodule=data, verbose=False)
-                assert module.tested
-                assert metrics == [{"test_loss": module.tested.loss, "test_accuracy": module.tested.accuracy}]
+                tested = module.evaluation
+                assert tested
+                assert metrics == [{"test_loss": tested.loss, "test_accuracy": tested.accuracy}]
                 validated = trainer.validate(module, datamodule=data, verbose=False)
-                assert module.validation
-                assert validated == [{"val_loss": module.validation.loss, "val_accuracy": module.validation.accuracy}]
-                found.append((module.tested.count, module.tested.accuracy, module.validation.count))
+                validation = module.evaluation
+                assert validation
+                assert validated == [{"val_loss": validation.loss, "val_accuracy": validation.accuracy}]
+                found.append((tested.count, tested.accuracy, validation.count))
         (tmp_path / f"found.{rank.rank}").write_text(json.dumps(found))
 
     on_ranks(work, tmp_path, ranks)
@@ -276,14 +278,14 @@ def test_a_user_s_own_pairs_train_and_are_evaluated(tmp_path: Path, kind: str, r
             trainer.fit(module, DataLoader(train, batch_size=20, shuffle=True), DataLoader(test, batch_size=50))
             steps = 80 // ranks
             assert trainer.global_step == steps
-            assert module.validation
-            assert module.validation.count == 300
-            assert module.validation.accuracy > 0.5
-            assert module.rate == pytest.approx(last_rate(0.02, steps))
+            assert module.evaluation
+            assert module.evaluation.count == 300
+            assert module.evaluation.accuracy > 0.5
+            assert trainer.callback_metrics["lr"].item() == pytest.approx(last_rate(0.02, steps))
             # A data module that was used before says nothing about these.
             trainer.test(module, datamodule=data, verbose=False)
             metrics = trainer.test(module, DataLoader(test, batch_size=50), verbose=False)
-            assert metrics[0]["test_accuracy"] == module.validation.accuracy
+            assert metrics[0]["test_accuracy"] == module.evaluation.accuracy
 
     on_ranks(work, tmp_path, ranks)
 

@@ -133,6 +133,24 @@ def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
     raise InputError(f"The folder {place} holds no checkpoint ({' or '.join(preference)}).")
 
 
+def verified_checkpoint(place: Path, warn: Callable[[str], None]) -> Path:
+    """Returns the verified checkpoint whose weights a run folder or a path means.
+
+    Args:
+        place: As of `find_checkpoint`.
+        warn: Is called if the file has no SHA-256 to verify, or is not the best of its run.
+
+    Raises:
+        InputError: The file is missing, damaged, or not a checkpoint of this project.
+    """
+    path = find_checkpoint(place, (BEST, LAST))
+    if SECTION not in read_checkpoint(path, hashed=False):
+        warn(f"{path} was written by a Trainer: it has no SHA-256, and was not verified.")
+    if path.name == LAST and place.is_dir():
+        warn(f"{place} has no {BEST}: {path} is loaded.")
+    return path
+
+
 def find_weights(place: Path, report: Callable[[str], None]) -> Path:
     """Returns the checkpoint to evaluate: of a run folder the best one, or else the last.
 

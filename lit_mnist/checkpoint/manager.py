@@ -112,7 +112,8 @@ class CheckpointManager:
 
     def update_best(self, validation: Evaluation | None) -> bool:
         """Returns whether an epoch that ends is the best so far."""
-        self._is_best = validation is None or validation.score > self.best
+        # Before the first validation, and without any, the newest weights are the best that are known.
+        self._is_best = validation.score > self.best if validation else self.best < 0
         if validation and self._is_best:
             self.best = validation.score
         return self._is_best

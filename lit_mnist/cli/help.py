@@ -80,9 +80,9 @@ def _of_command(program: str, command: str, engine: str) -> str:
 def trainer_help() -> str:
     """Returns the help of Lightning's further options."""
     accepted = [
-        _row(f"--trainer.{name}", "accepted; see Lightning's Trainer") for name in POLICY if not POLICY[name].instead
+        _row(f"--trainer.{name}", "accepted; see Lightning's Trainer") for name in POLICY if not POLICY[name].reason
     ]
-    others = [_row(f"--trainer.{name}", str(POLICY[name].instead)) for name in POLICY if POLICY[name].instead]
+    others = [_row(f"--trainer.{name}", str(POLICY[name].reason)) for name in POLICY if POLICY[name].reason]
     return "\n".join(["Lightning's further options:", *accepted, "", "Not accepted, and what to use instead:", *others])
 
 

@@ -13,13 +13,10 @@ from lightning.pytorch.callbacks import (
     BaseFinetuning,
     Callback,
     Checkpoint,
-    DeviceStatsMonitor,
     EarlyStopping,
     GradientAccumulationScheduler,
     LearningRateFinder,
-    LearningRateMonitor,
     ModelPruning,
-    ProgressBar,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -33,47 +30,37 @@ from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.module import LitClassifier
 from lit_mnist.trainer import LitTrainer
 
-# Callbacks that would break a promise: how, and what to do instead.
-_AVERAGES = (
-    "it replaces the weights by averages, but best.ckpt, the test and weights_sha256 are of the weights that are "
-    "trained, and a resumed run would not have the averages: leave it out"
+_WEIGHTS = (
+    "best.ckpt, the test and weights_sha256 are of the weights that are trained, and a resumed run would not have the "
+    "averages: leave it out"
 )
+# Callbacks that would break a promise: which one, and what to use instead.
 _REJECTED: tuple[tuple[type[Callback], str], ...] = (
-    (Checkpoint, "the project keeps its checkpoints itself: see --save-every and --keep"),
-    (ProgressBar, "the project shows its progress itself: leave it out"),
+    (
+        Checkpoint,
+        "a run can be resumed because its checkpoints have one format and one folder: use --save-every and --keep",
+    ),
     (
         GradientAccumulationScheduler,
-        "it changes how many micro-batches form an optimizer step, but the samples of a step are a function of the "
-        "seed and the step alone: use --trainer.accumulate_grad_batches",
+        "the samples of a step are a function of the seed and the step alone, but it changes how many micro-batches "
+        "form an optimizer step: use --trainer.accumulate_grad_batches",
     ),
-    (WeightAveraging, _AVERAGES),
-    (StochasticWeightAveraging, _AVERAGES),
+    (WeightAveraging, _WEIGHTS),
+    (StochasticWeightAveraging, _WEIGHTS),
     (
         LearningRateFinder,
-        "it trains before the run, and replaces the learning rate that config.yaml states: choose it by --lr",
+        "config.yaml states the learning rate of a run, but it replaces that after a training of its own: use --lr",
     ),
     (
         BatchSizeFinder,
-        "it trains before the run, and replaces the batch size, but the samples of a step are a function of the seed "
-        "and the step alone: choose it by --batch-size",
+        "the samples of a step are a function of the seed and the step alone, but it replaces the batch size: use "
+        "--batch-size",
     ),
-    (
-        ModelPruning,
-        "it replaces the network's parameters, so that no run could resume from its checkpoints: leave it out",
-    ),
+    (ModelPruning, "a run can be resumed from its checkpoints, but it replaces the parameters: leave it out"),
     (
         BaseFinetuning,
-        "it adds parameters to the optimizer during the run, so that no run could resume from its checkpoints: start "
-        "from other weights by --model.weights",
-    ),
-    (
-        LearningRateMonitor,
-        "it needs a logger of Lightning's, which a run has none of: metrics.csv and the TensorBoard files hold the "
-        "learning rate",
-    ),
-    (
-        DeviceStatsMonitor,
-        "it needs a logger of Lightning's, which a run has none of: result.json holds the peak of the memory",
+        "a run can be resumed from its checkpoints, but it adds parameters to the optimizer: start from other weights "
+        "by --model.weights",
     ),
 )
 
@@ -149,7 +136,7 @@ def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict
         InputError: One cannot be made, or would break a promise.
     """
     try:
-        made = make_trainer_options(extras.names, extras.words).get("callbacks", [])
+        made = make_trainer_options(extras.names, extras.words).get("callbacks") or []
     except InputError:
         raise
     except Exception as error:
@@ -160,17 +147,18 @@ def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict
             if isinstance(callback, kind):
                 raise InputError(f"trainer.callbacks names {type(callback).__name__}: {reason}.")
         if isinstance(callback, EarlyStopping):
-            _check_watched(callback.monitor, experiment.data)
+            _check_monitored(callback.monitor, experiment.data)
     config = ExperimentCLI(extras.words).config
     return {name: _plain_value(config.trainer[name]) for name in extras.names}
 
 
-def _check_watched(figure: str, data: DataSettings) -> None:
-    """Refuses a figure that the validation does not give, which Lightning would find out after an epoch."""
-    if data.val_size == 0:
-        raise InputError(f"trainer.callbacks watches {figure}, but data.val_size is 0: there is no validation.")
-    if figure not in data.task.metrics:
-        raise InputError(f"trainer.callbacks watches {figure}, but the metrics are {', '.join(data.task.metrics)}.")
+def _check_monitored(metric: str, data: DataSettings) -> None:
+    """Rejects a metric that a run does not have, which Lightning would notice after an epoch."""
+    known = ("train_loss", "train_accuracy", *data.task.metrics)
+    if data.val_size == 0 and metric.startswith("val_"):
+        raise InputError(f"trainer.callbacks monitors {metric}, but data.val_size is 0: there is no validation.")
+    if metric not in known:
+        raise InputError(f"trainer.callbacks monitors {metric}, but the metrics are {', '.join(known)}.")
 
 
 def _plain_value(value: Any) -> Any:

@@ -10,9 +10,16 @@ import yaml
 
 from lit_mnist.errors import InputError
 
-# The parts of these packages whose classes only take part in a training: others start processes, listen or write files.
+# A configuration may name classes of these modules: others start processes, listen, or write where they please.
+ALLOWED = (
+    "lightning.pytorch.callbacks",
+    "lightning.pytorch.loggers",
+    "lightning.pytorch.profilers",
+    "lit_mnist.callbacks",
+    "torch.nn",
+    "torch.optim",
+)
 PACKAGES = ("lightning", "torch", "lit_mnist")
-ALLOWED = ("lightning.pytorch.callbacks", "lit_mnist.callbacks", "torch.nn", "torch.optim")
 
 
 class Policy(NamedTuple):
@@ -20,46 +27,55 @@ class Policy(NamedTuple):
 
     Attributes:
         default: Lightning's default, which is accepted for every option.
-        instead: Why another value is rejected, and what to use instead; None if it is accepted.
+        reason: Why another value is rejected, and what to use instead; None if it is accepted.
+        every_engine: Whether every engine accepts it, not only the engine lightning.
     """
 
     default: Any
-    instead: str | None = None
+    reason: str | None = None
+    every_engine: bool = False
 
 
-# Every option of Lightning's Trainer that is not one of the project's own `trainer.*`.
+_ORDER = "the samples of a step are a function of the seed and the step alone"
+
+# Every option of Lightning's Trainer that is not one of the project's own `trainer.*`, see `TrainerSettings`.
 POLICY = {
+    # Options that observe.
+    "logger": Policy(None, every_engine=True),
     "callbacks": Policy(None),
+    "profiler": Policy(None),
+    "enable_model_summary": Policy(None),
     "detect_anomaly": Policy(False),
     "benchmark": Policy(None),
-    "logger": Policy(None, "metrics.csv and TensorBoard files are always written"),
-    "profiler": Policy(None, "use --run.trace times"),
-    "log_every_n_steps": Policy(None, "metrics are logged every 50 steps"),
-    "enable_progress_bar": Policy(None, "the progress is one line"),
-    "enable_model_summary": Policy(None, "leave it out"),
-    "barebones": Policy(False, "the progress and the checkpoints are part of each run"),
-    "fast_dev_run": Policy(False, "use --max-steps 1"),
-    "limit_train_batches": Policy(None, "use --data.train_size or --max-steps"),
-    "limit_val_batches": Policy(None, "use --data.val_size"),
-    "limit_test_batches": Policy(None, "use --data.test_size"),
-    "limit_predict_batches": Policy(None, "use --data.test_size"),
-    "overfit_batches": Policy(0.0, "use --data.train_size"),
-    "max_time": Policy(None, "use --max-steps"),
-    "min_epochs": Policy(None, "use --epochs"),
-    "min_steps": Policy(None, "use --max-steps"),
-    "check_val_every_n_epoch": Policy(1, "the best epoch is chosen among all"),
-    "val_check_interval": Policy(None, "each epoch ends with a validation"),
-    "num_sanity_val_steps": Policy(None, "the data are verified before the ranks start"),
-    "enable_checkpointing": Policy(None, "the last and the best epoch are always kept"),
-    "gradient_clip_algorithm": Policy(None, "the gradient is clipped by its norm"),
-    "inference_mode": Policy(True, "leave it out"),
-    "use_distributed_sampler": Policy(True, "the ranks share each batch by the project's own order"),
-    "reload_dataloaders_every_n_epochs": Policy(0, "the order follows the epoch by itself"),
-    "plugins": Policy(None, "precision and batch norm are plugins already"),
-    "default_root_dir": Policy(None, "use --run-dir"),
+    "num_sanity_val_steps": Policy(None),
+    "enable_autolog_hparams": Policy(True),
+    "inference_mode": Policy(True),
+    # Options that shorten.
+    "max_time": Policy(None),
+    "min_epochs": Policy(None),
+    "min_steps": Policy(None),
+    "val_check_interval": Policy(None),
+    # Options with another name here.
+    "default_root_dir": Policy(None, "the run folder is where everything is written: use --run-dir"),
     "timeout": Policy(120.0, "use --run.timeout"),
-    "enable_autolog_hparams": Policy(True, "leave it out"),
-    "model_registry": Policy(None, "leave it out"),
+    "enable_checkpointing": Policy(
+        None,
+        "the last and the best checkpoint are always kept, so that a run can be resumed: see --save-every and --keep",
+    ),
+    # Options that would break a promise.
+    "barebones": Policy(False, "it turns off the checkpoints and the metrics that are part of each run: leave it out"),
+    "gradient_clip_algorithm": Policy(
+        None,
+        "every engine clips the gradient by its norm, and all compute the same: use --trainer.gradient_clip_val",
+    ),
+    "use_distributed_sampler": Policy(True, f"{_ORDER}: leave it out"),
+    "reload_dataloaders_every_n_epochs": Policy(0, f"{_ORDER}: leave it out"),
+    "plugins": Policy(
+        None,
+        "the precision, the batch norm and the checkpoint format are plugins already: use --precision or "
+        "--trainer.sync_batchnorm",
+    ),
+    "model_registry": Policy(None, "it uploads checkpoints: leave it out"),
 }
 
 
@@ -74,6 +90,11 @@ class TrainerExtras:
 
     names: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+
+    @property
+    def for_lightning(self) -> tuple[str, ...]:
+        """The options that the engine lightning alone accepts."""
+        return tuple(name for name in self.names if not POLICY[name].every_engine)
 
 
 def is_trainer_option(key: str) -> bool:
@@ -100,8 +121,8 @@ def read_extras(pairs: Iterable[tuple[str, Any]]) -> TrainerExtras:
             continue
         for path in _class_paths(parsed):
             _check_class(f"trainer.{name}", path)
-        if (instead := POLICY[name].instead) is not None:
-            raise InputError(f"trainer.{name} is not accepted here, since it would change what is promised: {instead}.")
+        if (reason := POLICY[name].reason) is not None:
+            raise InputError(f"trainer.{name} is not accepted: {reason}.")
         names[name] = None
         text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
         words.append(f"--{key}={text}" if value is not None else f"--{key}")

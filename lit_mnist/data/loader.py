@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from lit_mnist.data.sampler import Indices, evaluation_rows, rank_rows, train_in
 from lit_mnist.data.workers import load_batches
 from lit_mnist.experiment import DataSettings
 from lit_mnist.experiment.plan import Plan
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 __all__ = ["Batch", "EpochLoader", "EvaluationBatches", "TrainBatches", "normalize"]
 
@@ -127,8 +130,8 @@ class TrainBatches:
         return to_device(torch.arange(self.rows.start, self.rows.stop), self.device)
 
     def _indices(self, batch: int) -> Indices:
-        size = self.plan.batch_size
-        return train_indices(self.seed, self.epoch, batch, count=len(self.split), batch_size=size)[self.rows]
+        size, order = self.plan.batch_size, self.plan.order_of(self.epoch)
+        return train_indices(self.seed, order, batch, count=len(self.split), batch_size=size)[self.rows]
 
     def _batch(self, batch: int, indices: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> Batch:
         number = self.epoch * self.plan.batches_per_epoch + batch
@@ -235,3 +238,10 @@ class EvaluationBatches:
 def _in_memory(split: AnySplit, device: torch.device) -> Split:
     assert isinstance(split, Split)
     return split.on(device)
+
+
+def draw_of(seed: int, trainer: Trainer, batch: Batch) -> Draw:
+    """Returns the random numbers of this rank for a micro-batch of a user's own loader, which names none."""
+    samples, rank, world_size = len(batch.images), trainer.global_rank, trainer.world_size
+    rows = torch.arange(rank * samples, (rank + 1) * samples, device=batch.images.device)
+    return Draw(seed=seed, number=trainer.fit_loop.total_batch_idx, size=world_size * samples, rows=rows)

@@ -11,26 +11,34 @@ import logging
 import sys
 import warnings
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ProgressBar, Timer
 
-from lit_mnist.callbacks import KeepCheckpoints, RecordTraining, VerifiedCheckpointIO
+from lit_mnist.callbacks import MonitorSteps, RunLogger, RunProgressBar, SaveCheckpoints, VerifiedCheckpointIO
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.checkpoint.manager import CheckpointManager
+from lit_mnist.data.loader import Batch
 from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.distributed.failure import RANK_STATUS
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins._private import leave_signals_alone
 from lit_mnist.run.finish import finish, write_predictions
-from lit_mnist.run.recorder import MetricsRecorder
+from lit_mnist.run.metrics_log import MetricsLog
+from lit_mnist.run.progress import ProgressDisplay
+from lit_mnist.run.recorder import StepMonitor
 from lit_mnist.run.timing import StepClock
 from lit_mnist.trainer import LitTrainer
+from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.job import Job
+from lit_mnist.training.loss import mean_loss
+from lit_mnist.training.optimizer import accumulated_loss
 from lit_mnist.training.precision import weight_dtype
 
 
@@ -55,53 +63,48 @@ def run(job: Job, rank: Rank) -> None:
     data = MNISTDataModule.of(experiment, job.splits, job.plan)
 
     # --- model
-    module = LitClassifier(
-        num_classes=job.dataset.num_classes, seed=experiment.seed_everything, **vars(experiment.model)
-    )
-
+    kind = GraphedClassifier if job.cuda_graph else LitClassifier
+    module = kind(num_classes=job.dataset.num_classes, seed=experiment.seed_everything, **vars(experiment.model))
     if job.weights:
         module.net.load_state_dict(job.weights, strict=False)
-    # Here, since the Trainer restores a checkpoint before it converts: 64-bit weights would be rounded to 32 bits.
+    # Before the Trainer restores a checkpoint: it converts afterwards, and would round 64-bit weights to 32 bits.
     module.net.to(weight_dtype(job.precision))
-    if job.cuda_graph:
-        module.graph_passes()
 
     # --- optimizer: made by LitClassifier.configure_optimizers, stepped by the Trainer
     module.total_steps = job.plan.total_steps
 
     # --- resume: the Trainer restores weights, optimizer, schedule, scaler and its own loops
     resumed = read_checkpoint(job.checkpoint, hashed=job.trains) if job.checkpoint else None
-    callbacks: list[Callback] = []
-    recorder = keep = None
-    if job.trains:
-        step = resumed["global_step"] if resumed else 0
-        recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=module.net, step=step)
-        keep = KeepCheckpoints(job, recorder)
-        callbacks = [RecordTraining(recorder), keep]
-    trainer = _trainer(job, callbacks, keep.manager if keep else None)
 
     # --- train
-    trained = None
-    if recorder and keep:
-        # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
-        with STOP.deferred(), keep.manager:
+    trained = validation = test = None
+    if job.trains:
+        step = resumed["global_step"] if resumed else 0
+        monitor = StepMonitor(job=job, rank=rank, clock=clock, net=module.net, step=step)
+        save = SaveCheckpoints(job, monitor)
+        trainer = _trainer(job, rank, monitor, save)
+        # From here on a signal takes effect between two steps, on all ranks together, once the training is saved.
+        with STOP.deferred(), save.manager:
             trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
-        early = trainer.global_step < job.plan.total_steps
-        trained = recorder.close(
-            optimizer_steps=module.optimizer_steps, stopped_early=_reason_to_stop(trainer) if early else None
-        )
-    elif resumed:
-        module.load_state_dict(resumed["state_dict"])
+        early = _reason_to_stop(trainer) if trainer.global_step < job.plan.total_steps else None
+        trained = monitor.close(optimizer_steps=module.optimizer_steps, stopped_early=early)
+        validation = module.evaluation
+    else:
+        trainer = _trainer(job, rank)
+        if resumed:
+            module.load_state_dict(resumed["state_dict"])
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.net.state_dict().items()}
 
     # --- evaluate
     if job.command == "train":
-        # The Trainer has moved the module to the CPU, from where NCCL sends nothing.
-        _take_weights(module.to(device), job.folder / "checkpoints" / BEST, rank)
+        # The Trainer has moved the module to the CPU, from where NCCL cannot send.
+        _load_best(module.to(device), job.folder / "checkpoints" / BEST, rank)
     if job.command in {"train", "test"}:
         trainer.test(module, datamodule=data, verbose=False)
+        test = module.evaluation
     elif job.command == "validate":
         trainer.validate(module, datamodule=data, verbose=False)
+        validation = module.evaluation
     elif job.command == "predict":
         write_predictions(job, rank, cast(list[Any], trainer.predict(module, datamodule=data)))
 
@@ -113,22 +116,38 @@ def run(job: Job, rank: Rank) -> None:
         weights=weights,
         clock=clock,
         trained=trained,
-        validation=module.validation,
-        test=module.tested,
-        examples=module.examples,
+        validation=validation,
+        test=test,
+        examples=module.examples.gather() if test else [],
     )
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _trainer(job: Job, callbacks: list[Callback], manager: CheckpointManager | None) -> LitTrainer:
+def _trainer(
+    job: Job, rank: Rank, monitor: StepMonitor | None = None, save: SaveCheckpoints | None = None
+) -> LitTrainer:
+    """Returns the Trainer of a job, with its callbacks and loggers if it trains."""
     settings = job.experiment.trainer
-    extras = job.extras() if job.extras else {}
-    own = extras.pop("callbacks", [])
+    extras = dict(job.extras()) if job.extras else {}
+    callbacks, loggers = _as_list(extras.pop("callbacks", None)), _as_list(extras.pop("logger", None))
+    if monitor and save:
+        log = MetricsLog(job.folder, monitor.step, job.experiment.data.task.metrics) if rank.is_first else None
+        loggers.insert(0, RunLogger(log, monitor))
+        callbacks = [MonitorSteps(monitor), *callbacks, save]
+        if settings.enable_progress_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
+            if rank.is_first:
+                monitor.display = ProgressDisplay(job.plan.total_steps, monitor.step)
+                RANK_STATUS.clear_display = monitor.display.clear
+            callbacks.append(RunProgressBar(monitor.display, monitor))
+    options: dict[str, Any] = {"num_sanity_val_steps": 0, "enable_model_summary": False, **extras}
     trainer = LitTrainer(
-        # The plan has worked max_steps into the length of the epochs: the Trainer asks for each.
+        # The plan has worked max_steps and the limits into the length of the epochs: the Trainer asks for each.
         max_epochs=job.plan.epochs,
         reload_dataloaders_every_n_epochs=1,
+        check_val_every_n_epoch=job.plan.validate_every or 1,
+        limit_val_batches=1.0 if job.plan.validate_every or not job.trains else 0,
+        log_every_n_steps=settings.log_every_n_steps,
         precision=job.precision,
         sync_batchnorm=settings.sync_batchnorm,
         accelerator="gpu" if job.devices.kind == "cuda" else "cpu",
@@ -138,29 +157,35 @@ def _trainer(job: Job, callbacks: list[Callback], manager: CheckpointManager | N
         gradient_clip_val=settings.gradient_clip_val,
         deterministic=settings.deterministic,
         timeout=job.experiment.run.timeout,
-        callbacks=[*callbacks, *(own if isinstance(own, list) else [own])],
-        plugins=[VerifiedCheckpointIO(manager)],
-        logger=False,
-        limit_val_batches=1.0 if len(job.splits.validation) else 0,
-        num_sanity_val_steps=0,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **extras,
+        default_root_dir=job.folder,
+        callbacks=callbacks,
+        plugins=[VerifiedCheckpointIO(save.manager.write if save else None)],
+        logger=loggers,
+        enable_checkpointing=save is not None,
+        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
+        **options,
     )
     leave_signals_alone(trainer)
     return trainer
 
 
+def _as_list(value: Any) -> list[Any]:
+    """Returns an option that may be one object, several, or a switch, as a list of objects."""
+    return list(value) if isinstance(value, list) else [] if value is None or isinstance(value, bool) else [value]
+
+
 def _reason_to_stop(trainer: LitTrainer) -> str:
-    """Returns why a callback has ended a training."""
+    """Returns why a callback ended a training."""
     for callback in trainer.early_stopping_callbacks:
         if message := callback.stopping_reason_message:
             return str(message).removeprefix("Monitored metric ").removesuffix(" Signaling Trainer to stop.")
+    for timer in trainer.callbacks:  # type: ignore[attr-defined] # Lightning sets it elsewhere
+        if isinstance(timer, Timer) and timer.time_remaining() is not None:
+            return f"trainer.max_time is over after {timer.time_elapsed():.0f} s."
     return "a callback asked for it."
 
 
-def _take_weights(module: LitClassifier, path: Path, rank: Rank) -> None:
+def _load_best(module: LitClassifier, path: Path, rank: Rank) -> None:
     """Gives every rank the weights of a checkpoint that rank 0 alone needs to be able to read."""
     if rank.is_first:
         module.load_state_dict(read_checkpoint(path)["state_dict"])
@@ -170,11 +195,43 @@ def _take_weights(module: LitClassifier, path: Path, rank: Rank) -> None:
 
 
 def quieten() -> None:
-    """Leaves out what Lightning says of every run; warnings stay."""
+    """Silences what Lightning prints in every run; warnings stay, but for two."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Said of Lightning's own call into torch.
+    # A profiler prints its summary at the end of a stage.
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
+    # Lightning causes this one by its own call into torch.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
+    # A short training is logged, too: at its first and its last step.
+    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
+
+
+class GraphedClassifier(LitClassifier):
+    """A classifier for one GPU, without accumulation; its weights are bit-identical to those without a graph."""
+
+    @cached_property
+    def _graphed(self) -> GraphedPasses:
+        return GraphedPasses(self._passes, self.net.parameters())
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+        """Runs both passes of a micro-batch, and returns its loss and its logits."""
+        loss, logits = self._graphed(batch)
+        self.log_training(loss, logits, batch.targets, batch_idx)
+        return {"loss": loss, "logits": logits}
+
+    def _passes(self, batch: Batch, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.net(batch.images, batch.draw)
+        loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
+        weighted = accumulated_loss(loss, window, 1)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        # A training step runs under autocast, but its backward pass does not.
+        with torch.autocast(loss.device.type, enabled=False):
+            (scaler.scale(weighted) if scaler else weighted).backward()
+        return loss.detach(), logits.detach()
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Leaves the gradients of the pass that ran with the forward pass."""
+        self._graphed.leave_gradients()
 
 
 if __name__ == "__main__":

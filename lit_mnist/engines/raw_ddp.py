@@ -19,7 +19,6 @@ difference to a training on one device (compare `single.py`), each marked by its
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -39,11 +38,11 @@ from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
-from lit_mnist.run.finish import Prediction, finish, write_predictions
+from lit_mnist.run.finish import finish, write_predictions
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import DDP_OPTIONS, device_options
-from lit_mnist.training.evaluation import Evaluation, Tally, predictions_of
+from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -114,10 +113,10 @@ def run(job: Job, rank: Rank) -> None:
         with STOP.deferred(), manager:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
                 _train_epoch(job, rank, epoch, model, state, manager, recorder)
-                if len(job.splits.validation):
-                    clock.pause()
-                    validation = _evaluate(job, rank, net, job.splits.validation)
-                recorder.epoch_done(epoch, validation, is_best=manager.update_best(validation))
+                clock.pause()
+                validated = _evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
+                validation = validated or validation
+                recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
                 manager.epoch_done(state.step, recorder.show_epoch)
         trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
@@ -136,7 +135,7 @@ def run(job: Job, rank: Rank) -> None:
     elif job.command == "validate":
         validation = _evaluate(job, rank, net, job.splits.validation)
     elif job.command == "predict":
-        write_predictions(job, rank, _predict(job, rank, net))
+        write_predictions(job, rank, predict(job, rank, net))
 
     # --- record: every rank takes part in the sums, rank 0 writes
     finish(
@@ -203,33 +202,23 @@ def _train_epoch(
 def _evaluate(
     job: Job, rank: Rank, net: nn.Module, split: AnySplit, examples: list[Example] | None = None
 ) -> Evaluation:
-    """Evaluates a split; where a list is given, what is shown of it is put into it."""
+    """Evaluates a split: `lit_mnist.training.evaluation.evaluate`, which the other engines share, written out."""
     device = job.devices.of(rank)
-    tally = Tally(job.dataset.num_classes, device)
+    sums = EvaluationSums(job.dataset.num_classes, device, examples=examples is not None)
     net.eval()
     share_buffers(net)
-    # Each sample on one rank only; the ranks' numbers of samples may differ by one, and nothing is padded.
+    # Each sample is on one rank only. The ranks may have different numbers of samples, and nothing is padded.
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
         with autocast(job.precision, device):
             logits = net(images)
-        tally.add(logits, targets, indices if examples is not None else None)
-    # Sums and counts, never means: a mean of the ranks' means is wrong where they hold different numbers of samples.
-    dist.all_reduce(tally.confusion)  # (6)
-    dist.all_reduce(tally.sums)  # (6)
-    if examples is not None:
-        examples += tally.examples.gather()
-    return tally.evaluation(len(split))
-
-
-@torch.no_grad()
-def _predict(job: Job, rank: Rank, net: nn.Module) -> Iterator[Prediction]:
-    device = job.devices.of(rank)
-    net.eval()
-    for batch in job.evaluation_batches(job.splits.test, rank):
-        with autocast(job.precision, device):
-            logits = net(batch.images.to(device))
-        yield batch.indices, *predictions_of(logits)
+        sums.update(logits, targets, indices)
+    # Sums and counts, never means: the mean of the ranks' means is wrong if their numbers of samples differ.
+    dist.all_reduce(sums.confusion)  # (6)
+    dist.all_reduce(sums.sums)  # (6)
+    if sums.examples and examples is not None:
+        examples += sums.examples.gather()
+    return sums.compute(len(split))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python -m lit_mnist.engines.single
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -18,15 +17,14 @@ from lit_mnist.checkpoint.format import BEST, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.batch import Batch
-from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.build import build_net
-from lit_mnist.run.finish import Prediction, finish, write_predictions
+from lit_mnist.run.finish import finish, write_predictions
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.cuda_graph import GraphedPasses, Passes
-from lit_mnist.training.evaluation import Evaluation, Tally, predictions_of
+from lit_mnist.training.evaluation import Evaluation, evaluate, predict
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -87,10 +85,10 @@ def run(job: Job, rank: Rank) -> None:
         with STOP.deferred(), manager:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
                 _train_epoch(job, rank, epoch, passes, state, manager, recorder)
-                if len(job.splits.validation):
-                    clock.pause()
-                    validation = _evaluate(job, rank, net, job.splits.validation)
-                recorder.epoch_done(epoch, validation, is_best=manager.update_best(validation))
+                clock.pause()
+                validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
+                validation = validated or validation
+                recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
                 manager.epoch_done(state.step, recorder.show_epoch)
         trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
@@ -101,11 +99,11 @@ def run(job: Job, rank: Rank) -> None:
     if job.command == "train":
         net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
     if job.command in {"train", "test"}:
-        test = _evaluate(job, rank, net, job.splits.test, examples)
+        test = evaluate(job, rank, net, job.splits.test, examples)
     elif job.command == "validate":
-        validation = _evaluate(job, rank, net, job.splits.validation)
+        validation = evaluate(job, rank, net, job.splits.validation)
     elif job.command == "predict":
-        write_predictions(job, rank, _predict(job, rank, net))
+        write_predictions(job, rank, predict(job, rank, net))
 
     # --- record
     finish(
@@ -172,34 +170,6 @@ def _train_epoch(
             recorder.step_skipped(scaler)
         recorder.step_done(logits, batch.targets, rate)
         manager.step_done(state.step, ends_epoch=number + 1 == len(batches))
-
-
-@torch.no_grad()
-def _evaluate(
-    job: Job, rank: Rank, net: nn.Module, split: AnySplit, examples: list[Example] | None = None
-) -> Evaluation:
-    """Evaluates a split; where a list is given, what is shown of it is put into it."""
-    device = job.devices.of(rank)
-    tally = Tally(job.dataset.num_classes, device)
-    net.eval()
-    for batch in job.evaluation_batches(split, rank):
-        images, targets, indices, _ = batch.to(device)
-        with autocast(job.precision, device):
-            logits = net(images)
-        tally.add(logits, targets, indices if examples is not None else None)
-    if examples is not None:
-        examples += tally.examples.gather()
-    return tally.evaluation(len(split))
-
-
-@torch.no_grad()
-def _predict(job: Job, rank: Rank, net: nn.Module) -> Iterator[Prediction]:
-    device = job.devices.of(rank)
-    net.eval()
-    for batch in job.evaluation_batches(job.splits.test, rank):
-        with autocast(job.precision, device):
-            logits = net(batch.images.to(device))
-        yield batch.indices, *predictions_of(logits)
 
 
 if __name__ == "__main__":

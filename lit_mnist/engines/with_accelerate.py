@@ -24,15 +24,14 @@ from torch.amp.grad_scaler import GradScaler
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
-from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
+from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.run.finish import finish
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import accelerate_options
-from lit_mnist.training.evaluation import Evaluation, ExactMetrics
+from lit_mnist.training.evaluation import Evaluation, evaluate
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -86,10 +85,10 @@ def run(job: Job, rank: Rank) -> None:
     recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net)
     for epoch in range(plan.epochs):
         _train_epoch(job, rank, epoch, accelerator, model, prepared_optimizer, state, recorder)
-        if len(job.splits.validation):
-            clock.pause()
-            validation, _ = _evaluate(job, rank, net, job.splits.validation)
-        recorder.epoch_done(epoch, validation, is_best=manager.update_best(validation))
+        clock.pause()
+        validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
+        validation = validated or validation
+        recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
         manager.epoch_done(state.step, recorder.show_epoch)
     manager.wait()
     trained = recorder.close(optimizer_steps=state.optimizer_steps)
@@ -104,7 +103,7 @@ def run(job: Job, rank: Rank) -> None:
         if plan.world_size > 1:
             for tensor in net.state_dict().values():
                 torch.distributed.broadcast(tensor, src=0)
-        test, examples = _evaluate(job, rank, net, job.splits.test)
+        test = evaluate(job, rank, net, job.splits.test, examples)
 
     # --- record
     finish(
@@ -157,19 +156,6 @@ def _train_epoch(
         else:
             recorder.step_skipped(state.scaler)
         recorder.step_done(logits, targets, rate)
-
-
-@torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit) -> tuple[Evaluation, list[Example]]:
-    device = job.devices.of(rank)
-    metrics = ExactMetrics(job.dataset.num_classes).to(device)
-    net.eval()
-    share_buffers(net)
-    for batch in job.evaluation_batches(split, rank):
-        images, targets, indices, _ = batch.to(device)
-        # Prepared, the network enters autocast by itself.
-        metrics.update(net(images), targets, indices)
-    return metrics.compute(len(split)), metrics.examples()
 
 
 if __name__ == "__main__":

@@ -20,17 +20,16 @@ from transformers import TrainerCallback, TrainingArguments
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
-from lit_mnist.data.dataset import AnySplit
 from lit_mnist.data.loader import Batch
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
+from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.run.finish import finish
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import accelerate_options
-from lit_mnist.training.evaluation import Evaluation, ExactMetrics
+from lit_mnist.training.evaluation import Evaluation, evaluate
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -105,7 +104,7 @@ def run(job: Job, rank: Rank) -> None:
         if plan.world_size > 1:
             for tensor in net.state_dict().values():
                 torch.distributed.broadcast(tensor, src=0)
-        test, examples = _evaluate(job, rank, net, job.splits.test)
+        test = evaluate(job, rank, net, job.splits.test, examples)
 
     # --- record
     finish(
@@ -199,11 +198,12 @@ class _Report(TrainerCallback):
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         """Evaluates and keeps the epoch that ends."""
-        validation = self.job.splits.validation
-        if len(validation):
-            self.recorder.clock.pause()
-            self.validation, _examples = _evaluate(self.job, self.rank, self.training.net, validation)
-        self.recorder.epoch_done(self.epoch, self.validation, is_best=self.manager.update_best(self.validation))
+        self.recorder.clock.pause()
+        validated = None
+        if self.job.plan.validates(self.epoch):
+            validated = evaluate(self.job, self.rank, self.training.net, self.job.splits.validation)
+        self.validation = validated or self.validation
+        self.recorder.epoch_done(self.epoch, validated, is_best=self.manager.update_best(validated))
         self.manager.epoch_done(self.training.step, self.recorder.show_epoch)
         self.epoch += 1
 
@@ -229,19 +229,6 @@ class _Trainer(transformers.Trainer):
         self.report.recorder.batch_done(loss)
         self.report.logits, self.report.targets = logits.detach(), targets
         return accumulated_loss(loss, plan.window(micro_batch.number), plan.accumulate) / plan.accumulate
-
-
-@torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit) -> tuple[Evaluation, list[Example]]:
-    device = job.devices.of(rank)
-    metrics = ExactMetrics(job.dataset.num_classes).to(device)
-    net.eval()
-    share_buffers(net)
-    for batch in job.evaluation_batches(split, rank):
-        images, targets, indices, _ = batch.to(device)
-        # Prepared, the network enters autocast by itself.
-        metrics.update(net(images), targets, indices)
-    return metrics.compute(len(split)), metrics.examples()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings
+from lit_mnist.experiment.trainer import limited
 
 # What the learning rate is multiplied by where the batch is multiplied by the number of ranks: linearly (Goyal et al.:
 # Accurate, Large Minibatch SGD, 2017), or so that a step's noise stays (Krizhevsky: One weird trick, 2014).
@@ -28,6 +29,8 @@ class Plan:
         epochs: Epochs begun in the run; the last may be cut short by `max_steps`.
         dropped: Samples of each epoch that fill no whole micro-batch.
         lr: The learning rate, or its peak, with which this many ranks train.
+        validate_every: Epochs between two validations; 0 for none.
+        overfits: Whether each epoch has the batches of the first.
     """
 
     world_size: int
@@ -39,11 +42,21 @@ class Plan:
     epochs: int
     dropped: int
     lr: float
+    validate_every: int = 1
+    overfits: bool = False
 
     @classmethod
     def without_training(cls, world_size: int, lr: float) -> Plan:
         """Returns the plan of a run that only evaluates; an optimizer is made, but makes no step."""
         return cls(world_size, 0, 1, 0, 0, 0, 0, 0, lr)
+
+    def validates(self, epoch: int) -> bool:
+        """Returns whether an epoch, counted from 0, ends with a validation."""
+        return self.validate_every > 0 and (epoch + 1) % self.validate_every == 0
+
+    def order_of(self, epoch: int) -> int:
+        """Returns the epoch whose order of the samples an epoch has: its own, or the first one's."""
+        return 0 if self.overfits else epoch
 
     def batches_in_epoch(self, epoch: int) -> int:
         """Returns how many micro-batches the run takes of an epoch, fewer than all where `max_steps` ends it."""
@@ -94,9 +107,13 @@ def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan
             f"There are {train_count} training samples, too few for one batch of {batch_size}: "
             "lower data.batch_size, or data.val_size, or raise data.train_size."
         )
-    batches = train_count // batch_size
+    whole = train_count // batch_size
+    batches = limited(whole, trainer.limit_of("train"))
+    if not batches:
+        raise InputError(f"trainer.limit_train_batches leaves none of the {whole} batches of an epoch: raise it.")
+    validates = data.val_size > 0 and trainer.limit_of("val") != 0
     steps_per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
-    total_steps = steps_per_epoch * trainer.max_epochs
+    total_steps = steps_per_epoch * (1 if trainer.fast_dev_run else trainer.max_epochs)
     if trainer.max_steps != -1:
         total_steps = min(total_steps, trainer.max_steps)
     return Plan(
@@ -107,6 +124,8 @@ def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         epochs=math.ceil(total_steps / steps_per_epoch),
-        dropped=train_count - batches * batch_size,
+        dropped=train_count - whole * batch_size,
         lr=scaled_lr(experiment.model, world_size),
+        validate_every=trainer.check_val_every_n_epoch if validates else 0,
+        overfits=trainer.overfit_batches > 0,
     )

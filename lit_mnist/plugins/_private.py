@@ -2,14 +2,11 @@
 
 1. Lightning's handler of SIGTERM and its broadcast at each step: `leave_signals_alone` takes both away. Noticed by
    `test_lightning_leaves_signals_and_steps_alone` in tests/faults/test_signals.py.
-2. Lightning writes the name of the running hook into the module before and after each, some 40 times per step, and
-   `nn.Module` looks each time whether it is a parameter: `PlainHookName` spares it. Noticed by
-   `test_lightning_notes_its_hooks_without_a_search_for_parameters` in tests/test_template.py.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -23,13 +20,3 @@ def leave_signals_alone(trainer: Trainer) -> None:
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
-
-
-class PlainHookName:
-    """A LightningModule's first base: it keeps the name of the running hook as any object would."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_current_fx_name":
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)

@@ -52,7 +52,7 @@ from lit_mnist.profiling.timer import (
 from lit_mnist.profiling.trace import FOLDER
 
 if TYPE_CHECKING:
-    from lit_mnist.run.recorder import MetricsRecorder
+    from lit_mnist.run.recorder import StepMonitor
 
 # Not a divisor of the steps between two updates of the display, so that these fall on both kinds of steps.
 STEPS_WATCHED = 7
@@ -85,7 +85,7 @@ class Stopwatch:
         folder: The run folder.
     """
 
-    def __init__(self, recorder: MetricsRecorder, folder: Path) -> None:
+    def __init__(self, recorder: StepMonitor, folder: Path) -> None:
         self.recorder, self.folder = recorder, folder
         self._timer = Timer()
         self._steps: list[Step] = []
@@ -134,7 +134,8 @@ class Stopwatch:
         recorder, timer = self.recorder, self._timer
         for place, name, part in _CALLS:
             self._probe(place, name, part)
-        for name, part in (("batch_done", METRICS), ("gradients_done", METRICS), ("step_done", LOGGING)):
+        last = "step_done" if hasattr(recorder, "step_done") else "end_step"
+        for name, part in (("batch_done", METRICS), ("gradients_done", METRICS), (last, LOGGING)):
             self._probe(recorder, name, part)
         if recorder.display:
             self._probe(recorder.display, "update", PROGRESS)

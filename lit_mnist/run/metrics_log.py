@@ -1,8 +1,10 @@
-"""The course of a training as `metrics.csv` and TensorBoard files, written by rank 0."""
+"""The metrics of a run as `metrics.csv` and TensorBoard files, written by rank 0."""
 
 from __future__ import annotations
 
 import csv
+import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,52 +20,71 @@ Row = dict[str, float]
 
 
 class MetricsLog:
-    """Writes the rows of `metrics.csv`, each as it comes, to the file and for TensorBoard.
+    """Writes metrics to `metrics.csv` and to TensorBoard files as they come; a metric it has not seen adds a column.
+
+    It has the methods of a logger of Lightning's.
 
     Args:
         folder: The run folder; rows of a resumed run up to `step` are kept.
-        step: The step that the run goes on from.
-        columns: The figures of a row.
+        step: The step that the run resumes from.
+        metrics: The metrics of a validation, which have columns from the start.
     """
 
-    def __init__(self, folder: Path, step: int = 0, columns: tuple[str, ...] = COLUMNS) -> None:
-        self._folder, self._columns = folder, columns
+    def __init__(self, folder: Path, step: int = 0, metrics: Sequence[str] = ("val_loss", "val_accuracy")) -> None:
+        self._folder = folder
+        self._columns = [*COLUMNS, *metrics]
         rows = [row for row in read_metrics(folder) if row["step"] <= step]
-        # Rewritten as a whole, so that a kill at this moment does not lose the rows of before.
-        write_text(folder / METRICS, "".join(map(self._line, [None, *rows])))
-        self._file = (folder / METRICS).open("a", newline="")
+        self._columns += sorted({name for row in rows for name in row} - {*self._columns})
+        self._rewrite(rows)
         self._tensorboard: SummaryWriter | None = None
-        # What an interrupted run has told beyond the step that is gone on from.
+        # An interrupted run may have logged steps beyond the one that it resumes from.
         self._purge_step = step + 1 if step else None
 
-    def add(self, row: Row) -> None:
-        """Adds the figures of a step; a second row of the same step is another row."""
-        self._file.write(self._line(row))
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Adds a row; a second one of the same step is another row."""
+        assert step is not None
+        row: Row = {"step": float(step), **metrics}
+        if new := [name for name in row if name not in self._columns]:
+            self._columns += new
+            self._file.close()
+            self._rewrite(read_metrics(self._folder))
+        self._file.write(self._values(row))
         self._file.flush()
         if self._tensorboard is None:
-            # Imported with the first row, since it takes a good part of a second that the first step need not wait for.
+            # Its import takes a good part of a second, which the first step need not wait for.
             from torch.utils.tensorboard import SummaryWriter
 
             self._tensorboard = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._purge_step)
-        for name, value in row.items():
-            if name not in {"step", "epoch"}:
-                self._tensorboard.add_scalar(name.replace("_", "/", 1), value, int(row["step"]))
+        for name, value in metrics.items():
+            if name != "epoch":
+                self._tensorboard.add_scalar(name.replace("_", "/", 1), value, step)
 
-    def close(self) -> None:
+    def save(self) -> None:
+        """Does nothing: each row is written when it comes."""
+
+    def finalize(self, status: str) -> None:
         """Closes the files."""
         self._file.close()
         if self._tensorboard:
             self._tensorboard.close()
 
-    def _line(self, row: Row | None) -> str:
-        """Returns a row as a line of CSV, or the header for None."""
-        names = self._columns
-        values = names if row is None else [f"{row[name]:.8g}" if name in row else "" for name in names]
-        return ",".join(values) + "\n"
+    def _rewrite(self, rows: list[Row]) -> None:
+        # As a whole, so that a kill at this moment loses no row.
+        write_text(self._folder / METRICS, "".join([_line(self._columns), *map(self._values, rows)]))
+        self._file = (self._folder / METRICS).open("a", newline="")
+
+    def _values(self, row: Row) -> str:
+        return _line([f"{row[name]:.8g}" if name in row else "" for name in self._columns])
+
+
+def _line(values: Sequence[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()
 
 
 def read_metrics(folder: Path) -> list[Row]:
-    """Returns the rows of a run folder's `metrics.csv`, or none where there is none.
+    """Returns the rows of a run folder's `metrics.csv`, or none if there is none.
 
     Raises:
         InputError: The file is damaged.

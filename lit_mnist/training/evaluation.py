@@ -1,37 +1,47 @@
-"""Exact evaluation over any number of ranks: each sample counts once, sums are put together once at the end.
+"""Exact evaluation on any number of ranks: each sample counts once, and sums are combined once at the end.
 
-A digit is one thing to classify, and a scene as many as it has pixels that count.
+In classification, each sample is one prediction. In segmentation, each pixel with a class is one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torchmetrics import SumMetric
-from torchmetrics.classification import MulticlassConfusionMatrix
 
-from lit_mnist.data.dataset import IGNORED
+from lit_mnist.data.dataset import IGNORED, AnySplit
+from lit_mnist.data.loader import EvaluationBatches
+from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import NonFiniteError
+from lit_mnist.models.sync_batch_norm import share_buffers
 from lit_mnist.training.examples import Example, Examples
+from lit_mnist.training.job import Job
+from lit_mnist.training.precision import autocast
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+# Indices int64 [batch], predicted classes int64 [batch] or uint8 [batch, height, width], probabilities float32 [batch].
+Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures over a whole split.
+    """The metrics of a whole split.
 
     Attributes:
-        accuracy: Share of the samples classified rightly, from 0 to 1; for segmentation, of the pixels.
+        accuracy: Share of correct predictions, from 0 to 1; for segmentation, of the pixels.
         loss: Mean cross-entropy in nats, for segmentation over the pixels.
         count: Number of samples.
         per_class: Accuracy of each class; 0 for a class without samples.
         confusion: Counts, rows the true and columns the predicted class; for segmentation, of pixels.
-        iou: For segmentation, each class's intersection over union: of the pixels that belong to it or are predicted
-            to, the share that both holds for; None for a class without such pixels.
+        iou: For segmentation, the intersection over union of each class; None for a class without pixels.
         mean_iou: The mean over the classes that have one.
     """
 
@@ -45,27 +55,84 @@ class Evaluation:
 
     @property
     def score(self) -> float:
-        """The figure by which the best weights are chosen: the mean intersection over union of scenes, or accuracy."""
+        """The metric that chooses the best weights: mean intersection over union for segmentation, else accuracy."""
         return self.accuracy if self.mean_iou is None else self.mean_iou
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the figures that there are, as plain values."""
+        """Returns the metrics that exist, as plain values."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class EvaluationSums:
+    """The sums of one rank over the samples that it evaluates, from which every metric follows.
+
+    Args:
+        num_classes: Number of classes.
+        device: Where the sums are kept.
+        examples: Whether `update` also keeps examples of the samples; see `Examples`.
+
+    Attributes:
+        confusion: Counts, rows the true and columns the predicted class, int64 [classes, classes].
+        sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2]: in double precision the
+            order of the additions does not show.
+        examples: The examples, or None.
+    """
+
+    def __init__(self, num_classes: int, device: torch.device, *, examples: bool = False) -> None:
+        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self.examples = Examples(num_classes) if examples else None
+        self._segmentation = False
+
+    def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> None:
+        """Adds a batch.
+
+        Args:
+            logits: Float [batch, classes], or for segmentation [batch, classes, height, width].
+            targets: Classes, int64 [batch] or [batch, height, width]; `IGNORED` pixels do not count.
+            indices: The numbers of the samples in their split, int64 [batch]; used for examples only.
+        """
+        self._segmentation = targets.ndim > 1
+        confusion, sums = batch_sums(logits, targets, len(self.confusion))
+        self.confusion += confusion
+        self.sums += sums
+        if self.examples:
+            self.examples.add(logits, targets, indices)
+
+    def all_reduce(self) -> None:
+        """Adds up the sums of all ranks; every rank must call it."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(self.confusion)
+            dist.all_reduce(self.sums)
+
+    def compute(self, expected: int | None) -> Evaluation:
+        """Returns the metrics, once the sums are those of all ranks; arguments and errors as of `evaluation_of`."""
+        return evaluation_of(self.confusion, self.sums, expected, segmentation=self._segmentation)
+
+
+def batch_sums(logits: torch.Tensor, targets: torch.Tensor, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what a batch adds to the attributes of `EvaluationSums`; arguments as of its `update`."""
+    logits = logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
+    predicted, true = classified(logits, targets)
+    confusion = (true * num_classes + predicted).bincount(minlength=num_classes**2).view(num_classes, num_classes)
+    ignored = IGNORED if targets.ndim > 1 else -100
+    loss = F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum").double()
+    return confusion, torch.stack([loss, torch.full_like(loss, len(targets))])
 
 
 def evaluation_of(
     confusion: torch.Tensor, sums: torch.Tensor, expected: int | None, *, segmentation: bool
 ) -> Evaluation:
-    """Returns the figures that follow from the sums over all ranks.
+    """Returns the metrics that follow from the sums of all ranks.
 
-    The confusion matrix is the root of every figure but the loss: accuracy is its diagonal (what torchmetrics calls the
-    micro average), so that no figure can disagree with another.
+    Every metric but the loss follows from the confusion matrix, so that no metric can contradict another. Accuracy is
+    its diagonal, which torchmetrics calls the micro average.
 
     Args:
         confusion: Counts, rows the true and columns the predicted class, integers [classes, classes].
         sums: The sum of the cross-entropies in nats, and the number of samples, [2].
-        expected: Number of samples of the split; None where not all of it was evaluated, or nobody knows its size.
-        segmentation: Whether the counts are pixels.
+        expected: Number of samples of the split; None if a part of it was evaluated, or its size is not known.
+        segmentation: Whether the counts are of pixels.
 
     Raises:
         NonFiniteError: The loss is infinite or not a number.
@@ -73,23 +140,44 @@ def evaluation_of(
     confusion = confusion.long().cpu()
     loss_sum, samples = sums.tolist()
     assert expected in {samples, None}, f"{samples:.0f} samples were evaluated, but the split has {expected}"
-    # Segmentation images may be all border.
+    # All pixels of a segmentation image may be ignored.
     counted = max(int(confusion.sum()), 1)
     loss = loss_sum / counted
     if not math.isfinite(loss):
         raise NonFiniteError("The network's outputs are not finite: the training has diverged; lower --lr.")
-    right, of_class = confusion.diagonal().double(), confusion.sum(dim=1)
+    correct, of_class = confusion.diagonal().double(), confusion.sum(dim=1)
     iou = _intersection_over_union(confusion) if segmentation else None
     known = [share for share in iou or [] if share is not None]
     return Evaluation(
-        accuracy=float(right.sum() / counted),
+        accuracy=float(correct.sum() / counted),
         loss=loss,
         count=int(samples),
-        per_class=(right / of_class.clamp(min=1)).tolist(),
+        per_class=(correct / of_class.clamp(min=1)).tolist(),
         confusion=confusion.tolist(),
         iou=iou,
         mean_iou=sum(known) / max(len(known), 1) if segmentation else None,
     )
+
+
+def metrics_of(evaluation: Evaluation, stage: str) -> dict[str, float]:
+    """Returns the metrics that are logged of an evaluation, their names with the prefix `val` or `test`."""
+    values = {f"{stage}_{name}": getattr(evaluation, name) for name in ("loss", "accuracy", "mean_iou")}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def check_count(trainer: Trainer, count: int) -> None:
+    """Asserts that a Trainer evaluated each sample of a split once.
+
+    It cannot be known of a user's own loader, or if the number of batches is limited.
+
+    Args:
+        trainer: The Trainer, at the end of the evaluation.
+        count: Number of samples evaluated on all ranks.
+    """
+    loader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+    batches = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
+    if isinstance(loader, EvaluationBatches) and batches == [len(loader)]:
+        assert count == len(loader.split), f"{count} samples were evaluated, but the split has {len(loader.split)}"
 
 
 def _intersection_over_union(confusion: torch.Tensor) -> list[float | None]:
@@ -99,7 +187,12 @@ def _intersection_over_union(confusion: torch.Tensor) -> list[float | None]:
 
 
 def classified(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the predicted and the true classes of all that counts, each int64 [n]; arguments as of `Tally.add`."""
+    """Returns the predicted and the true classes of all that counts, each int64 [n].
+
+    Args:
+        logits: Float [batch, classes] or [batch, classes, height, width].
+        targets: Classes, int64 [batch] or [batch, height, width].
+    """
     predicted = logits.argmax(dim=1)
     if targets.ndim == 1:
         return predicted, targets
@@ -108,14 +201,14 @@ def classified(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tenso
 
 
 def predictions_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what is predicted of each sample, and with which probability.
+    """Returns the predicted class of each sample, and its probability.
 
     Args:
-        logits: Floating point, [batch, classes] or [batch, classes, height, width].
+        logits: Float [batch, classes] or [batch, classes, height, width].
 
     Returns:
-        Classes, int64 [batch], or for segmentation uint8 [batch, height, width]; and probabilities,
-        float32 [batch], for segmentation the mean over the pixels.
+        Classes, int64 [batch], or for segmentation uint8 [batch, height, width]; and probabilities, float32 [batch],
+        for segmentation the mean over the pixels.
     """
     probability, predicted = logits.float().softmax(dim=1).max(dim=1)
     if predicted.ndim == 1:
@@ -123,104 +216,42 @@ def predictions_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return predicted.to(torch.uint8), probability.mean(dim=(1, 2))
 
 
-class Tally:
-    """One rank's sums over the samples that it evaluates, for engines that put them together themselves.
+@torch.no_grad()
+def evaluate(
+    job: Job, rank: Rank, net: nn.Module, split: AnySplit, examples: list[Example] | None = None
+) -> Evaluation:
+    """Evaluates a split on all ranks; every rank must call it, and gets the same metrics.
+
+    Each sample is on one rank only. The ranks may have different numbers of samples, and nothing is padded.
 
     Args:
-        num_classes: Number of classes.
-        device: Where the sums are kept.
-
-    Attributes:
-        confusion: Counts, rows the true and columns the predicted class, int64 [classes, classes].
-        sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2], so that the order of
-            summation does not show.
-        examples: What is noted of the samples, where it is: see `Examples`.
+        job: The job.
+        rank: This rank.
+        net: The bare network, on this rank's device.
+        split: The samples.
+        examples: A list that receives examples of the samples, or None.
     """
-
-    def __init__(self, num_classes: int, device: torch.device) -> None:
-        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
-        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
-        self.examples = Examples(num_classes)
-        self.segmentation = False
-
-    def add(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
-        """Adds a batch.
-
-        Args:
-            logits: [batch, classes], or for segmentation [batch, classes, height, width].
-            targets: Classes, int64 [batch] or [batch, height, width], in which `IGNORED` counts nowhere.
-            indices: The samples' numbers, int64 [batch]: given where examples are to be noted.
-        """
-        logits = _wide(logits)
-        predicted, true = classified(logits, targets)
-        cells = true * len(self.confusion) + predicted
-        self.confusion += cells.bincount(minlength=self.confusion.numel()).view_as(self.confusion)
-        self.sums[0] += _loss_sum(logits, targets)
-        self.sums[1] += len(targets)
-        self.segmentation = targets.ndim > 1
-        if indices is not None:
-            self.examples.add(logits, targets, indices)
-
-    def evaluation(self, expected: int) -> Evaluation:
-        """Returns the figures, once the sums are those over all ranks; arguments and errors as of `evaluation_of`."""
-        return evaluation_of(self.confusion, self.sums, expected, segmentation=self.segmentation)
+    device = job.devices.of(rank)
+    sums = EvaluationSums(job.dataset.num_classes, device, examples=examples is not None)
+    net.eval()
+    share_buffers(net)
+    for batch in job.evaluation_batches(split, rank):
+        images, targets, indices, _ = batch.to(device)
+        with autocast(job.precision, device):
+            logits = net(images)
+        sums.update(logits, targets, indices)
+    sums.all_reduce()
+    if sums.examples and examples is not None:
+        examples += sums.examples.gather()
+    return sums.compute(len(split))
 
 
-def _wide(logits: torch.Tensor) -> torch.Tensor:
-    return logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
-
-
-def _loss_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    ignored = IGNORED if targets.ndim > 1 else -100
-    return F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum").double()
-
-
-class ExactMetrics(nn.Module):
-    """torchmetrics objects that sum over a split, kept by each rank and put together over all ranks by `compute`.
-
-    Args:
-        num_classes: Number of classes.
-    """
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.confusion = MulticlassConfusionMatrix(num_classes, validate_args=False)
-        # In double precision, so that the order of summation over the ranks does not show.
-        self.loss_sum = SumMetric(nan_strategy="disable").set_dtype(torch.float64)
-        self.samples = SumMetric(nan_strategy="disable").set_dtype(torch.float64)
-        self._examples = Examples(num_classes)
-        self._segmentation = False
-
-    def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
-        """Adds a batch; arguments as of `Tally.add`."""
-        logits = _wide(logits)
-        self.confusion.update(*classified(logits, targets))
-        self.loss_sum.update(_loss_sum(logits, targets))
-        self.samples.update(float(len(targets)))
-        self._segmentation = targets.ndim > 1
-        if indices is not None:
-            self._examples.add(logits, targets, indices)
-
-    def examples(self) -> list[Example]:
-        """Returns what was noted on all ranks; every rank must call it."""
-        return self._examples.gather()
-
-    def compute(self, expected: int | None) -> Evaluation:
-        """Puts the ranks' sums together; every rank must call it, and gets the same figures.
-
-        Args:
-            expected: As of `evaluation_of`.
-
-        Raises:
-            NonFiniteError: The loss is infinite or not a number; all ranks raise it together.
-        """
-        sums = torch.stack([self.loss_sum.compute(), self.samples.compute()])
-        return evaluation_of(self.confusion.compute(), sums, expected, segmentation=self._segmentation)
-
-    def reset(self) -> None:
-        """Forgets all samples."""
-        self.confusion.reset()
-        self.loss_sum.reset()
-        self.samples.reset()
-        self._examples = Examples(self.num_classes)
+@torch.no_grad()
+def predict(job: Job, rank: Rank, net: nn.Module) -> Iterator[Prediction]:
+    """Gives the predictions of this rank's part of the test split, batch by batch; arguments as of `evaluate`."""
+    device = job.devices.of(rank)
+    net.eval()
+    for batch in job.evaluation_batches(job.splits.test, rank):
+        with autocast(job.precision, device):
+            logits = net(batch.images.to(device))
+        yield batch.indices, *predictions_of(logits)

@@ -70,7 +70,10 @@ class Examples:
         self.num_classes = num_classes
 
     def add(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> None:
-        """Notes what is worth it of a batch; arguments as of `Tally.add`."""
+        """Adds a batch; arguments as of `EvaluationSums.update`. Without the samples' numbers nothing is kept."""
+        if not len(indices):
+            return
+        logits = logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
         if targets.ndim == 1:
             self.wrong.append(mistakes(logits, targets, indices))
             return

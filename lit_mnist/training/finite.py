@@ -166,7 +166,7 @@ class FiniteCheck:
         for batch in range(first, first + plan.window(first)):
             whole = train_indices(
                 self.job.experiment.seed_everything,
-                epoch,
+                plan.order_of(epoch),
                 batch,
                 count=len(self.job.splits.train),
                 batch_size=plan.batch_size,

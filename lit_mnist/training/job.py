@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.experiment import Command, Experiment
 from lit_mnist.experiment.plan import Plan, make_plan
+from lit_mnist.experiment.trainer import limited
 from lit_mnist.training.precision import UsedPrecision, weight_dtype
 
 
@@ -117,19 +119,30 @@ class Job:
         )
 
 
-def split_dataset(experiment: Experiment, dataset: Dataset) -> Splits:
+def split_dataset(experiment: Experiment, dataset: Dataset, stage: Literal["test", "predict"] = "test") -> Splits:
     """Returns the samples to train, validate and test on.
+
+    Args:
+        experiment: The experiment.
+        dataset: Its data set.
+        stage: Whether the test split is there to be tested or predicted, which have limits of their own.
 
     Raises:
         InputError: The validation split leaves nothing to train on.
     """
-    data = experiment.data
+    data, tests = experiment.data, len(dataset.test)
     train, validation = validation_split(experiment.seed_everything, len(dataset.train), data.val_size)
     return Splits(
         train=dataset.train.take(train[: data.train_size]),
-        validation=dataset.train.take(validation),
-        test=dataset.test.take(np.arange(min(data.test_size or len(dataset.test), len(dataset.test)))),
+        validation=dataset.train.take(validation[: _limit(experiment, "val", len(validation))]),
+        test=dataset.test.take(np.arange(_limit(experiment, stage, min(data.test_size or tests, tests)))),
     )
+
+
+def _limit(experiment: Experiment, stage: Literal["val", "test", "predict"], samples: int) -> int:
+    """Returns how many samples of a split are evaluated: the limits of the Trainer count batches over all ranks."""
+    size = experiment.data.evaluation_batch
+    return min(samples, size * limited(math.ceil(samples / size), experiment.trainer.limit_of(stage)))
 
 
 def plan_for(experiment: Experiment, splits: Splits, world_size: int) -> Plan:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from lit_mnist.experiment import ModelSettings
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 
 def make_optimizer(net: nn.Module, settings: ModelSettings) -> Optimizer:
@@ -44,3 +49,9 @@ def accumulated_loss(loss: torch.Tensor, window: int, accumulate: int) -> torch.
     seen = loss.detach()
     one = 1 + (seen - seen)
     return loss * one if window == accumulate else loss * (one * (accumulate / window))
+
+
+def window_of(trainer: Trainer, batch_idx: int) -> int:
+    """Returns the number of micro-batches in the optimizer step of a micro-batch: fewer at the end of an epoch."""
+    accumulate = trainer.accumulate_grad_batches
+    return int(min(accumulate, trainer.num_training_batches - batch_idx + batch_idx % accumulate))

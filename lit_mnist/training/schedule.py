@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from lit_mnist.errors import require
 from lit_mnist.experiment import ModelSettings
 
 if TYPE_CHECKING:
@@ -51,6 +52,19 @@ def lr_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
     if settings.schedule == "polynomial":
         return (1 - done) ** _POWER
     return (1 + math.cos(math.pi * done)) / 2
+
+
+def schedule_length(settings: ModelSettings, steps: float) -> int:
+    """Returns the optimizer steps of a run as its schedule needs them.
+
+    Raises:
+        InputError: The run has no end, but its schedule needs one.
+    """
+    if 0 < steps < math.inf:
+        return int(steps)
+    endless = settings.schedule == "constant" and not settings.warmup
+    require(endless, f"model.schedule {settings.schedule} needs a last step: give max_epochs or max_steps.")
+    return 1
 
 
 def make_schedule(optimizer: Optimizer, settings: ModelSettings, total_steps: int) -> LambdaLR:

@@ -25,7 +25,7 @@ from lit_mnist.checkpoint.store import CheckpointFolder
 from lit_mnist.engines import raw_ddp
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.training.evaluation import Evaluation, Tally
+from lit_mnist.training.evaluation import Evaluation, EvaluationSums
 
 SOURCE = Path(raw_ddp.__file__).read_text()
 LINES = SOURCE.splitlines()
@@ -97,19 +97,19 @@ class Observed:
         return next((step for step, (found, expected) in pairs if found != expected), None)
 
 
-class ReportingTally(Tally):
-    """Reports what was counted, without the project's own check that it is the whole split."""
+class UncheckedSums(EvaluationSums):
+    """Returns what was counted, without the project's own check that it is the whole split."""
 
-    def evaluation(self, expected: int) -> Evaluation:
-        return super().evaluation(int(self.sums[1]))
+    def compute(self, expected: int | None) -> Evaluation:
+        return super().compute(int(self.sums[1]))
 
 
 def engine_of(source: str) -> Callable[..., None]:
     """Returns the `run` of an engine's source."""
     names: dict[str, Any] = {"__name__": raw_ddp.__name__}
     exec(compile(source, raw_ddp.__file__, "exec"), names)  # noqa: S102
-    assert names["Tally"] is Tally
-    names["Tally"] = ReportingTally
+    assert names["EvaluationSums"] is EvaluationSums
+    names["EvaluationSums"] = UncheckedSums
     return names["run"]  # type: ignore[no-any-return]
 
 
@@ -330,8 +330,8 @@ NAIVE = {
         "(4)", "scaler.update(", "scaler.update(scaler.get_scale())", skips_every_step, FLOAT16
     ),
     "every rank writes": Naive("(5)", "rank.is_first", "if True:", writes_twice),
-    "the classes of one rank are counted": Naive("(6)", "tally.confusion", "pass", counts_one_rank_s_classes),
-    "the losses of one rank are summed": Naive("(6)", "tally.sums", "pass", sums_one_rank_s_losses),
+    "the classes of one rank are counted": Naive("(6)", "sums.confusion", "pass", counts_one_rank_s_classes),
+    "the losses of one rank are summed": Naive("(6)", "sums.sums", "pass", sums_one_rank_s_losses),
 }
 
 

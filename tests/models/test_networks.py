@@ -20,7 +20,7 @@ from lit_mnist.models.build import build_net
 from lit_mnist.models.dropout import SeededDropout
 from lit_mnist.models.sync_batch_norm import PortableSyncBatchNorm, sync_batch_norm, unsync_batch_norm
 from lit_mnist.training import schedule as schedules
-from lit_mnist.training.evaluation import ExactMetrics
+from lit_mnist.training.evaluation import EvaluationSums
 from lit_mnist.training.examples import MISTAKES_KEPT, Wrong
 from lit_mnist.training.schedule import lr_factor
 
@@ -176,7 +176,7 @@ def test_metrics_are_torchmetrics_own() -> None:
     from torchmetrics.functional.classification import multiclass_accuracy
 
     logits, targets = torch.randn(500, 5), torch.randint(0, 4, (500,))
-    metrics = ExactMetrics(5)
+    metrics = EvaluationSums(5, torch.device("cpu"), examples=True)
     for rows in (slice(0, 300), slice(300, 500)):
         metrics.update(logits[rows], targets[rows], torch.arange(500)[rows])
     found = metrics.compute(500)
@@ -184,7 +184,8 @@ def test_metrics_are_torchmetrics_own() -> None:
     expected = multiclass_accuracy(logits, targets, 5, average="none")
     assert found.per_class == pytest.approx(expected.tolist())
     assert found.loss == pytest.approx(float(nn.functional.cross_entropy(logits, targets)))
-    wrong = metrics.examples()
+    assert metrics.examples
+    wrong = metrics.examples.gather()
     probability, predicted = logits.softmax(dim=1).max(dim=1)
     errors = [n for n in range(500) if predicted[n] != targets[n]]
     surest = sorted(errors, key=lambda n: -float(probability[n]))[:MISTAKES_KEPT]

@@ -23,7 +23,8 @@ from lit_mnist.data.rng import Draw
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings, Net
 from lit_mnist.models.build import build_net
-from lit_mnist.training.evaluation import Evaluation, ExactMetrics, Tally, predictions_of
+from lit_mnist.plugins.exact_metrics import ExactMetrics
+from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predictions_of
 
 __all__ = ["flags", "voc"]
 
@@ -44,7 +45,7 @@ def plain_figures(logits: torch.Tensor, targets: torch.Tensor, classes: int) -> 
     return iou, float((predicted == true).mean()), -float(flat[np.arange(len(true)), true].mean())
 
 
-@pytest.mark.parametrize("kind", ["tally", "torchmetrics"])
+@pytest.mark.parametrize("kind", ["sums", "torchmetrics"])
 def test_mean_iou_is_that_of_all_pixels_that_count(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 5, 6, 9, generator=generator)
@@ -52,18 +53,15 @@ def test_mean_iou_is_that_of_all_pixels_that_count(kind: str) -> None:
     targets = torch.randint(0, 4, (7, 6, 9), generator=generator)
     targets[0] = targets[3, 2:] = IGNORED
     found: Evaluation
-    if kind == "tally":
-        tally = Tally(5, torch.device("cpu"))
-        for rows in (slice(0, 3), slice(3, 7)):
-            tally.add(logits[rows], targets[rows], torch.arange(7)[rows])
-        found, examples = tally.evaluation(7), tally.examples.gather()
-    else:
-        metrics = ExactMetrics(5)
-        for rows in (slice(0, 3), slice(3, 7)):
-            metrics.update(logits[rows], targets[rows], torch.arange(7)[rows])
-        found, examples = metrics.compute(7), metrics.examples()
-        with pytest.raises(AssertionError, match="7 samples were evaluated"):
-            metrics.compute(8)
+    sums, metrics = EvaluationSums(5, torch.device("cpu"), examples=True), ExactMetrics(5)
+    for rows in (slice(0, 3), slice(3, 7)):
+        sums.update(logits[rows], targets[rows], torch.arange(7)[rows])
+        metrics.update(logits[rows], targets[rows])
+    found = sums.compute(7) if kind == "sums" else metrics.evaluation()
+    with pytest.raises(AssertionError, match="7 samples were evaluated"):
+        sums.compute(8)
+    assert sums.examples
+    examples = sums.examples.gather()
     iou, accuracy, loss = plain_figures(logits, targets, 5)
     assert iou[4] is None
     assert found.iou == pytest.approx(iou)
@@ -78,16 +76,16 @@ def test_mean_iou_is_that_of_all_pixels_that_count(kind: str) -> None:
 
 
 def test_scenes_of_nothing_but_border_have_figures() -> None:
-    tally = Tally(3, torch.device("cpu"))
-    tally.add(torch.randn(2, 3, 4, 4), torch.full((2, 4, 4), IGNORED))
-    found = tally.evaluation(2)
+    sums = EvaluationSums(3, torch.device("cpu"))
+    sums.update(torch.randn(2, 3, 4, 4), torch.full((2, 4, 4), IGNORED), torch.arange(2))
+    found = sums.compute(2)
     assert (found.mean_iou, found.loss, found.iou) == (0, 0, [None, None, None])
 
 
 def test_digits_have_no_mean_iou() -> None:
-    tally = Tally(3, torch.device("cpu"))
-    tally.add(torch.randn(20, 3), torch.arange(20) % 3)
-    found = tally.evaluation(20)
+    sums = EvaluationSums(3, torch.device("cpu"))
+    sums.update(torch.randn(20, 3), torch.arange(20) % 3, torch.arange(20))
+    found = sums.compute(20)
     assert found.score == found.accuracy
     assert not {"iou", "mean_iou"} & found.to_dict().keys()
 
