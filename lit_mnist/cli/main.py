@@ -73,7 +73,7 @@ def _run(request: Request, engine: str, command: str) -> int:
         from lit_mnist.comparison.command import compare
 
         return compare(request, command, main)
-    check_engine(engine, request.command, request.settings, request.extras.names)
+    check_engine(engine, request.command, request.settings, request.extras.for_lightning)
     from lit_mnist.cli.start import start
 
     start(request, engine, command)

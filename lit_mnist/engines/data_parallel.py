@@ -21,7 +21,7 @@ from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.models.build import build_net
 from lit_mnist.run.finish import finish
-from lit_mnist.run.recorder import MetricsRecorder
+from lit_mnist.run.recorder import MetricsRecorder, loggers_of
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.evaluation import Evaluation, evaluate
 from lit_mnist.training.examples import Example
@@ -39,6 +39,7 @@ def run(job: Job, rank: Rank) -> None:
     device = job.devices.of(rank)
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    loggers = loggers_of(job, rank)
 
     # --- data: whole batches, which the wrapper cuts
 
@@ -65,7 +66,7 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- train
     validation = None
-    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net)
+    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net, loggers=loggers)
     for epoch in range(plan.epochs):
         _train_epoch(job, rank, epoch, model, state, recorder)
         clock.pause()
@@ -95,6 +96,7 @@ def run(job: Job, rank: Rank) -> None:
         validation=validation,
         test=test,
         examples=examples,
+        loggers=loggers,
     )
 
 

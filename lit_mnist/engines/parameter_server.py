@@ -27,7 +27,7 @@ from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.recorder import MetricsRecorder
+from lit_mnist.run.recorder import MetricsRecorder, loggers_of
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.evaluation import Evaluation, evaluate
 from lit_mnist.training.examples import Example
@@ -54,6 +54,7 @@ def run(job: Job, rank: Rank) -> None:
     )
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    loggers = loggers_of(job, rank)
 
     # --- data: cut from memory, epoch by epoch
 
@@ -79,7 +80,7 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- train
     validation = None
-    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net)
+    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net, loggers=loggers)
     for epoch in range(plan.epochs):
         _train_epoch(job, rank, epoch, state, recorder)
         clock.pause()
@@ -112,6 +113,7 @@ def run(job: Job, rank: Rank) -> None:
         validation=validation,
         test=test,
         examples=examples,
+        loggers=loggers,
     )
     dist.destroy_process_group()
 

@@ -39,7 +39,7 @@ from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.run.finish import finish, write_predictions
-from lit_mnist.run.recorder import MetricsRecorder
+from lit_mnist.run.recorder import MetricsRecorder, loggers_of
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict
@@ -69,6 +69,7 @@ def run(job: Job, rank: Rank) -> None:
     )
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    loggers = loggers_of(job, rank)
 
     # --- data: cut from memory, epoch by epoch
 
@@ -105,7 +106,7 @@ def run(job: Job, rank: Rank) -> None:
             if rank.is_first:  # (5)
                 manager.write(state.checkpoint(job, manager.best))
 
-        recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
+        recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net, step=state.step, loggers=loggers)
         manager = CheckpointManager(job, rank, net, save, step=state.step, check_finite=recorder.check_finite)
         if best is not None:
             manager.resume(best)
@@ -148,6 +149,7 @@ def run(job: Job, rank: Rank) -> None:
         validation=validation,
         test=test,
         examples=examples,
+        loggers=loggers,
     )
     dist.destroy_process_group()  # (1)
 

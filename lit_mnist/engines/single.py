@@ -21,7 +21,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.build import build_net
 from lit_mnist.run.finish import finish, write_predictions
-from lit_mnist.run.recorder import MetricsRecorder
+from lit_mnist.run.recorder import MetricsRecorder, loggers_of
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.cuda_graph import GraphedPasses, Passes
 from lit_mnist.training.evaluation import Evaluation, evaluate, predict
@@ -43,6 +43,7 @@ def run(job: Job, rank: Rank) -> None:
         torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    loggers = loggers_of(job, rank)
 
     # --- data: cut from memory, epoch by epoch
 
@@ -74,7 +75,7 @@ def run(job: Job, rank: Rank) -> None:
         def save() -> None:
             manager.write(state.checkpoint(job, manager.best))
 
-        recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net, step=state.step)
+        recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net, step=state.step, loggers=loggers)
         manager = CheckpointManager(job, rank, net, save, step=state.step, check_finite=recorder.check_finite)
         if best is not None:
             manager.resume(best)
@@ -116,6 +117,7 @@ def run(job: Job, rank: Rank) -> None:
         validation=validation,
         test=test,
         examples=examples,
+        loggers=loggers,
     )
 
 

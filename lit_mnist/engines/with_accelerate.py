@@ -28,7 +28,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.recorder import MetricsRecorder
+from lit_mnist.run.recorder import MetricsRecorder, loggers_of
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import accelerate_options
 from lit_mnist.training.evaluation import Evaluation, evaluate
@@ -54,6 +54,7 @@ def run(job: Job, rank: Rank) -> None:
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     device = accelerator.device
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    loggers = loggers_of(job, rank)
 
     # --- data: cut from memory, epoch by epoch; a prepared loader would be split over the ranks once more
 
@@ -82,7 +83,7 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- train
     validation = None
-    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net)
+    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net, loggers=loggers)
     for epoch in range(plan.epochs):
         _train_epoch(job, rank, epoch, accelerator, model, prepared_optimizer, state, recorder)
         clock.pause()
@@ -116,6 +117,7 @@ def run(job: Job, rank: Rank) -> None:
         validation=validation,
         test=test,
         examples=examples,
+        loggers=loggers,
     )
     accelerator.end_training()
 

@@ -26,7 +26,7 @@ from lit_mnist.experiment.plan import Plan
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.recorder import MetricsRecorder
+from lit_mnist.run.recorder import MetricsRecorder, loggers_of
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import accelerate_options
 from lit_mnist.training.evaluation import Evaluation, evaluate
@@ -46,6 +46,7 @@ def run(job: Job, rank: Rank) -> None:
     device = arguments.device
     torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    loggers = loggers_of(job, rank)
 
     # --- data: see _Epochs
 
@@ -72,7 +73,7 @@ def run(job: Job, rank: Rank) -> None:
     manager = CheckpointManager(job, rank, net, save)
 
     # --- train
-    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net)
+    recorder = MetricsRecorder(job=job, rank=rank, clock=clock, net=net, loggers=loggers)
     report = _Report(job, rank, state, manager, recorder)
     trainer = _Trainer(
         job,
@@ -117,6 +118,7 @@ def run(job: Job, rank: Rank) -> None:
         validation=report.validation,
         test=test,
         examples=examples,
+        loggers=loggers,
     )
     trainer.accelerator.end_training()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,10 @@ from lit_mnist.predict import Prediction, predictions_of
 from lit_mnist.report.page import Mistake, write_report
 from lit_mnist.report.segmentation import ShownImage
 from lit_mnist.run.folder import REPORT, RESULT, RunFolder
-from lit_mnist.run.metrics_log import read_metrics
+from lit_mnist.run.metrics_log import Logger, read_metrics
 from lit_mnist.run.result import Trained, build_result, total_gpu_memory, total_memory
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.evaluation import Evaluation, metrics_of
 from lit_mnist.training.examples import Example, Wrong
 from lit_mnist.training.job import Job
 
@@ -40,6 +40,7 @@ def finish(
     validation: Evaluation | None,
     test: Evaluation | None,
     examples: list[Example],
+    loggers: Sequence[Logger] = (),
 ) -> None:
     """Writes the result and the report, and prints the summary; every rank must call it.
 
@@ -53,7 +54,13 @@ def finish(
         validation: The last evaluation on the validation split.
         test: The evaluation on the test split.
         examples: The examples of the test for the report.
+        loggers: Loggers of this rank that no Trainer closes.
     """
+    for logger in loggers:
+        for stage, evaluation in (("val", validation if not trained else None), ("test", test)):
+            if evaluation:
+                logger.log_metrics(metrics_of(evaluation, stage), trained.steps if trained else 0)
+        logger.finalize("success")
     memory = total_memory(clock, rank, device, job.first_process)
     # nn.DataParallel is one rank on several GPUs.
     gpus = job.devices.numbers if job.devices.count > rank.local_world_size else [device]

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.errors import InputError
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
 
 COLUMNS = ("step", "epoch", "train_loss", "train_accuracy", "lr", "images_per_s")
 Row = dict[str, float]
+
+
+class Logger(Protocol):
+    """What receives the metrics of rank 0; a logger of Lightning's is one."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Logs the metrics of a step."""
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """Logs the experiment."""
+
+    def save(self) -> None:
+        """Writes what was logged."""
+
+    def finalize(self, status: str) -> None:
+        """Closes the logger."""
 
 
 class MetricsLog:

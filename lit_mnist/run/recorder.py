@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.profiling.faults import inject
 from lit_mnist.profiling.trace import Trace
-from lit_mnist.run.metrics_log import MetricsLog
+from lit_mnist.run.metrics_log import Logger, MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.result import Trained
 from lit_mnist.run.timing import StepClock
@@ -28,22 +28,6 @@ from lit_mnist.training.train_metrics import TrainMetrics
 
 if TYPE_CHECKING:
     from lit_mnist.profiling.stopwatch import Stopwatch
-
-
-class Logger(Protocol):
-    """What receives the metrics of rank 0; a logger of Lightning's is one."""
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Logs the metrics of a step."""
-
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """Logs the experiment."""
-
-    def save(self) -> None:
-        """Writes what was logged."""
-
-    def finalize(self, status: str) -> None:
-        """Closes the logger."""
 
 
 class StepMonitor:
@@ -178,16 +162,27 @@ class MetricsRecorder(StepMonitor):
     """A step monitor that logs and shows the metrics, too: for the engines that write their training loop by hand.
 
     Its only collective is at the steps whose metrics are logged.
+
+    Args:
+        loggers: Loggers of rank 0 beside the files of the run folder; the others as of `StepMonitor`.
     """
 
-    def __init__(self, *, job: Job, rank: Rank, clock: StepClock, net: nn.Module, step: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        job: Job,
+        rank: Rank,
+        clock: StepClock,
+        net: nn.Module,
+        step: int = 0,
+        loggers: Sequence[Logger] = (),
+    ) -> None:
         super().__init__(job=job, rank=rank, clock=clock, net=net, step=step)
         self._metrics = TrainMetrics()
         self.log: MetricsLog | None = None
-        self.loggers: list[Logger] = []
+        self.loggers = loggers
         if rank.is_first:
             self.log = MetricsLog(job.folder, step, job.experiment.data.task.metrics)
-            self.loggers = loggers_of(job)
             if job.experiment.trainer.enable_progress_bar:
                 self.display = ProgressDisplay(job.plan.total_steps, step)
                 RANK_STATUS.clear_display = self.display.clear
@@ -232,7 +227,7 @@ class MetricsRecorder(StepMonitor):
             self.display.line(self.epoch_line)
 
     def close(self, *, optimizer_steps: int, stopped_early: str | None = None) -> Trained:
-        """Ends the display and closes the files; see `StepMonitor.close`. `finish` closes the other loggers."""
+        """Ends the display and closes the files; see `StepMonitor.close`. `finish` closes the loggers."""
         trained = super().close(optimizer_steps=optimizer_steps, stopped_early=stopped_early)
         if self.log:
             self.log.finalize("success")
@@ -248,8 +243,10 @@ class MetricsRecorder(StepMonitor):
             logger.save()
 
 
-def loggers_of(job: Job) -> list[Logger]:
-    """Returns the loggers that `trainer.logger` names; rank 0 calls it once in a run."""
+def loggers_of(job: Job, rank: Rank) -> list[Logger]:
+    """Returns the loggers that `trainer.logger` names, on rank 0; `finish` closes them."""
+    if not rank.is_first:
+        return []
     found = job.extras().get("logger") if job.extras and "logger" in job.stated else None
     loggers: list[Logger] = found if isinstance(found, list) else [found] if found and found is not True else []
     for logger in loggers:
