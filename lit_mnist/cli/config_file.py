@@ -61,12 +61,29 @@ def read_config_file(path: Path) -> Any:
         raise InputError(f"The configuration {path} is larger than {_LARGEST} bytes: it is not one of this project.")
     try:
         _check_size(text, path)
-        values = yaml.safe_load(text)
+        values = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
     except InputError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"The configuration {path} is not YAML: {' '.join(str(error).split())[:300]}.") from error
     return values
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that rejects a key given twice, of which YAML would silently use the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Returns a mapping.
+
+        Raises:
+            ConstructorError: A key is given twice.
+        """
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                problem = f"the key {key} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _check_size(text: str, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -12,6 +13,7 @@ from lit_mnist.checkpoint.weights import read_weights
 from lit_mnist.cli.validate import Validated
 from lit_mnist.data.dataset import Dataset, load_dataset
 from lit_mnist.distributed.rank import print_once
+from lit_mnist.errors import InputError
 from lit_mnist.training.job import Splits, split_dataset
 
 
@@ -51,7 +53,10 @@ def _samples(validated: Validated) -> tuple[Dataset, Splits, tuple[Path, ...]]:
     fetch = saved is None or saved.may_fetch(request.settings, experiment.data, trains=request.trains)
     if not request.images:
         dataset = load_dataset(experiment.data, fetch=fetch)
-        return dataset, split_dataset(experiment, dataset), ()
+        stage: Literal["test", "predict"] = "predict" if request.command == "predict" else "test"
+        return dataset, split_dataset(experiment, dataset, stage), ()
+    if experiment.trainer.limit_of("predict") is not None:
+        raise InputError("trainer.limit_predict_batches is for the test split: name fewer --images instead.")
     # Imported here because only this command needs it.
     from lit_mnist.predict import predictions_of
     from lit_mnist.predict.user_images import find_images

@@ -19,7 +19,7 @@ from lit_mnist.cli.help import asks_for_help
 from lit_mnist.cli.parser import Request, parse
 from lit_mnist.distributed.rank import Rank, adopt_slurm, die_with_parent, launched_from_outside
 from lit_mnist.distributed.signals import STOP, require_main_thread
-from lit_mnist.distributed.terminal import guard_streams, print_failure, print_line
+from lit_mnist.distributed.terminal import clear_bar, guard_streams, print_error, print_failure, print_line
 from lit_mnist.engines.capabilities import check_engine
 from lit_mnist.errors import InputError, LitMnistError, RankLostError
 
@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         if told := asks_for_help(words, engine):
             print_line(told)
             return 0
+        guard_streams(lambda text: print_error(f"warning: This command {text}"))
         require_main_thread()
         STOP.listen()
         adopt_slurm()
@@ -54,6 +55,8 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         elif error.started:
             from lit_mnist.distributed.rank_status import RANK_STATUS
 
+            if isinstance(error, RankLostError):
+                clear_bar()
             print_failure(error, error.advice, RANK_STATUS.print_error)
         else:
             print_failure(error)

@@ -76,6 +76,13 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
+def clear_bar() -> None:
+    """Clears the progress bar of a rank that was lost, and shows the cursor that the rank had hidden."""
+    with suppress(OSError, ValueError):
+        if sys.stdout.isatty():
+            os.write(sys.stdout.fileno(), b"\r\x1b[2K\x1b[?25h")
+
+
 class GuardedStream:
     """A standard stream that turns itself off if it cannot be written, instead of raising an OSError.
 

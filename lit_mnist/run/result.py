@@ -112,8 +112,8 @@ def build_result(
             "steps": trained.steps_now if trained else 0,
             "scheduled_steps": job.plan.total_steps if trained else 0,
         },
-        "validation": validation.to_dict() if validation else None,
-        "test": test.to_dict() if test else None,
+        "validation": _metrics(validation, job.experiment.data.val_size),
+        "test": _metrics(test, min(job.experiment.data.test_size or len(job.dataset.test), len(job.dataset.test))),
         "weights_sha256": weights_sha256(weights),
         "seconds_to_first_step": clock.seconds_to_first_step,
         "peak_memory_bytes": memory,
@@ -123,3 +123,10 @@ def build_result(
         "command": job.command_line,
         "run_dir": str(job.folder),
     }
+
+
+def _metrics(evaluation: Evaluation | None, samples: int) -> dict[str, Any] | None:
+    """Returns the metrics of a split of so many samples, and whether they are partial."""
+    if evaluation is None:
+        return None
+    return {**evaluation.to_dict(), **({"partial": True} if evaluation.count < samples else {})}
