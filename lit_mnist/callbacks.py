@@ -13,9 +13,10 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch.optim import Optimizer
 
+from lit_mnist.checkpoint._private import lightning_loops
 from lit_mnist.checkpoint.format import LAST, SECTION, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import lightning_loops, section_of
+from lit_mnist.checkpoint.state import section_of
 from lit_mnist.module import LitClassifier
 from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.progress import ProgressDisplay

@@ -23,6 +23,7 @@ from lit_mnist.distributed.devices import choose_devices
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.models.sync_batch_norm import sync_batch_norm, unsync_batch_norm
+from lit_mnist.plugins._private import inspect_signature_once
 from lit_mnist.training.ddp import DDP_OPTIONS, device_options
 from lit_mnist.training.precision import UsedPrecision, needs_scaler, resolve_precision
 
@@ -133,6 +134,7 @@ class LitTrainer(Trainer):
             profiler=kwargs.pop("profiler", None) or NoProfiler(),
             **kwargs,
         )
+        inspect_signature_once(self)
 
 
 def _ddp(kind: str, timeout: float, accumulate: int) -> DDPStrategy:

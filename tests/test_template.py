@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from conftest import ROOT, Program, result_of, run_forked
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loops import training_epoch_loop
 from safetensors.torch import load_file, save_file
 
 from lit_mnist.checkpoint.digest import weights_sha256
@@ -115,3 +117,36 @@ def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
     flags = ("--data.train_size", 640, "--data.test_size", 100, "--precision", "32-true")
     folder = Program(tmp_path).train(*flags, "--devices", 1, "--run.threads", 1)
     assert result_of(folder)["weights_sha256"] in own.out
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_the_signature_of_a_training_step_is_inspected_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    """It fails, too, if Lightning inspects it elsewhere: then the private part is of no use any more."""
+    asked: list[str] = []
+    original = training_epoch_loop.is_param_in_hook_signature
+
+    def counted(hook: Any, param: str, **options: Any) -> bool:
+        asked.append(param)
+        return original(hook, param, **options)
+
+    monkeypatch.setattr(training_epoch_loop, "is_param_in_hook_signature", counted)
+    found: list[tuple[object, ...]] = []
+
+    class WithNumber(LitClassifier):
+        def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+            found.append((batch_idx,))
+            return super().training_step(batch, batch_idx)
+
+    class WithoutNumber(LitClassifier):
+        def training_step(self, batch: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            found.append(())
+            return super().training_step(batch, len(found) - 1)
+
+    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = LitTrainer(max_steps=3, accelerator="cpu", devices=1, default_root_dir=tmp_path, **options)
+    data = MNISTDataModule(train_size=640, val_size=0)
+    trainer.fit((WithNumber if several else WithoutNumber)(), datamodule=data)
+    assert found == ([(0,), (1,), (2,)] if several else [()] * 3)
+    assert asked.count("batch_idx") == 1

@@ -1,14 +1,18 @@
-"""What torch.save writes into its files, as far as the safety check must know it; torch does not document it.
+"""What torch.save and Lightning write into a checkpoint, as far as the project must know it; both do not document it.
 
 A change in torch is detected by `test_what_is_written_is_read` and `test_torch_s_own_files_pass_the_safety_check` in
-tests/checkpoint/test_checkpoint.py.
+tests/checkpoint/test_checkpoint.py. A change in Lightning's loops is detected by
+`test_an_engine_goes_on_where_another_stopped` in tests/engines/test_engines.py and by tests/faults/test_exact.py.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
+
+from lit_mnist.experiment.plan import Plan
 
 # The archive's record with the pickled values. A tensor's bytes are in the record `data/KEY`.
 VALUES_RECORD = "data.pkl"
@@ -43,3 +47,42 @@ ITEM_SIZES = {
 def is_harmless_record(name: str) -> bool:
     """Returns whether a record can be neither code nor a path out of the archive; newer releases of torch add some."""
     return name == VALUES_RECORD or (_RECORD.fullmatch(name) is not None and _CODE.fullmatch(name) is None)
+
+
+def lightning_loops(step: int, plan: Plan) -> dict[str, Any]:
+    """Returns the progress of Lightning's loops after so many optimizer steps, in or between epochs."""
+    epoch, batch = plan.position(step)
+    done, begun = epoch, epoch + (batch > 0)
+    batches, steps = epoch * plan.batches_per_epoch + batch, step % plan.steps_per_epoch
+    fit = {
+        "state_dict": {},
+        "epoch_loop.state_dict": {"_batches_that_stepped": step},
+        "epoch_loop.batch_progress": {**_progress(batches, batch), "is_last_batch": False},
+        "epoch_loop.scheduler_progress": _counts(step, steps, "ready", "completed"),
+        "epoch_loop.automatic_optimization.state_dict": {},
+        "epoch_loop.automatic_optimization.optim_progress": {
+            "optimizer": {
+                "step": _counts(step, steps, "ready", "completed"),
+                "zero_grad": _counts(step, steps, "ready", "completed", "started"),
+            }
+        },
+        "epoch_loop.manual_optimization.state_dict": {},
+        "epoch_loop.manual_optimization.optim_step_progress": _counts(0, 0, "ready", "completed"),
+        "epoch_loop.val_loop.state_dict": {},
+        "epoch_loop.val_loop.batch_progress": {**_progress(0, 0), "is_last_batch": False},
+        "epoch_progress": {
+            scope: {"ready": begun, "completed": done, "started": begun, "processed": done}
+            for scope in ("total", "current")
+        },
+    }
+    idle = {"state_dict": {}, "batch_progress": {**_progress(0, 0), "is_last_batch": False}}
+    predict = {"state_dict": {}, "batch_progress": _progress(0, 0)}
+    return {"fit_loop": fit, "validate_loop": idle, "test_loop": idle, "predict_loop": predict}
+
+
+def _progress(total: int, current: int) -> dict[str, dict[str, int]]:
+    return _counts(total, current, "ready", "completed", "started", "processed")
+
+
+def _counts(total: int, current: int, *names: str) -> dict[str, dict[str, int]]:
+    return {"total": dict.fromkeys(names, total), "current": dict.fromkeys(names, current)}

@@ -17,9 +17,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lit_mnist.checkpoint._private import lightning_loops
 from lit_mnist.checkpoint.format import FORMAT, SECTION
 from lit_mnist.errors import InputError
-from lit_mnist.experiment.plan import Plan
 from lit_mnist.training.job import Job
 
 # The names under which Lightning keeps the scaler and the best score: those of its plugin and of our callback.
@@ -115,42 +115,3 @@ def section_of(job: Job) -> dict[str, Any]:
 def net_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Returns the bare network's weights of a checkpoint."""
     return {name.removeprefix(_PREFIX): tensor for name, tensor in checkpoint["state_dict"].items()}
-
-
-def lightning_loops(step: int, plan: Plan) -> dict[str, Any]:
-    """Returns the progress of Lightning's loops after so many optimizer steps, in or between epochs."""
-    epoch, batch = plan.position(step)
-    done, begun = epoch, epoch + (batch > 0)
-    batches, steps = epoch * plan.batches_per_epoch + batch, step % plan.steps_per_epoch
-    fit = {
-        "state_dict": {},
-        "epoch_loop.state_dict": {"_batches_that_stepped": step},
-        "epoch_loop.batch_progress": {**_progress(batches, batch), "is_last_batch": False},
-        "epoch_loop.scheduler_progress": _counts(step, steps, "ready", "completed"),
-        "epoch_loop.automatic_optimization.state_dict": {},
-        "epoch_loop.automatic_optimization.optim_progress": {
-            "optimizer": {
-                "step": _counts(step, steps, "ready", "completed"),
-                "zero_grad": _counts(step, steps, "ready", "completed", "started"),
-            }
-        },
-        "epoch_loop.manual_optimization.state_dict": {},
-        "epoch_loop.manual_optimization.optim_step_progress": _counts(0, 0, "ready", "completed"),
-        "epoch_loop.val_loop.state_dict": {},
-        "epoch_loop.val_loop.batch_progress": {**_progress(0, 0), "is_last_batch": False},
-        "epoch_progress": {
-            scope: {"ready": begun, "completed": done, "started": begun, "processed": done}
-            for scope in ("total", "current")
-        },
-    }
-    idle = {"state_dict": {}, "batch_progress": {**_progress(0, 0), "is_last_batch": False}}
-    predict = {"state_dict": {}, "batch_progress": _progress(0, 0)}
-    return {"fit_loop": fit, "validate_loop": idle, "test_loop": idle, "predict_loop": predict}
-
-
-def _progress(total: int, current: int) -> dict[str, dict[str, int]]:
-    return _counts(total, current, "ready", "completed", "started", "processed")
-
-
-def _counts(total: int, current: int, *names: str) -> dict[str, dict[str, int]]:
-    return {"total": dict.fromkeys(names, total), "current": dict.fromkeys(names, current)}

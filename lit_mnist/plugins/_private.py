@@ -1,22 +1,42 @@
-"""The places where the project reaches into Lightning's private parts, each with a test that notices a change.
+"""The uses of Lightning's private parts, each with the test that detects a change in Lightning.
 
-1. Lightning's handler of SIGTERM and its broadcast at each step: `leave_signals_alone` takes both away. Noticed by
+1. `leave_signals_alone`: the handler of SIGTERM, and the broadcast in each step. Detected by
    `test_lightning_leaves_signals_and_steps_alone` in tests/faults/test_signals.py.
+2. `inspect_signature_once`: the arguments of `training_step`. Detected by
+   `test_the_signature_of_a_training_step_is_inspected_once` in tests/test_template.py.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
 def leave_signals_alone(trainer: Trainer) -> None:
-    """Keeps Lightning's Trainer from handling signals, and from asking at each step whether one has come.
+    """Keeps a Trainer from handling signals, and from checking in each step whether one has arrived.
 
-    Its handler of SIGTERM takes part in a collective, which waits for ever where the other ranks are not in it, and
-    each step pays a broadcast to learn of a signal. The project's own `STOP` and `Consensus` do both.
+    Lightning's handler of SIGTERM takes part in a collective, which hangs if the other ranks do not, and each step
+    pays for a broadcast. The project's own `STOP` and `Consensus` replace both.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def inspect_signature_once(trainer: Trainer) -> None:
+    """Lets a Trainer inspect the signature of each module's `training_step` once, instead of in each step."""
+    loop = trainer.fit_loop.epoch_loop
+    inspect, known = loop._build_kwargs, dict[Any, bool]()
+
+    def build(kwargs: OrderedDict[str, Any], batch: Any, batch_idx: int) -> OrderedDict[str, Any]:
+        module = type(trainer.lightning_module)
+        if module not in known:
+            known[module] = "batch_idx" in inspect(OrderedDict(), batch, batch_idx)
+        kwargs["batch"] = batch
+        if known[module]:
+            kwargs["batch_idx"] = batch_idx
+        return kwargs
+
+    loop._build_kwargs = build  # type: ignore[method-assign]
