@@ -49,7 +49,7 @@ class MNISTDataModule(LightningDataModule):
         return module
 
     def setup(self, stage: str) -> None:
-        """Loads the data, and tells what of them is left out of a training."""
+        """Loads the data, and logs what a training leaves out."""
         if self.splits and stage == "fit" and self.plan.dropped:
             rank_zero_info(
                 f"{self.plan.dropped} samples of each epoch fill no whole batch of {self.plan.batch_size} and are left "

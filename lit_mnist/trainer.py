@@ -1,7 +1,7 @@
-"""Lightning's Trainer with the project's strategy and plugins: what it cannot be told by its own options.
+"""Lightning's Trainer with the project's strategy and plugins.
 
-Lightning turns 16-mixed on a CPU into bf16-mixed, has no `auto` precision, and its synchronised batch norm refuses
-CPUs. Here the precision and the batch norm are plugins, so that both do what the configuration says.
+Lightning changes 16-mixed on a CPU to bf16-mixed, has no `auto` precision, and its synchronized batch norm rejects CPU
+modules. Here both are plugins that do what the configuration states.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lit_mnist.training.precision import UsedPrecision, needs_scaler, resolve_pr
 
 
 class PortableLayerSync(LayerSync):
-    """Synchronised batch norm for the backends that torch's own refuses.
+    """Synchronized batch norm for the backends that torch's own rejects.
 
     Args:
         timeout: Seconds that a rank waits for the others.
@@ -41,11 +41,11 @@ class PortableLayerSync(LayerSync):
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Replaces every batch norm by one over all ranks."""
-        synchronised = sync_batch_norm(model, "cpu", self.timeout)
-        # Lightning reverts on its way out of an error, too. The other ranks notice it by the connections, which must
-        # stay open until this rank has written down why it ends.
-        self._layers = list(synchronised.modules())
-        return synchronised
+        synchronized = sync_batch_norm(model, "cpu", self.timeout)
+        # Lightning reverts after an error, too. The modules are kept, because the connections to the other ranks must
+        # stay open until this rank has written its failure report.
+        self._layers = list(synchronized.modules())
+        return synchronized
 
     def revert(self, model: nn.Module) -> nn.Module:
         """Undoes `apply`."""
@@ -53,7 +53,7 @@ class PortableLayerSync(LayerSync):
 
 
 def precision_plugin(precision: UsedPrecision, device_type: str) -> Precision:
-    """Returns Lightning's plugin for a precision; on a CPU, too, 16-mixed is float16 with a GradScaler."""
+    """Returns Lightning's plugin for a precision. On a CPU, too, 16-mixed is float16 with a GradScaler."""
     if precision == "64-true":
         return DoublePrecision()
     if precision == "32-true":
@@ -63,7 +63,7 @@ def precision_plugin(precision: UsedPrecision, device_type: str) -> Precision:
 
 
 class SafeDDPStrategy(DDPStrategy):
-    """Lightning's DDP, whose ranks tell each other values as JSON: Lightning's own executes what a pickle says."""
+    """Lightning's DDP, whose ranks exchange values as JSON: Lightning's own sends pickles, which can execute code."""
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Returns the value of rank `src`: numbers, text, paths (as text), None, and lists and dictionaries of them.
@@ -75,7 +75,7 @@ class SafeDDPStrategy(DDPStrategy):
 
 
 class NoProfiler(PassThroughProfiler):
-    """Measures nothing, as Lightning's own does by a new context for each of a step's hooks, with the same one."""
+    """Measures nothing, with one context; Lightning's own makes a new context for each hook of a step."""
 
     _nothing = nullcontext()
 
@@ -89,9 +89,9 @@ class LitTrainer(Trainer):
 
     Args:
         precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed`, or `auto`: 16-mixed on GPUs; on CPUs bf16-mixed
-            where the processor computes in it, else 32-true.
-        sync_batchnorm: Whether batch norm uses the statistics of all ranks; unset: where there are several ranks.
-        strategy: `auto` or `ddp`: distributed data parallel training where there are several ranks.
+            if the processor has the instructions, else 32-true.
+        sync_batchnorm: Whether batch norm uses the statistics of all ranks; unset: if there are several ranks.
+        strategy: `auto` or `ddp`: distributed data parallel training if there are several ranks.
         accelerator: `cpu`, `gpu`, or `auto`: GPUs where there are any.
         devices: Number of ranks on this machine, a list of GPU numbers, or `auto`: all GPUs, or one rank on a CPU.
         num_nodes: Number of machines.
@@ -121,7 +121,7 @@ class LitTrainer(Trainer):
         if several and launched_from_outside():
             plugins.append(TorchElasticEnvironment())
         elif not several:
-            # Said, since Lightning would take the variables of a Slurm job for ranks.
+            # Otherwise Lightning would interpret the variables of a Slurm job as ranks.
             plugins.append(LightningEnvironment())
         if kwargs.get("max_time") is None and kwargs.get("max_steps", -1) == -1 and kwargs.get("max_epochs") is None:
             kwargs["max_epochs"] = settings.TrainerSettings().max_epochs

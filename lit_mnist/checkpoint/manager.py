@@ -158,7 +158,7 @@ class CheckpointManager:
     def _save(self) -> None:
         self.check_finite()
         weights = [weight.detach() for weight in self.net.parameters()]
-        # The largest value tells of all, by one read.
+        # One read of the largest value checks all of them.
         if not math.isfinite(float(get_total_norm(weights, math.inf))):
             raise NonFiniteError(f"A weight was not finite after step {self._step}, which is not saved: lower --lr.")
         self.save()

@@ -59,7 +59,7 @@ def compare(
         **flags: Also `repeats` and `timed_steps`.
 
     Raises:
-        LitMnistError: As `train`; engines that differ raise nothing, and `equal` tells.
+        LitMnistError: As `train`; a difference between engines is not an error; see `equal`.
     """
     words = [f"--engines={engines}", f"--devices={devices}", *_words(settings, flags)]
     return _run(["lit_mnist.cli.main", "compare", *words], flags.get("run_dir"), "compare", JSON)

@@ -35,8 +35,8 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     words = sys.argv[1:] if argv is None else argv
     outside, request, code = False, None, 0
     try:
-        if told := asks_for_help(words, engine):
-            print_line(told)
+        if text := asks_for_help(words, engine):
+            print_line(text)
             return 0
         guard_streams(lambda text: print_error(f"warning: This command {text}"))
         require_main_thread()
@@ -84,7 +84,7 @@ def _run(request: Request, engine: str, command: str) -> int:
 
 
 def _speaks(*, prepares: bool) -> bool:
-    """Returns whether this rank tells an error: rank 0, and before a run, since machines may differ, one of each."""
+    """Returns whether this rank prints an error: rank 0, and before a run one rank of each machine."""
     rank = Rank.from_environment()
     return rank.local_rank == 0 if prepares else rank.is_first
 

@@ -67,11 +67,11 @@ def run(job: Job, rank: Rank) -> None:
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = getattr(fabric.strategy.precision, "scaler", None) or GradScaler(fabric.device.type, enabled=False)
     state = TrainingState(net, optimizer, schedule, scaler)
-    # Fabric does not tell whether its scaler has left a step out; the optimizer does.
+    # Fabric does not report whether its scaler skipped a step: this counts the steps that the optimizer takes.
     optimizer.register_step_post_hook(lambda *_: setattr(state, "optimizer_steps", state.optimizer_steps + 1))
     fabric_optimizer = fabric.setup_optimizers(optimizer)
 
-    # --- resume: not offered here
+    # --- resume: not supported here
     def save() -> None:
         if fabric.is_global_zero:
             manager.write(state.checkpoint(job, manager.best))

@@ -71,7 +71,7 @@ def run(job: Job, rank: Rank) -> None:
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
 
-    # --- resume: not offered here
+    # --- resume: not supported here
     def save() -> None:
         if rank.is_first:
             manager.write(state.checkpoint(job, manager.best))

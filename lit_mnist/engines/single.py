@@ -58,7 +58,7 @@ def run(job: Job, rank: Rank) -> None:
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
-    # The scaler leaves out a step whose gradient overflowed: the optimizer tells of those that it makes.
+    # The scaler skips a step whose gradient overflowed: this counts the steps that the optimizer takes.
     optimizer.register_step_post_hook(lambda *_: setattr(state, "optimizer_steps", state.optimizer_steps + 1))
 
     # --- resume

@@ -74,7 +74,7 @@ def run(job: Job, rank: Rank) -> None:
     state = TrainingState(net, optimizer, schedule, scaler)
     prepared_optimizer = accelerator.prepare_optimizer(optimizer)
 
-    # --- resume: not offered here
+    # --- resume: not supported here
     def save() -> None:
         if accelerator.is_main_process:
             manager.write(state.checkpoint(job, manager.best))

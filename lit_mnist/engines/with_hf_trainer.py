@@ -62,10 +62,10 @@ def run(job: Job, rank: Rank) -> None:
     optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
-    # The Trainer tells its callbacks of a step also where the scaler has left it out; the optimizer does not.
+    # The Trainer calls its callbacks for a step that the scaler skipped, too: this counts those that were taken.
     optimizer.register_step_post_hook(lambda *_: setattr(state, "optimizer_steps", state.optimizer_steps + 1))
 
-    # --- resume: not offered here
+    # --- resume: not supported here
     def save() -> None:
         if rank.is_first:
             manager.write(state.checkpoint(job, manager.best))
@@ -83,7 +83,7 @@ def run(job: Job, rank: Rank) -> None:
         args=arguments,
         optimizers=(optimizer, schedule),
         callbacks=[report],
-        # Tells the Trainer that the loss, which `compute_loss` gives, is not to be divided by the window once more.
+        # With it, the Trainer does not divide the loss of `compute_loss` by the accumulation window again.
         compute_loss_func=mean_loss,
     )
     # TrainingArguments has no word for each of them. By default unused parameters are looked for, and from three ranks

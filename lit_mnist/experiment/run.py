@@ -79,12 +79,12 @@ class RunSettings:
 
     @property
     def save_steps(self) -> int | None:
-        """Steps between checkpoints, where `save_every` tells steps."""
+        """Steps between checkpoints, if `save_every` is in steps."""
         return None if self.save_every is None or str(self.save_every).endswith("s") else int(self.save_every)
 
     @property
     def save_seconds(self) -> float | None:
-        """Seconds between checkpoints, where `save_every` tells seconds."""
+        """Seconds between checkpoints, if `save_every` is in seconds."""
         text = str(self.save_every)
         return float(text[:-1]) if self.save_every is not None and text.endswith("s") else None
 

@@ -1,41 +1,93 @@
-"""What is shown of a test: the digits classified wrongly, or the best and the worst scenes."""
+"""Examples of a test for its report: the digits classified wrongly, or the best and the worst segmentation images."""
 
 from __future__ import annotations
 
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from lit_mnist.data.dataset import IGNORED
 from lit_mnist.distributed.gather import all_gather_json
-from lit_mnist.training.extremes import Extremes, Scored, gather_extremes
 
-# As many digits as a report shows.
-MISTAKES_KEPT = 40
+# Digits classified wrongly, and segmentation images of each kind, that a report shows.
+MISTAKES_KEPT, KEPT = 40, 6
 
 
 class Wrong(NamedTuple):
-    """A sample classified wrongly: its number, the class predicted, and that class's probability."""
+    """A sample classified wrongly: its number, the predicted class, and the probability of that class."""
 
     sample: int
     predicted: int
     probability: float
 
 
+class Scored(NamedTuple):
+    """A segmentation image and its prediction.
+
+    Attributes:
+        sample: Its number in the split.
+        score: Its mean IoU, over the classes that it has or is predicted to have, from 0 to 1.
+        mask: The predicted classes, uint8 [height, width], in the size that the network was given.
+    """
+
+    sample: int
+    score: float
+    mask: npt.NDArray[np.uint8]
+
+
 Example = Wrong | Scored
+
+
+class Examples:
+    """The examples of one rank.
+
+    Args:
+        num_classes: Number of classes.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.wrong: list[torch.Tensor] = []
+        self.scored: list[Scored] = []
+
+    def add(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> None:
+        """Adds a batch; arguments as of `EvaluationSums.update`. Nothing is kept if the samples have no numbers."""
+        if not len(indices):
+            return
+        logits = logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
+        if targets.ndim == 1:
+            self.wrong.append(mistakes(logits, targets, indices))
+            return
+        predicted = logits.argmax(dim=1)
+        scores = image_scores(predicted, targets, self.num_classes)
+        # An image without a valid pixel has no score.
+        found = [(row, score) for row, score in enumerate(scores.tolist()) if math.isfinite(score)]
+        masks = predicted.to(torch.uint8).cpu().numpy()
+        added = [Scored(int(indices[row]), score, masks[row].copy()) for row, score in found]
+        self.scored = best_and_worst([*self.scored, *added])
+
+    def gather(self) -> list[Example]:
+        """Returns the examples of all ranks; every rank must call it."""
+        return [*gather_mistakes(self.wrong), *_gather_scored(self.scored)]
 
 
 def mistakes(logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Returns the samples of a batch that are classified wrongly: a row for each, with the fields of `Wrong`.
 
-    A tensor and no list, which took a network without training as long as a part of its forward pass.
+    They are a tensor, because an untrained network makes thousands of mistakes and lists are slow.
 
     Args:
-        logits: [batch, classes].
+        logits: Float [batch, classes].
         targets: Classes, int64 [batch].
-        indices: The samples' numbers, int64 [batch].
+        indices: The numbers of the samples, int64 [batch].
 
     Returns:
-        float64 [wrong samples, 3], on the CPU; a double holds each sample's number exactly.
+        float64 [mistakes, 3], on the CPU; double precision represents each number exactly.
     """
     predicted = logits.argmax(dim=1)
     rows = (predicted != targets).nonzero()[:, 0]
@@ -44,44 +96,51 @@ def mistakes(logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor)
 
 
 def gather_mistakes(own: list[torch.Tensor]) -> list[Wrong]:
-    """Returns the surest mistakes of all ranks, at most `MISTAKES_KEPT`; every rank must call it.
+    """Returns the mistakes of all ranks with the highest probabilities, at most `MISTAKES_KEPT`; a collective.
 
     Args:
-        own: What `mistakes` found in each of this rank's batches, in the samples' order.
+        own: What `mistakes` returned for each batch of this rank, in the order of the samples.
     """
     found = torch.cat([torch.zeros(0, len(Wrong._fields), dtype=torch.float64), *own])
-    # Before they become objects: a network without training makes thousands, and Python looks through all it has.
     rows = found[found[:, 2].argsort(descending=True, stable=True)[:MISTAKES_KEPT]].tolist()
     gathered = [row for part in all_gather_json(rows) for row in part]
     wrong = [Wrong(int(sample), int(predicted), probability) for sample, predicted, probability in gathered]
     return sorted(wrong, key=lambda mistake: (-mistake.probability, mistake.sample))[:MISTAKES_KEPT]
 
 
-class Examples:
-    """What a rank notes of the samples that it tests: digits classified wrongly, or the best and the worst scenes.
+def image_scores(predicted: torch.Tensor, targets: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """Returns the mean IoU of each image, float64 [batch], NaN for an image without a valid pixel.
 
     Args:
+        predicted: Predicted classes, int64 [batch, height, width].
+        targets: True classes, int64 [batch, height, width]; `IGNORED` pixels do not count.
         num_classes: Number of classes.
     """
+    batch = len(predicted)
+    valid = targets != IGNORED
+    image = torch.arange(batch, device=predicted.device).view(-1, 1, 1).expand_as(targets)
+    cells = (image * num_classes + targets) * num_classes + predicted
+    counts = (
+        cells[valid].bincount(minlength=batch * num_classes**2).view(batch, num_classes, num_classes).double().cpu()
+    )
+    both = counts.diagonal(dim1=1, dim2=2)
+    either = counts.sum(dim=1) + counts.sum(dim=2) - both
+    return (both / either.clamp(min=1)).sum(dim=1) / (either > 0).sum(dim=1)
 
-    def __init__(self, num_classes: int) -> None:
-        self.wrong: list[torch.Tensor] = []
-        self.extremes: Extremes | None = None
-        self.num_classes = num_classes
 
-    def add(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> None:
-        """Adds a batch; arguments as of `EvaluationSums.update`. Without the samples' numbers nothing is kept."""
-        if not len(indices):
-            return
-        logits = logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
-        if targets.ndim == 1:
-            self.wrong.append(mistakes(logits, targets, indices))
-            return
-        self.extremes = self.extremes or Extremes(self.num_classes)
-        self.extremes.add(logits, targets, indices)
+def best_and_worst(scored: Iterable[Scored]) -> list[Scored]:
+    """Returns the best and the worst images, each once, the best first; of equal ones those with lower numbers."""
+    ordered = sorted(scored, key=lambda image: (-image.score, image.sample))
+    if len(ordered) <= 2 * KEPT:
+        return ordered
+    worst = sorted(ordered[KEPT:], key=lambda image: (image.score, image.sample))[:KEPT]
+    return [*ordered[:KEPT], *sorted(worst, key=lambda image: (-image.score, image.sample))]
 
-    def gather(self) -> list[Example]:
-        """Returns those of all ranks; every rank must call it, and has evaluated a sample."""
-        if self.extremes is None:
-            return [*gather_mistakes(self.wrong)]
-        return [*gather_extremes(self.extremes)]
+
+def _gather_scored(own: list[Scored]) -> list[Scored]:
+    packed = [(sample, score, mask.shape, b64encode(mask.tobytes()).decode()) for sample, score, mask in own]
+    return best_and_worst(
+        Scored(sample, score, np.frombuffer(b64decode(mask), np.uint8).reshape(shape))
+        for part in all_gather_json(packed)
+        for sample, score, shape, mask in part
+    )

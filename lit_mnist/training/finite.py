@@ -47,7 +47,7 @@ class FiniteCheck:
     affair, as long as the loss is finite.
 
     On a CPU it looks before the optimizer makes the step. On a GPU the steps are kept, and looked at together where
-    `check` is called: with the figures, and before anything is saved.
+    `check` is called: with the logged metrics, and before anything is saved.
 
     Args:
         job: The job.
@@ -138,12 +138,12 @@ class FiniteCheck:
 
     def _find_cause(self, step: int, bad: list[float]) -> None:
         """Finds out whose loss it was; every rank must call it, with its own losses that are not finite."""
-        told: list[list[float]] = all_gather_json(bad)
-        failed = [number for number, losses in enumerate(told) if losses]
+        gathered: list[list[float]] = all_gather_json(bad)
+        failed = [number for number, losses in enumerate(gathered) if losses]
         if failed:
             self._log_samples(step, failed)
             raise NonFiniteError(
-                f"The loss was {told[failed[0]][0]} in step {step} on {_named(failed)}: lower --lr, or look at its "
+                f"The loss was {gathered[failed[0]][0]} in step {step} on {_named(failed)}: lower --lr, or look at its "
                 f"samples, which {self._log()} lists."
             )
         if not self.scaled:

@@ -19,7 +19,7 @@ from lit_mnist.data.segmentation.palette import PALETTE, palette_png, tinted
 from lit_mnist.data.segmentation.split import SegmentationSplit
 from lit_mnist.experiment import DataSettings
 from lit_mnist.predict.segmentation import load_user_images, unique_names, write_masks
-from lit_mnist.training.extremes import KEPT, Scored, extremes_of, image_scores
+from lit_mnist.training.examples import KEPT, Scored, best_and_worst, image_scores
 
 VOC = class_names(DataSettings(name="voc2012"))
 
@@ -211,10 +211,10 @@ def test_scenes_are_scored_one_by_one() -> None:
 def test_the_best_and_the_worst_are_kept_each_once() -> None:
     blank = np.zeros((1, 1), np.uint8)
     scored = [Scored(number, (number * 7 % 40) / 40, blank) for number in range(40)]
-    kept = extremes_of(extremes_of(scored[:20]) + extremes_of(scored[20:]))
-    assert kept == extremes_of(scored)
+    kept = best_and_worst(best_and_worst(scored[:20]) + best_and_worst(scored[20:]))
+    assert kept == best_and_worst(scored)
     assert [round(40 * scene.score) for scene in kept] == [39, 38, 37, 36, 35, 34, 5, 4, 3, 2, 1, 0]
-    assert len(extremes_of(scored[:3])) == 3
+    assert len(best_and_worst(scored[:3])) == 3
 
 
 def test_user_images_have_no_masks(tmp_path: Path) -> None:
