@@ -83,7 +83,8 @@ def _read(path: Path) -> Mapping[str, torch.Tensor]:
         content = load_checked(path)
     except UnsafeError as error:
         raise InputError(
-            f"model.weights {path} is not a file of weights: {error}. Write one by torch.save(net.state_dict(), FILE)."
+            f"model.weights {path} is not a file of weights: {error}. One is what "
+            "torch.save(net.state_dict(), FILE) writes, of torch 1.6 or newer."
         ) from error
     except PermissionError as error:
         raise InputError(f"model.weights {path} cannot be read: {error.strerror}.") from error

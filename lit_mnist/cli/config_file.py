@@ -7,6 +7,7 @@ gigabytes.
 from __future__ import annotations
 
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ class _Loader(yaml.SafeLoader):
             ConstructorError: A key is given twice.
         """
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
+        for key, count in Counter(keys).items():
+            if count > 1:
                 problem = f"the key {key} is given twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_mapping(node, deep)

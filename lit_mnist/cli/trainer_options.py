@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -119,6 +120,8 @@ def read_extras(pairs: Iterable[tuple[str, Any]]) -> TrainerExtras:
         parsed = _parsed(value)
         if f"trainer.{name}" == key and parsed == POLICY[name].default:
             continue
+        if f"trainer.{name}" == key.removesuffix("+"):
+            _check_no_file(key, parsed)
         for path in _class_paths(parsed):
             _check_class(f"trainer.{name}", path)
         if (reason := POLICY[name].reason) is not None:
@@ -136,6 +139,17 @@ def _parsed(value: Any) -> Any:
         return yaml.safe_load(value)
     except yaml.YAMLError:
         return value
+
+
+def _check_no_file(key: str, value: Any) -> None:
+    """Rejects the name of a file, which LightningCLI would read in place of the settings, even from a pipe."""
+    for part in value if isinstance(value, list) else [value]:
+        try:
+            is_file = isinstance(part, str) and "\0" not in part and Path(part).exists()
+        except OSError:
+            continue
+        if is_file:
+            raise InputError(f"{key} names the file {part}: write the settings themselves.")
 
 
 def _class_paths(value: Any) -> Iterator[str]:

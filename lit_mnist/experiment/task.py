@@ -83,7 +83,7 @@ def check_task(experiment: Experiment) -> None:
         section, _, name = key.partition(".")
         settings = getattr(experiment, section)
         if getattr(settings, name) != getattr(type(settings), name):
-            raise InputError(f"{key} does not apply to data.name {data.name}: leave it out.")
+            raise InputError(f"{key} {getattr(settings, name)} does not apply to data.name {data.name}: leave it out.")
     if model.weights == "backbone" and model.net in _WITHOUT_PUBLISHED_BACKBONE:
         raise InputError(f"model.weights backbone: there are no published weights for a {model.net}: leave it out.")
     if model.lr_scale != "none" and data.batch_per != "rank":

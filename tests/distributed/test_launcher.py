@@ -47,7 +47,7 @@ from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, LitMnistError
-from lit_mnist.run.recorder import MetricsRecorder
+from lit_mnist.run.recorder import StepMonitor
 
 SMALL = ("--data.train_size", 640, "--data.val_size", 0, "--data.test_size", 100, "--batch-size", 32)
 LONG = ("--data.val_size", 0, "--epochs", 50, "--batch-size", 32)
@@ -103,14 +103,14 @@ def test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle(
 
     (nn.DataParallel is one process on several GPUs, and has no connections.)
     """
-    step_done = MetricsRecorder.step_done
+    end_step = StepMonitor.end_step
 
-    def looked(self: MetricsRecorder, *arguments: Any) -> None:
-        step_done(self, *arguments)
+    def looked(self: StepMonitor, *arguments: Any) -> None:
+        end_step(self, *arguments)
         own, parents = listening([os.getpid()]), listening([os.getppid()]) if several else []
         (program.folder / f"listening-{self.rank.rank}").write_text(json.dumps([own, parents]))
 
-    monkeypatch.setattr(MetricsRecorder, "step_done", looked)
+    monkeypatch.setattr(StepMonitor, "end_step", looked)
     monkeypatch.setattr(distributed_c10d, "_tensor_to_object", no_pickle)
     several = engine != "single"
     devices = ("--devices", 2 if several else 1)

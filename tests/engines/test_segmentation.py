@@ -67,7 +67,7 @@ def test_all_engines_on_two_ranks_are_equal_in_every_bit(
     folder = program.folder / "comparison"
     engines = "single,raw_ddp,lightning,fabric,with_accelerate,with_hf_trainer,parameter_server"
     few = ("--devices", 2, "--max-steps", 3, "--trainer.accumulate_grad_batches", 2, "--precision", precision)
-    words = ("compare", "--engines", engines, "--features", "false", "--repeats", 0, "--run-dir", folder)
+    words = ("compare", "--engines", engines, "--repeats", 0, "--run-dir", folder)
     done = program(*words, *flags, *few, timeout=280)
     assert done.code == 0, done.out + done.err
     comparison = json.loads((folder / "comparison.json").read_text())

@@ -12,7 +12,7 @@ from PIL import Image
 
 import lit_mnist
 from lit_mnist.data.dataset import load_dataset
-from lit_mnist.data.digits.idx import Split
+from lit_mnist.data.digits.split import Split
 from lit_mnist.errors import InputError
 
 

@@ -132,7 +132,7 @@ def test_the_report_shows_classes_curves_and_scenes(trained: Path) -> None:
     assert head[1] == f"{100 * test['mean_iou']:.2f}"
     assert head[2] == "test mean IoU"
     assert "<h3>Mean IoU</h3>" in page
-    assert page.count("<figure class=scene>") == 2 * KEPT
+    assert page.count('<figure class="example">') == 2 * KEPT
     # A image, its true classes and its predicted ones.
     assert page.count("data:image/jpeg;base64,") == 3 * 2 * KEPT
     assert "In percent of the true class" in page

@@ -25,12 +25,13 @@ from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.run.recorder import MetricsRecorder
+from lit_mnist.run.recorder import MetricsRecorder, StepMonitor
 from lit_mnist.run.timing import WARM_UP_STEPS, StepClock
 from lit_mnist.training import finite
 from lit_mnist.training.finite import FiniteCheck
 from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.optimizer import make_optimizer
+from lit_mnist.training.train_metrics import TrainMetrics
 
 META = torch.device("meta")
 STEPS = 30
@@ -156,7 +157,8 @@ def test_an_epoch_is_trained_on_a_device_that_has_no_numbers(program: Program, m
 
     monkeypatch.setattr(Devices, "of", lambda *_: META)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: torch.enable_grad())
-    monkeypatch.setattr(MetricsRecorder, "_over_all_ranks", lambda *_: (0.0, 0.0))
+    metrics = {"train_loss": 0.0, "train_accuracy": 0.0}
+    monkeypatch.setattr(TrainMetrics, "compute", lambda *_: metrics)
     monkeypatch.setattr(FiniteCheck, "check", lambda *_: None)
     monkeypatch.setattr(MetricsRecorder, "step_done", watched)
     monkeypatch.setattr(MetricsRecorder, "epoch_done", finish)
@@ -169,11 +171,11 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch, notes: Path) -> None:
     """Lets rank 0 write down what was read after each step but the first, whose figures are shown, and the last."""
     found: list[str] = []
     modes = (PythonReads(found), OperatorReads(found))
-    step_done, settle = MetricsRecorder.step_done, Consensus.settle
+    end_step, settle = StepMonitor.end_step, Consensus.settle
     steps: list[list[str]] = []
 
-    def watched(self: MetricsRecorder, *arguments: Any) -> None:
-        step_done(self, *arguments)
+    def watched(self: StepMonitor, *arguments: Any) -> None:
+        end_step(self, *arguments)
         steps.append(found.copy())
         found.clear()
         if self.step == 1:
@@ -193,7 +195,7 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch, notes: Path) -> None:
             # It has a clock of its own, not the step.
             del found[before:]
 
-    monkeypatch.setattr(MetricsRecorder, "step_done", watched)
+    monkeypatch.setattr(StepMonitor, "end_step", watched)
     monkeypatch.setattr(Consensus, "settle", agreed)
 
 
