@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,8 +111,7 @@ def compare(request: Request, command: str, main: Main) -> int:
     write_text(folder.path / JSON, json.dumps(comparison, indent=2) + "\n")
     write_comparison(folder.path / PAGE, comparison)
     print(text(comparison))
-    print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}")
-    sys.stdout.flush()
+    print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}", flush=True)
     return 0 if comparison["equal"] else 1
 
 

@@ -25,10 +25,12 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.recorder import MetricsRecorder, loggers_of
+from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import DDP_OPTIONS, device_options
-from lit_mnist.training.evaluation import Evaluation, evaluate
+from lit_mnist.training.evaluate import evaluate
+from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss

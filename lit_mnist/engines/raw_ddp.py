@@ -39,10 +39,12 @@ from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
 from lit_mnist.run.finish import finish, write_predictions
-from lit_mnist.run.recorder import MetricsRecorder, loggers_of
+from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.ddp import DDP_OPTIONS, device_options
-from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict
+from lit_mnist.training.evaluate import predict
+from lit_mnist.training.evaluation import Evaluation, EvaluationSums
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -204,7 +206,7 @@ def _train_epoch(
 def _evaluate(
     job: Job, rank: Rank, net: nn.Module, split: AnySplit, examples: list[Example] | None = None
 ) -> Evaluation:
-    """Evaluates a split: `lit_mnist.training.evaluation.evaluate`, which the other engines share, written out."""
+    """Evaluates a split: `lit_mnist.training.evaluate.evaluate`, which the other engines share, written out."""
     device = job.devices.of(rank)
     sums = EvaluationSums(job.dataset.num_classes, device, examples=examples is not None)
     net.eval()

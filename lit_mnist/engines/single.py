@@ -21,10 +21,12 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.build import build_net
 from lit_mnist.run.finish import finish, write_predictions
-from lit_mnist.run.recorder import MetricsRecorder, loggers_of
+from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.cuda_graph import GraphedPasses, Passes
-from lit_mnist.training.evaluation import Evaluation, evaluate, predict
+from lit_mnist.training.evaluate import evaluate, predict
+from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss

@@ -57,9 +57,8 @@ def finish(
         loggers: Loggers of this rank that no Trainer closes.
     """
     for logger in loggers:
-        for stage, evaluation in (("val", validation if not trained else None), ("test", test)):
-            if evaluation:
-                logger.log_metrics(metrics_of(evaluation, stage), trained.steps if trained else 0)
+        if test:
+            logger.log_metrics(metrics_of(test, "test"), trained.steps if trained else 0)
         logger.finalize("success")
     memory = total_memory(clock, rank, device, job.first_process)
     # nn.DataParallel is one rank on several GPUs.

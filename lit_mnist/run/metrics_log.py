@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lit_mnist.checkpoint.atomic_io import write_text
+from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.run.folder import METRICS
+from lit_mnist.training.job import Job
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -116,3 +118,14 @@ def read_metrics(folder: Path) -> list[Row]:
     if any("step" not in row for row in rows):
         raise InputError(f"{path} is damaged (a row has no step): put it aside.")
     return rows
+
+
+def loggers_of(job: Job, rank: Rank) -> list[Logger]:
+    """Returns the loggers that `trainer.logger` names, on rank 0; `finish` closes them."""
+    if not rank.is_first:
+        return []
+    found = job.extras().get("logger") if job.extras and "logger" in job.stated else None
+    loggers: list[Logger] = found if isinstance(found, list) else [found] if found and found is not True else []
+    for logger in loggers:
+        logger.log_hyperparams(job.experiment.to_dict())
+    return loggers

@@ -159,9 +159,7 @@ class StepMonitor:
 
 
 class MetricsRecorder(StepMonitor):
-    """A step monitor that logs and shows the metrics, too: for the engines that write their training loop by hand.
-
-    Its only collective is at the steps whose metrics are logged.
+    """A step monitor that logs and shows the metrics, too, with one collective at each step that is logged.
 
     Args:
         loggers: Loggers of rank 0 beside the files of the run folder; the others as of `StepMonitor`.
@@ -241,17 +239,6 @@ class MetricsRecorder(StepMonitor):
             # A Trainer counts the steps of its loggers from 0.
             logger.log_metrics(row, self.step - 1)
             logger.save()
-
-
-def loggers_of(job: Job, rank: Rank) -> list[Logger]:
-    """Returns the loggers that `trainer.logger` names, on rank 0; `finish` closes them."""
-    if not rank.is_first:
-        return []
-    found = job.extras().get("logger") if job.extras and "logger" in job.stated else None
-    loggers: list[Logger] = found if isinstance(found, list) else [found] if found and found is not True else []
-    for logger in loggers:
-        logger.log_hyperparams(job.experiment.to_dict())
-    return loggers
 
 
 def _start_stopwatch(monitor: StepMonitor, job: Job) -> Stopwatch:

@@ -14,6 +14,7 @@ import lit_mnist
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.digits.split import Split
 from lit_mnist.errors import InputError
+from lit_mnist.experiment import DataSettings
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def test_a_loaded_network_predicts_what_the_command_predicts(trained: Path, shar
     words = ("predict", "--ckpt", trained, "--data.test_size", 300, "--precision", "32-true")
     with (shared_program.train(*words, engine="single") / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    test = load_dataset("mnist", None).test
+    test = load_dataset(DataSettings()).test
     assert isinstance(test, Split)
     network = lit_mnist.load(trained)
     assert not network.net.training
@@ -40,7 +41,7 @@ def test_a_loaded_network_predicts_what_the_command_predicts(trained: Path, shar
 
 
 def test_image_files_are_read_as_the_command_reads_them(trained: Path, tmp_path: Path) -> None:
-    test = load_dataset("mnist", None).test
+    test = load_dataset(DataSettings()).test
     assert isinstance(test, Split)
     Image.fromarray(255 - test.images[0].numpy()).resize((140, 140)).save(tmp_path / "seven.png")
     assert lit_mnist.load(trained / "checkpoints" / "last.ckpt").predict([tmp_path / "seven.png"])[0].shape == (1,)
