@@ -30,7 +30,7 @@ class Capabilities:
         resume: Whether a run can be saved within an epoch, resumed, and restarted automatically.
         half: Where it computes in float16.
         any_gpus: Whether it can use GPUs other than the first ones.
-        spawn: Whether its ranks can be started by torch.multiprocessing.spawn.
+        spawn: Whether its ranks can be started as new Python processes instead of forks.
         servers: Whether it has parameter servers.
         extras: Whether it accepts further options of Lightning's Trainer.
         compile: Whether its network can be compiled, on one device.

@@ -2,7 +2,7 @@
 
     python -m lit_mnist.engines.raw_ddp --devices 2                       the project starts the ranks
     torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.raw_ddp    torchrun does
-    python -m lit_mnist.engines.raw_ddp --devices 2 --launcher spawn      torch.multiprocessing.spawn does
+    python -m lit_mnist.engines.raw_ddp --devices 2 --launcher spawn      the same, as new Python processes
 
 Every rank runs this file from top to bottom, in a process of its own. Each has the whole network and a part of each
 batch; what keeps the networks equal is that every rank makes the same step with the same gradient. Six things make the
