@@ -344,6 +344,30 @@ def test_ctrl_c_in_a_terminal_leaves_the_message_alone(
     assert "Stopped by SIGINT" in (folder / "logs" / "rank-0.log").read_text()
 
 
+def test_a_killed_rank_leaves_no_bar_and_no_hidden_cursor(program: Program) -> None:
+    words = [*SMALL, "--epochs", 50, "--devices", 2, "--run-dir", "run", "--inject", "kill:rank=0,step=60"]
+
+    def work() -> int:
+        os.chdir(program.folder)
+        return main([str(word) for word in words], engine="raw_ddp")
+
+    with in_terminal(work, program.folder, 100) as terminal:
+        code, _ = end_of(terminal.group, program, 60)
+    lines = [line for line in terminal.screen() if line]
+    assert code == 3, lines
+    assert not any(BAR.search(line) for line in lines), lines
+    assert any(line.startswith("error: Rank 0") for line in lines), lines
+    assert re.findall(r"\x1b\[\?25[lh]", terminal.output)[-1] == "\x1b[?25h"
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_standard_output_that_is_full_is_warned_of_once(program: Program, devices: int) -> None:
+    words = (*SMALL, "--devices", devices, "--run-dir", "run")
+    done = printing(program, to_a_full_disk, *words, engine="raw_ddp")
+    assert done.code == 0, done.err
+    assert done.err.count("cannot write its standard output any more (No space left on device)") == 1
+
+
 @pytest.mark.parametrize("columns", [12, 32, 50, 70, 80, 100, 200])
 def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, columns: int) -> None:
     def work() -> int:
