@@ -59,7 +59,11 @@ def test_several_loggers_and_callbacks_that_observe_work_together(program: Progr
     callbacks: list[dict[str, Any]] = [{"class_path": f"lightning.pytorch.callbacks.{name}"} for name in names]
     monitor = {"monitor": "train_loss", "patience": 3}
     callbacks.append({"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": monitor})
-    trainer = {"logger": loggers, "callbacks": callbacks, "log_every_n_steps": 2, "profiler": "simple"}
+    profiler = {
+        "class_path": "lightning.pytorch.profilers.SimpleProfiler",
+        "init_args": {"dirpath": str(logs), "filename": "profile"},
+    }
+    trainer = {"logger": loggers, "callbacks": callbacks, "log_every_n_steps": 2, "profiler": profiler}
     config = program.folder / "config.yaml"
     config.write_text(yaml.safe_dump({"trainer": trainer}))
     done = program("fit", "--config", config, *FEW, "--devices", 2, "--run-dir", program.folder / "run")
@@ -70,11 +74,11 @@ def test_several_loggers_and_callbacks_that_observe_work_together(program: Progr
     assert list(logs.glob("tensorboard/**/events.out.tfevents.*"))
     # A metric that is new adds a column.
     assert any("lr-SGD" in row for row in read_metrics(program.folder / "run"))
-    assert "run_training_batch" in done.out + done.err
+    assert any("run_training_batch" in path.read_text() for path in logs.glob("fit-profile*.txt"))
     assert "Trainable params" in done.out
     saved = yaml.safe_load((program.folder / "run" / "config.yaml").read_text())["trainer"]
     assert len(saved["logger"]) == 2
-    assert saved["profiler"] == "simple"
+    assert saved["profiler"]["class_path"] == profiler["class_path"]
 
 
 OBSERVE = {
