@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision, Precision
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
-from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
@@ -96,6 +96,7 @@ class LitTrainer(Trainer):
         devices: Number of ranks on this machine, a list of GPU numbers, or `auto`: all GPUs, or one rank on a CPU.
         num_nodes: Number of machines.
         timeout: Seconds that a rank waits for the others.
+        profiler: A profiler of Lightning's, or its name; unset: none.
         **kwargs: The options of Lightning's Trainer. Without a length (`max_epochs`, `max_steps` or `max_time`) it
             trains one epoch, as the default recipe does.
     """
@@ -110,6 +111,7 @@ class LitTrainer(Trainer):
         devices: int | list[int] | Literal["auto"] = "auto",
         num_nodes: int = 1,
         timeout: float = 120.0,
+        profiler: Profiler | str | None = None,
         **kwargs: Any,
     ) -> None:
         found = choose_devices(settings.TrainerSettings(accelerator=accelerator, devices=devices))
@@ -131,7 +133,7 @@ class LitTrainer(Trainer):
             num_nodes=num_nodes,
             strategy=_ddp(found.kind, timeout, kwargs.get("accumulate_grad_batches", 1)) if several else strategy,
             plugins=[*plugins, *(kwargs.pop("plugins", None) or [])],
-            profiler=kwargs.pop("profiler", None) or NoProfiler(),
+            profiler=profiler or NoProfiler(),
             **kwargs,
         )
         inspect_signature_once(self)

@@ -89,6 +89,7 @@ OBSERVE = {
     "the default logger": ("--trainer.logger", "true"),
     "no other logger": ("--trainer.logger", "false"),
     "a sanity check": ("--trainer.num_sanity_val_steps", 2),
+    "a profiler": ("--trainer.profiler", "simple"),
     "no inference mode": ("--trainer.inference_mode", "false"),
 }
 
