@@ -12,7 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lit_mnist.data.dataset import AnySplit, Scenes, dataset_of
 from lit_mnist.data.device import CPU
-from lit_mnist.data.loader import Batch, EpochLoader, EvaluationBatches, TrainBatches
+from lit_mnist.data.epoch_loader import EpochLoader
+from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
 from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.job import Splits, plan_for, split_dataset
 from lit_mnist.plan import Plan

@@ -83,11 +83,11 @@ class LitClassifier(PlainHookName, LightningModule):
 
         Args:
             checkpoint_path: A checkpoint, or a run folder, which means its best one.
-            map_location: As of Lightning's method, like the next two.
+            map_location: As of Lightning's method, like all others.
             hparams_file: See there.
             strict: See there.
-            weights_only: Always true: a checkpoint of this class needs nothing else.
-            **kwargs: Parameters that take the place of those in the file.
+            weights_only: Always true.
+            **kwargs: See there.
 
         Raises:
             InputError: The file is missing, damaged, or not a checkpoint of this project.
@@ -114,9 +114,8 @@ class LitClassifier(PlainHookName, LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Returns the optimizer, and its schedule over the steps of the run."""
-        optimizer = make_optimizer(
-            self.net, replace(self.settings, lr=scaled_lr(self.settings, self.trainer.world_size))
-        )
+        settings = replace(self.settings, lr=scaled_lr(self.settings, self.trainer.world_size))
+        optimizer = make_optimizer(self.net, settings)
         schedule = make_schedule(optimizer, self.settings, self._length())
         # Only a step that the optimizer makes gets here: the GradScaler leaves out one whose gradient overflowed.
         optimizer.register_step_post_hook(self._step_made)

@@ -10,9 +10,9 @@ with scenes, whose files are read one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lit_mnist.data.per_sample import Augment
     from lit_mnist.data.scenes import Change
 
-__all__ = ["PIXEL_MEAN", "PIXEL_STD", "Batch", "EpochLoader", "EvaluationBatches", "TrainBatches", "normalise"]
+__all__ = ["PIXEL_MEAN", "PIXEL_STD", "Batch", "EvaluationBatches", "TrainBatches", "normalise"]
 
 # Mean and standard deviation of MNIST's training pixels as shares of 255; the whole family is brought to this scale.
 PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
@@ -167,51 +167,6 @@ class TrainBatches:
             rows=self._own_rows,
         )
         return Batch(images, targets, indices, draw)
-
-
-class EpochLoader:
-    """The micro-batches of one rank, in another order in each epoch.
-
-    It is not a torch DataLoader, so that a Trainer does not shard it again. A Trainer tells the epoch to a loader's
-    `sampler`, which it is itself.
-
-    Args:
-        batches: Returns the micro-batches of an epoch from one of them on.
-        first: Returns the micro-batch that a Trainer resumes its epoch with, 0 in an epoch that it begins.
-        epoch: The epoch until `set_epoch` is called.
-    """
-
-    def __init__(self, batches: Callable[[int, int], TrainBatches], first: Callable[[], int], epoch: int) -> None:
-        self.epoch = epoch
-        self._batches = batches
-        self._first = first
-        self._begins = False
-
-    @property
-    def sampler(self) -> EpochLoader:
-        """What `set_epoch` is called of."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch whose order the next pass has."""
-        self.epoch = epoch
-        self._begins = True
-
-    def __len__(self) -> int:
-        return len(self._batches(self.epoch, 0))
-
-    def __iter__(self) -> Iterator[Batch]:
-        # Asked for with the first batch: a Trainer restores its position after it has made its iterators. A callback
-        # that makes a pass of its own within the epoch sees all of it.
-        first, self._begins = self._first() if self._begins else 0, False
-        yield from self._batches(self.epoch, first)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns nothing: the position follows from the Trainer's. With it, a Trainer knows that this can resume."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes nothing; see `state_dict`."""
 
 
 class EvaluationBatches:
