@@ -32,7 +32,7 @@ from lit_mnist.record import program
 from lit_mnist.situation import SITUATION, end_rank, foreseen, told_here, write_cause
 from lit_mnist.spawn import spawn
 from lit_mnist.stop import STOP, require_main_thread
-from lit_mnist.terminal import guard_streams, print_error, print_stop
+from lit_mnist.terminal import guard_streams, print_stop
 from lit_mnist.training.checkpoint_folder import newest_sound
 from lit_mnist.training.run_folder import shown
 from lit_mnist.work import do_job
@@ -157,7 +157,7 @@ def _tell(error: LitMnistError, more: str) -> None:
     if isinstance(error, StoppedError):
         print_stop(f"{error}{more}", error.signum)
     else:
-        print_error(f"error: {error}{more}")
+        SITUATION.print_error(f"error: {error}{more}")
 
 
 def _go_on(job: Job | None, *, only_with_checkpoint: bool = False) -> str:

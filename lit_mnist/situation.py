@@ -23,7 +23,7 @@ from lit_mnist.board import Board, Report
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.exchange import Exchange
 from lit_mnist.ranks import Rank
-from lit_mnist.terminal import guard_streams, printable
+from lit_mnist.terminal import guard_streams, print_error, printable
 
 # Where torch's launchers look for the report of an error.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -102,8 +102,18 @@ class Situation:
     def warn(self, text: str) -> None:
         """Writes a warning to the log, and to the terminal whichever rank this is."""
         self.log(text, logging.WARNING)
+        self._write_to_terminal(f"warning: {text}")
+
+    def print_error(self, text: str) -> None:
+        """Prints an error to the terminal, whichever rank this is: what the others print goes to their logs."""
+        if self._has_log and not self.rank.is_first:
+            self._write_to_terminal(text)
+        else:
+            print_error(text)
+
+    def _write_to_terminal(self, text: str) -> None:
         with suppress(OSError):
-            os.write(self._terminal, f"warning: {printable(text)}\n".encode())
+            os.write(self._terminal, f"{printable(text)}\n".encode())
 
 
 class _Formatter(logging.Formatter):

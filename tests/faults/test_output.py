@@ -24,8 +24,9 @@ from torch import nn
 from torch.distributed import DistStoreError
 from torch.nn.parallel import DistributedDataParallel
 
-from faults.conftest import SMALL, end_of, step_of
+from faults.conftest import SMALL, end_of, kill, named, step_of
 from faults.terminal import in_terminal
+from faults.test_kill import torchrun
 from lit_mnist.cli import main
 from lit_mnist.exchange import Exchange
 from lit_mnist.ranks import Rank
@@ -371,3 +372,18 @@ def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, colum
     left = BAR.sub(" ", bar).split()
     known = ["step", "30000/85900", "loss", "0.0503", "batch", "accuracy", "98.44%", "2,458", "images/s"]
     assert all(word in known or re.fullmatch(r"[\d:-]+", word) for word in left) or columns == 12, left
+
+
+def test_a_rank_of_torchrun_that_fails_shows_its_traceback_on_the_terminal(program: Program) -> None:
+    """Whatever else a rank but the first prints is in its log."""
+    folder = program.folder / "torchrun"
+    process = torchrun(folder, *SMALL, "--inject", "raise:rank=1,step=5")
+    try:
+        assert process.wait(60) == 1
+    finally:
+        for pid in named(folder):
+            kill(pid, signal.SIGKILL)
+        process.wait(5)
+    told = (program.folder / "torchrun.err").read_text()
+    assert re.search(r"error: Rank 1 \(process \d+ on \S+\) failed in step 5:\nTraceback", told), told
+    assert "InjectedError: --inject raise" in told
