@@ -302,7 +302,7 @@ def test_the_captions_say_what_is_counted(tmp_path: Path) -> None:
     comparison = make_comparison(make_engine("lightning"))
     page, text = write(tmp_path, comparison).text, " ".join(" ".join(lines(comparison)).split())
     for name, words in (
-        ("Sent", "bytes that the kernel's TCP counters show for the busiest rank"),
+        ("Sent", "bytes that the busiest rank sent to the others, by the kernel's TCP counters and batch norm's own"),
         ("Payload", "bytes handed to collectives, sends and batch norm's exchange"),
         ("Calls", "collectives, sends, receives and exchanges per step"),
     ):

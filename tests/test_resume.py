@@ -149,7 +149,7 @@ def test_a_resume_on_another_machine_takes_the_threads_that_were_used(
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
 
     machine(3)
-    flags = (*SMALL, "--model.schedule", "constant")
+    flags = (*SMALL, "--run.threads", "null", "--model.schedule", "constant")
     whole, parts = program.train(*flags, "--epochs", 2), program.train(*flags, "--epochs", 1)
     machine(1)
     done = program("--resume", parts, "--epochs", 2)
