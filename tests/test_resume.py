@@ -178,7 +178,8 @@ class Predecessor:
 
     def hold(self, successor: Path) -> int:
         """Holds the folder until the successor has found it held, then saves, and ends."""
-        RunFolder.claim(self.folder, writes=(), resumed=True)
+        # Kept, since the lock goes with the object.
+        self.held = RunFolder.claim(self.folder, writes=(), resumed=True)
         successor.with_name("held").touch()
         lock = str(self.folder / "run.lock")
         wait_for(lambda: successor.exists() and lock in opened_by(int(successor.read_text())), 60)
@@ -225,6 +226,7 @@ def test_a_start_waits_for_the_run_before_it_and_reads_what_that_saved_last(prog
             _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, 120, program.folder)
     out = (program.folder / "stdout.txt").read_text()
     assert os.waitstatus_to_exitcode(status) == 0, out + (program.folder / "stderr.txt").read_text()
+    assert "note: waiting for process" in out
     assert "going on from run-1/checkpoints/last.ckpt after step 24" in out
     assert "warning" not in out
     assert result_of(folder)["weights_sha256"] == wanted["weights_sha256"]
