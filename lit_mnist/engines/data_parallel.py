@@ -39,7 +39,6 @@ def run(job: Job, rank: Rank) -> None:
     # --- setup
     experiment, plan = job.experiment, job.plan
     device = job.devices.of(rank)
-    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
     loggers = loggers_of(job, rank)
 

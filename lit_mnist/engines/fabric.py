@@ -47,7 +47,6 @@ def run(job: Job, rank: Rank) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     fabric = _fabric(job)
     fabric.launch()
-    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
     loggers = loggers_of(job, rank)
 

@@ -155,7 +155,7 @@ def _trainer(
         num_nodes=job.plan.world_size // job.devices.count,
         accumulate_grad_batches=settings.accumulate_grad_batches,
         gradient_clip_val=settings.gradient_clip_val,
-        deterministic=settings.deterministic,
+        deterministic=settings.deterministic or None,
         timeout=job.experiment.run.timeout,
         default_root_dir=job.folder,
         callbacks=callbacks,

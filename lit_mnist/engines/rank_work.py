@@ -23,6 +23,8 @@ def do_job(job: Job, rank: Rank) -> None:
     if job.experiment.trainer.deterministic:
         # cuBLAS needs it to be deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Not called otherwise, since even with `False` it imports torch's compiler, which takes a second.
+        torch.use_deterministic_algorithms(True)
     if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         # Restarted after a lost rank: resume from the newest checkpoint.
         found = newest_valid(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)

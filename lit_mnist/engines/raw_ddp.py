@@ -69,7 +69,6 @@ def run(job: Job, rank: Rank) -> None:
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),
     )
-    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
     loggers = loggers_of(job, rank)
 

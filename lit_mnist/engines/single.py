@@ -43,7 +43,6 @@ def run(job: Job, rank: Rank) -> None:
     if device.type == "cuda":
         # A graph is recorded on the current GPU, which by itself is the first.
         torch.cuda.set_device(device)
-    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
     loggers = loggers_of(job, rank)
 

@@ -53,7 +53,6 @@ def run(job: Job, rank: Rank) -> None:
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=experiment.run.timeout))],
     )
     accelerator.ddp_handler = accelerate_options(job.devices.kind, plan.accumulate)
-    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     device = accelerator.device
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
     loggers = loggers_of(job, rank)

@@ -46,7 +46,6 @@ def run(job: Job, rank: Rank) -> None:
     experiment, plan = job.experiment, job.plan
     arguments = _arguments(job)
     device = arguments.device
-    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
     loggers = loggers_of(job, rank)
 
