@@ -133,7 +133,7 @@ def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
     raise InputError(f"The folder {place} holds no checkpoint ({' or '.join(preference)}).")
 
 
-def verified_checkpoint(place: Path, warn: Callable[[str], None]) -> Path:
+def find_verified_checkpoint(place: Path, warn: Callable[[str], None]) -> Path:
     """Returns the verified checkpoint whose weights a run folder or a path means.
 
     Args:

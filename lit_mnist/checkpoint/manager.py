@@ -91,8 +91,8 @@ class CheckpointManager:
             # All ranks raise it: one that ended before the write is done would take rank 0 with it.
             dist.barrier()
 
-    def step_done(self, step: int, *, ends_epoch: bool) -> None:
-        """Saves after a step where it is due, and stops where a signal has come; at an epoch's end `epoch_done` does.
+    def on_step_end(self, step: int, *, ends_epoch: bool) -> None:
+        """Saves after a step where it is due, and stops where a signal has come; at an epoch's end `on_epoch_end` does.
 
         Raises:
             StoppedError: A signal has come to some rank; all ranks raise it after the same step, which is saved.
@@ -104,7 +104,7 @@ class CheckpointManager:
             return
         run = self.job.experiment.run
         late = run.save_seconds is not None and time.monotonic() - self._saved_at >= run.save_seconds
-        decision = self._consensus.step_done(step, STOP.received, save=late and self.rank.is_first)
+        decision = self._consensus.on_step_end(step, STOP.received_signal, save=late and self.rank.is_first)
         if decision.save or decision.stop or (run.save_steps and step % run.save_steps == 0):
             self._save()
         if decision.stop:
@@ -118,7 +118,7 @@ class CheckpointManager:
             self.best = validation.score
         return self._is_best
 
-    def epoch_done(self, step: int, show: Callable[[], None] = lambda: None) -> None:
+    def on_epoch_end(self, step: int, show: Callable[[], None] = lambda: None) -> None:
         """Saves the epoch that ends, once it was judged, and stops where a signal has come.
 
         Args:
@@ -126,12 +126,12 @@ class CheckpointManager:
             show: Shows the epoch. It is called after the save, so that a terminal that takes nothing delays no save.
 
         Raises:
-            StoppedError: As of `step_done`.
+            StoppedError: As of `on_step_end`.
         """
         self._step = step
         self._save()
         show()
-        decision = self._consensus.settle(self._step, STOP.received)
+        decision = self._consensus.settle(self._step, STOP.received_signal)
         if decision.stop:
             self._stop(decision.stop)
 

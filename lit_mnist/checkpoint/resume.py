@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint
-from lit_mnist.checkpoint.saved_experiment import checked_experiment, experiment_of_a_trainer
-from lit_mnist.checkpoint.state import KEEPER
-from lit_mnist.checkpoint.store import CONFIG, run_folder_of
+from lit_mnist.checkpoint.saved_experiment import read_experiment, read_trainer_experiment
+from lit_mnist.checkpoint.state import MANAGER_STATE
+from lit_mnist.checkpoint.store import CONFIG, find_run_folder
 from lit_mnist.data.dataset import Dataset
-from lit_mnist.distributed.rank import cores, launched_from_outside, print_once, threads_per_rank
-from lit_mnist.distributed.terminal import shown
+from lit_mnist.distributed.rank import count_cores, launched_from_outside, print_once, threads_per_rank
+from lit_mnist.distributed.terminal import display_path
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment, flatten
 from lit_mnist.experiment.plan import Plan
@@ -69,14 +69,14 @@ class Saved:
         """
         checkpoint = read_checkpoint(path, hashed=hashed)
         if SECTION not in checkpoint:
-            num_classes, experiment = experiment_of_a_trainer(path, checkpoint)
+            num_classes, experiment = read_trainer_experiment(path, checkpoint)
             print_once(
-                f"note: {shown(path.absolute())} was written by Trainer.save_checkpoint: it has no SHA-256 and was not "
-                "verified, and it does not name the data that it was trained on"
+                f"note: {display_path(path.absolute())} was written by Trainer.save_checkpoint: it has no SHA-256, was "
+                "not verified, and does not name the data that it was trained on"
             )
             return cls(path, {"num_classes": num_classes}, experiment, checkpoint["global_step"], best=-1.0)
-        experiment = checked_experiment(path, checkpoint)
-        kept = checkpoint["callbacks"].get(KEEPER)
+        experiment = read_experiment(path, checkpoint)
+        kept = checkpoint["callbacks"].get(MANAGER_STATE)
         best = kept.get("best") if isinstance(kept, dict) else None
         best = best if isinstance(best, float) else -1.0
         return cls(path, checkpoint[SECTION], experiment, checkpoint["global_step"], best)
@@ -134,8 +134,8 @@ class Saved:
             default = threads_per_rank(None, ranks)
             if default != used:
                 report(
-                    f"each rank computes with {used} thread{'s' * (used != 1)}, as before, where {cores()} cores would "
-                    f"give it {default}: --run.threads sets another number, with which the result is not bit-identical."
+                    f"each rank uses {used} thread{'s' * (used != 1)}, as before; the default for {count_cores()} "
+                    f"cores is {default}. --run.threads sets another number, but the result is then not bit-identical."
                 )
             return used
         chosen = threads_per_rank(setting, ranks)
@@ -238,9 +238,9 @@ class Saved:
 
     def _train_further(self) -> str:
         """Returns how to train the weights beyond the end of the schedule."""
-        origin = run_folder_of(self.path)
-        weights = shlex.quote(shown((origin or self.path).absolute()))
-        config = f"--config {shlex.quote(shown(origin / CONFIG))} " if origin else ""
+        origin = find_run_folder(self.path)
+        weights = shlex.quote(display_path((origin or self.path).absolute()))
+        config = f"--config {shlex.quote(display_path(origin / CONFIG))} " if origin else ""
         return f"To train further, begin a new run with these weights: {config}--model.weights {weights}"
 
     def _check_equal(self, experiment: Experiment, sections: tuple[str, ...], saved: dict[str, Any]) -> None:

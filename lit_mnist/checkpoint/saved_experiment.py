@@ -43,7 +43,7 @@ _MOST_CLASSES, _MOST_THREADS = 1000, 1024
 _LONGEST_SETTING = 4096
 
 
-def checked_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def read_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the experiment of a checkpoint as nested plain values.
 
     Args:
@@ -67,7 +67,7 @@ def checked_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, A
     return experiment
 
 
-def experiment_of_a_trainer(path: Path, checkpoint: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+def read_trainer_experiment(path: Path, checkpoint: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """Returns the number of classes and the model of a checkpoint of `Trainer.save_checkpoint`.
 
     Args:

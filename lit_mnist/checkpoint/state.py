@@ -23,7 +23,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.training.job import Job
 
 # The names under which Lightning keeps the scaler and the best score: those of its plugin and of our callback.
-_SCALER, KEEPER = "MixedPrecision", "KeepCheckpoints"
+_SCALER, MANAGER_STATE = "MixedPrecision", "KeepCheckpoints"
 _PREFIX = "net."
 
 
@@ -61,7 +61,7 @@ class TrainingState:
             "pytorch-lightning_version": version("lightning"),
             "state_dict": {_PREFIX + name: tensor.contiguous() for name, tensor in self.net.state_dict().items()},
             "loops": lightning_loops(self.step, job.plan),
-            "callbacks": {KEEPER: {"best": best}},
+            "callbacks": {MANAGER_STATE: {"best": best}},
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [self.schedule.state_dict()],
             **({_SCALER: scaler} if scaler else {}),
@@ -71,7 +71,7 @@ class TrainingState:
                 "seed": job.experiment.seed_everything,
                 **asdict(job.experiment.model),
             },
-            SECTION: section_of(job),
+            SECTION: make_section(job),
             "steps_made": self.optimizer_steps,
         }
 
@@ -89,13 +89,13 @@ class TrainingState:
                 self.scaler.load_state_dict(checkpoint[_SCALER])
             self.step = int(checkpoint["global_step"])
             self.optimizer_steps = int(checkpoint["steps_made"])
-            return float(checkpoint["callbacks"][KEEPER]["best"])
+            return float(checkpoint["callbacks"][MANAGER_STATE]["best"])
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"The checkpoint's training state does not fit ({reason}): use another one.") from error
 
 
-def section_of(job: Job) -> dict[str, Any]:
+def make_section(job: Job) -> dict[str, Any]:
     """Returns the project's own section of a job's checkpoints: format, experiment and data as plain values."""
     return {
         "format": FORMAT,

@@ -80,7 +80,7 @@ class Found(NamedTuple):
     step: int
 
 
-def newest_valid(place: Path, report: Callable[[str], None]) -> Found | None:
+def find_newest_valid(place: Path, report: Callable[[str], None]) -> Found | None:
     """Returns the newest valid checkpoint of a run, or None if there is none.
 
     Args:
@@ -106,7 +106,7 @@ def newest_valid(place: Path, report: Callable[[str], None]) -> Found | None:
     return max(found, key=lambda checkpoint: checkpoint.step, default=None)
 
 
-def run_folder_of(checkpoint: Path) -> Path | None:
+def find_run_folder(checkpoint: Path) -> Path | None:
     """Returns the run folder that contains a checkpoint, or None if it is not in one."""
     folder = checkpoint.resolve().parent
     return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).exists() else None

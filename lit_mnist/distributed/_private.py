@@ -64,7 +64,7 @@ class RankAgent(LocalElasticAgent):
 
     Args:
         private: The private folder of the launch. torch unpickles error files, so that they must be in there.
-        final_codes: Exit codes after which the ranks are not restarted.
+        no_restart_exit_codes: Exit codes after which the ranks are not restarted.
         on_failure: Called after each failed attempt, with whether the ranks are restarted.
         while_running: Called repeatedly with the processes of the ranks.
     """
@@ -73,7 +73,7 @@ class RankAgent(LocalElasticAgent):
         self,
         *args: Any,
         private: Path,
-        final_codes: Container[int],
+        no_restart_exit_codes: Container[int],
         on_failure: Callable[[FailedAttempt, bool], None],
         while_running: Callable[[Iterable[int]], None],
         **kwargs: Any,
@@ -88,7 +88,7 @@ class RankAgent(LocalElasticAgent):
             kwargs["shutdown_timeout"] = _SECONDS_TO_EXIT
         super().__init__(*args, **kwargs)
         self._private = private
-        self._final_codes = final_codes
+        self._final_codes = no_restart_exit_codes
         self._on_failure = on_failure
         self._while_running = while_running
 
@@ -116,7 +116,7 @@ class RankAgent(LocalElasticAgent):
                 first = {rank: failure.exitcode for rank, failure in result.failures.items()}
                 attempt = FailedAttempt(dict.fromkeys(attempt.exit_codes) | first, attempt.pids)
                 codes = list(first.values())
-            if STOP.received or any(code in self._final_codes for code in codes):
+            if STOP.received_signal or any(code in self._final_codes for code in codes):
                 self._remaining_restarts = 0
             self._on_failure(attempt, self._remaining_restarts > 0)
         return result

@@ -40,7 +40,7 @@ class Consensus:
         self._left = self._between = steps or 1
         self._since = time.monotonic()
 
-    def step_done(self, step: int, received: signal.Signals | None, *, save: bool) -> Decision:
+    def on_step_end(self, step: int, received: signal.Signals | None, *, save: bool) -> Decision:
         """Counts a step, and decides if it is time to; every rank must call it after every step."""
         self._left -= 1
         return self.settle(step, received, save=save) if self._left <= 0 else Decision()

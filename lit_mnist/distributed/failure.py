@@ -50,7 +50,7 @@ def _is_raised_by_python(error: BaseException) -> bool:
     return last is None or last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
-def disk_error(error: BaseException) -> BaseException:
+def convert_disk_error(error: BaseException) -> BaseException:
     """Returns an InputError for a full or read-only disk, and any other error unchanged."""
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
         place = f" {error.filename}" if error.filename else ""
@@ -77,7 +77,7 @@ def report_failure(error: BaseException) -> FailureReport:
     return report
 
 
-def end_rank(error: BaseException) -> NoReturn:
+def exit_rank(error: BaseException) -> NoReturn:
     """Reports an error, and ends this process at once."""
     report_failure(error)
     code = error.exit_code if isinstance(error, LitMnistError) else RankLostError.exit_code
@@ -87,13 +87,13 @@ def end_rank(error: BaseException) -> NoReturn:
     os._exit(code)
 
 
-def own_failure(report: FailureReport) -> str:
+def explain_failure(report: FailureReport) -> str:
     """Returns the message for an unexpected error of this rank, if no launcher of the project compares the ranks."""
     where = _describe(RANK_STATUS.rank.rank, os.getpid(), RANK_STATUS.step)
     return _explain(*where, report, report["late_rank"], "That rank's own message, or its launcher's, says why.")
 
 
-def first_failure(attempt: FailedAttempt, status_file: StatusFile) -> LitMnistError:
+def find_first_failure(attempt: FailedAttempt, status_file: StatusFile) -> LitMnistError:
     """Returns the error of the rank that failed first. The others often fail as a consequence (a closed connection).
 
     Args:
@@ -102,10 +102,10 @@ def first_failure(attempt: FailedAttempt, status_file: StatusFile) -> LitMnistEr
     """
     codes = attempt.exit_codes
     killed = {rank: -code for rank, code in codes.items() if code is not None and code < 0}
-    if STOP.received and signal.SIGKILL in killed.values():
+    if STOP.received_signal and signal.SIGKILL in killed.values():
         ranks = ", ".join(map(str, killed))
-        message = f"Stopped by {STOP.received.name}: rank {ranks} did not end within {SECONDS_TO_STOP:.0f} s."
-        return StoppedError(message, STOP.received)
+        message = f"Stopped by {STOP.received_signal.name}: rank {ranks} did not end within {SECONDS_TO_STOP:.0f} s."
+        return StoppedError(message, STOP.received_signal)
     steps, reports = zip(*(status_file.read(rank) for rank in codes), strict=True)
 
     def describe(rank: int) -> tuple[str, str]:

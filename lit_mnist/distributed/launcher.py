@@ -23,7 +23,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from lit_mnist.distributed._private import FailedAttempt, RankAgent
-from lit_mnist.distributed.failure import disk_error, end_rank, first_failure
+from lit_mnist.distributed.failure import convert_disk_error, exit_rank, find_first_failure
 from lit_mnist.distributed.private_folder import PrivateFolder, private_folder
 from lit_mnist.distributed.rank import Rank, die_with_parent
 from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER, RANK_STATUS, STATUS_FILE, StatusFile
@@ -35,7 +35,7 @@ from lit_mnist.errors import LitMnistError, StoppedError
 Work = Callable[[Rank], None]
 
 _START_METHOD = "fork" if platform.system() == "Linux" else "spawn"
-_FINAL_CODES = (2, 4, *(128 + signum for signum in STOPPING))
+_NO_RESTART_EXIT_CODES = (2, 4, *(128 + signum for signum in STOPPING))
 _SECONDS_BETWEEN_CHECKS = 0.05
 
 
@@ -79,7 +79,7 @@ def launch(
     with _shared_files(logs, world_size) as (shared, status_file):
 
         def on_failure(attempt: FailedAttempt, restarting: bool) -> None:
-            failures.append(first_failure(attempt, status_file))
+            failures.append(find_first_failure(attempt, status_file))
             status_file.clear()
             if restarting:
                 print_error(f"{failures[-1]}\nRestarting all ranks.")
@@ -98,7 +98,7 @@ def launch(
             logs_specs=DefaultLogsSpecs(log_dir=str(shared.status_path.parent)),
             start_method=start_method or _START_METHOD,
             private=shared.private.path,
-            final_codes=_FINAL_CODES,
+            no_restart_exit_codes=_NO_RESTART_EXIT_CODES,
             on_failure=on_failure,
             while_running=_SignalForwarder(),
         )
@@ -117,7 +117,7 @@ def _shared_files(logs: Path, world_size: int) -> Iterator[tuple[_Shared, Status
     folder = Path(tempfile.mkdtemp(prefix=LAUNCHER_FOLDER, dir=logs)).absolute()
     status_file = StatusFile(folder / STATUS_FILE, world_size)
     try:
-        with private_folder() as private, STOP.only_recorded():
+        with private_folder() as private, STOP.record_only():
             yield _Shared(logs, folder / STATUS_FILE, private), status_file
     finally:
         status_file.close()
@@ -132,10 +132,10 @@ class _SignalForwarder:
 
     def __call__(self, pids: Iterable[int]) -> None:
         """Checks for a signal; called repeatedly while the ranks run."""
-        if STOP.received is None:
+        if STOP.received_signal is None:
             return
         if self._since is None:
-            self._since, signum = time.monotonic(), STOP.received
+            self._since, signum = time.monotonic(), STOP.received_signal
         elif time.monotonic() - self._since > SECONDS_TO_STOP:
             signum = signal.SIGKILL
         else:
@@ -155,8 +155,8 @@ def _run_rank(work: Work, shared: _Shared) -> None:
     use_file_rendezvous(shared.private.path)
     rank = Rank.from_environment()
     RANK_STATUS.open(rank, shared.logs, StatusFile(shared.status_path))
-    STOP.listen(lambda signum: end_rank(StoppedError(f"Stopped by {signum.name}.", signum)))
+    STOP.listen(lambda signum: exit_rank(StoppedError(f"Stopped by {signum.name}.", signum)))
     try:
         work(rank)
     except BaseException as error:
-        end_rank(disk_error(error))
+        exit_rank(convert_disk_error(error))

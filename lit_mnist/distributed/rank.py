@@ -103,14 +103,14 @@ def _tasks_per_node(tasks: int) -> int:
     return counts.pop()
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_per_rank(threads: int | None, local_world_size: int) -> int:
     """Returns `run.threads`, or by default the cores that this process may use divided by the ranks."""
-    return threads or max(1, cores() // local_world_size)
+    return threads or max(1, count_cores() // local_world_size)
 
 
 def die_with_parent(parent: int | None = None) -> None:

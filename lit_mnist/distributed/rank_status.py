@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.terminal import guard_streams, print_error, printable
+from lit_mnist.distributed.terminal import escape_control, guard_streams, print_error
 
 # The launcher's folder among the logs while it runs, and the status file in it.
 LAUNCHER_FOLDER, STATUS_FILE = ".launcher-", "status"
@@ -169,14 +169,14 @@ class RankStatus:
 
     def _write_to_terminal(self, text: str) -> None:
         with suppress(OSError):
-            os.write(self._terminal, f"{printable(text)}\n".encode())
+            os.write(self._terminal, f"{escape_control(text)}\n".encode())
 
 
 class _Formatter(logging.Formatter):
     """Escapes control characters, which would act on a terminal that shows the log."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return escape_control(super().format(record))
 
 
 RANK_STATUS = RankStatus()

@@ -26,11 +26,11 @@ class StopSignals:
     """The handler of these signals; its only instance is `STOP`.
 
     Attributes:
-        received: The first signal that was received, or None.
+        received_signal: The first signal that this process has received, or None.
     """
 
     def __init__(self) -> None:
-        self.received: signal.Signals | None = None
+        self.received_signal: signal.Signals | None = None
         self._deferred = False
         self._end: Callable[[signal.Signals], object] = end_process
 
@@ -41,7 +41,7 @@ class StopSignals:
             end: Ends the process; by default with a message and the exit code 128 + signal.
         """
         # A forked process inherits the state of its parent.
-        self.received, self._deferred, self._end = None, False, end or end_process
+        self.received_signal, self._deferred, self._end = None, False, end or end_process
         self.register()
 
     def register(self) -> None:
@@ -53,24 +53,24 @@ class StopSignals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
     def _handle(self, signum: int, _: object) -> None:
-        self.received = self.received or signal.Signals(signum)
+        self.received_signal = self.received_signal or signal.Signals(signum)
         # An exception here could be swallowed by any code, and a collective could hang.
         if not self._deferred:
-            self._end(self.received)
+            self._end(self.received_signal)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Only records a signal during the body, which checks `received`, and ends the process after it."""
+        """Only records a signal during the body, which checks `received_signal`, and ends the process after it."""
         self._deferred = True
         try:
             yield
         finally:
             self._deferred = False
-        if self.received:
-            self._end(self.received)
+        if self.received_signal:
+            self._end(self.received_signal)
 
     @contextmanager
-    def only_recorded(self) -> Iterator[None]:
+    def record_only(self) -> Iterator[None]:
         """Only records a signal during the body: a launcher forwards it and waits for its ranks."""
         before, self._deferred = self._deferred, True
         try:

@@ -24,7 +24,7 @@ _NAMES = {"stdout": (1, "standard output"), "stderr": (2, "standard error")}
 Report = Callable[[str], None]
 
 
-def printable(text: str) -> str:
+def escape_control(text: str) -> str:
     r"""Returns a text with its control characters escaped (such as `\x1b`), except newlines.
 
     Messages may quote a file, such as the keys of a checkpoint, which must not control the terminal.
@@ -34,12 +34,12 @@ def printable(text: str) -> str:
 
 def print_line(text: str = "") -> None:
     """Prints a note, a warning or a summary to standard output."""
-    print(printable(text), flush=True)
+    print(escape_control(text), flush=True)
 
 
 def print_error(text: str) -> None:
     """Prints an error to standard error."""
-    print(printable(text), file=sys.stderr, flush=True)
+    print(escape_control(text), file=sys.stderr, flush=True)
 
 
 def print_stop(text: str, signum: int) -> None:
@@ -48,7 +48,7 @@ def print_stop(text: str, signum: int) -> None:
     Ctrl-C is not an error. On a terminal the message replaces the `^C` that the terminal has echoed.
     """
     interrupted = signum == signal.SIGINT
-    line = printable(text if interrupted else f"error: {text}") + "\n"
+    line = escape_control(text if interrupted else f"error: {text}") + "\n"
     if interrupted and os.isatty(2):
         plain = os.environ.get("TERM", "dumb") == "dumb"
         line = ("\n" if plain else "\r\x1b[2K") + line
@@ -70,7 +70,7 @@ def print_failure(error: LitMnistError, advice: str = "", report: Report = print
         report(f"error: {error}{advice}")
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Returns a path as a user would type it: relative if it is below the working folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -2,7 +2,7 @@
 
 - `measure_every_step` and `hidden_all_reduce_ms` use a prototype of DDP's own measurements. Detected by
   `test_all_parts_are_timed_and_make_up_the_step` in tests/benchmarks/test_waterfall.py.
-- `operations_of` reads the dtypes of arguments from below torch's profiler, whose events have them in newer releases
+- `list_operations` reads the dtypes of arguments from below torch's profiler, whose events have them in newer releases
   only. Detected by `test_the_formulas_count_what_a_rank_sends` in tests/benchmarks/test_scaling_model.py.
 """
 
@@ -27,7 +27,7 @@ def hidden_all_reduce_ms(model: DistributedDataParallel) -> float | None:
     return None if hidden is None else float(hidden) / 1e6
 
 
-def operations_of(profiled: profile) -> list[tuple[str, list[list[int]], list[str]]]:
+def list_operations(profiled: profile) -> list[tuple[str, list[list[int]], list[str]]]:
     """Returns the operations of a profile: name, and shapes and dtypes of the arguments."""
     results = profiled.profiler.kineto_results if profiled.profiler else None
     return [(event.name(), event.shapes(), event.dtypes()) for event in (results.events() if results else ())]

@@ -71,7 +71,7 @@ _CALLS: tuple[tuple[Any, str, str], ...] = (
     *((torch.amp.GradScaler, name, OPTIMIZER) for name in ("scale", "unscale_", "step", "update", "get_scale")),
     (Optimizer, "zero_grad", OPTIMIZER),
     (LRScheduler, "step", OPTIMIZER),
-    (CheckpointManager, "step_done", KEEPING),
+    (CheckpointManager, "on_step_end", KEEPING),
 )
 # The part that a collective belongs to, by the part that calls it; in any other part it belongs to that part.
 _PART_OF_COLLECTIVE = {FORWARD: BATCH_NORM, BACKWARD: BATCH_NORM, OUTSIDE: ALL_REDUCE}
@@ -107,7 +107,7 @@ class Stopwatch:
         self._always = len(self._undo)
         self._install_probes()
 
-    def step_done(self) -> None:
+    def on_step_end(self) -> None:
         """Ends a step; called when the clock's step ends."""
         timer, before = self._timer, self._ended
         timer.switch(timer.running)

@@ -63,13 +63,13 @@ class Trace:
             digests = image_digests(arguments[0].to(self._dtype))
             self._samples = (self._samples + int(digests.sum(dtype=np.uint64))) % 2**64
 
-    def batch_done(self, loss: torch.Tensor) -> None:
+    def on_batch_end(self, loss: torch.Tensor) -> None:
         """Records the mean loss of a micro-batch."""
         self._losses.append(loss)
 
-    def step_done(self, step: int, lr: float) -> None:
+    def on_step_end(self, step: int, lr: float) -> None:
         """Records an optimizer step, from 1, and its learning rate."""
-        self._traffic.step_done()
+        self._traffic.on_step_end()
         losses = [float(loss) for loss in self._losses]
         self._steps.append(
             {

@@ -14,7 +14,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from lit_mnist.distributed.peer_exchange import SENT
-from lit_mnist.profiling._private import operations_of
+from lit_mnist.profiling._private import list_operations
 
 # The offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19).
 _TCP_INFO_SIZE, _BYTES_SENT = 248, 200
@@ -67,7 +67,7 @@ class Traffic:
         self._exchanged = SENT.copy()
         self._sent_before = bytes_sent()
 
-    def step_done(self) -> None:
+    def on_step_end(self) -> None:
         """Counts a step."""
         self._steps += self._profile is not None
 
@@ -83,7 +83,7 @@ class Traffic:
         self._profile.stop()
         self._payload += exchanged.pop("payload", 0)
         self._collectives.update(exchanged)
-        for operation, shapes, dtypes in operations_of(self._profile):
+        for operation, shapes, dtypes in list_operations(self._profile):
             backend, _, name = operation.partition(":")
             if backend == "nccl":
                 # NCCL does not use TCP connections only.

@@ -156,7 +156,7 @@ def test_a_resume_on_another_machine_takes_the_threads_that_were_used(
     assert done.code == 0, done.err
     assert result_of(parts)["threads"] == result_of(whole)["threads"] == 3
     assert result_of(parts)["weights_sha256"] == result_of(whole)["weights_sha256"]
-    assert "warning: each rank computes with 3 threads, as before, where 1 cores would give it 1" in done.out
+    assert "warning: each rank uses 3 threads, as before; the default for 1 cores is 1." in done.out
     # The configuration still has no number.
     assert "threads: null" in (parts / "config.yaml").read_text()
     # With other ranks or another setting the result is not bit-identical, and a message says so.

@@ -19,7 +19,7 @@ from processes import forked, ranks_of, wait_for
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
 from lit_mnist.checkpoint import store as checkpoint_folder
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.store import newest_valid
+from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.sampler import train_indices
@@ -224,7 +224,7 @@ def nan_is_named(program: Program, engine: str, devices: int, every: int, flags:
         whole = train_indices(42, 0, batch, count=720, batch_size=36)
         expected += whole[rank * share : (rank + 1) * share].tolist()
     assert list(map(int, told.split(", "))) == expected
-    saved = newest_valid(folder, pytest.fail)
+    saved = find_newest_valid(folder, pytest.fail)
     if every >= step:
         assert saved is None
         return
@@ -268,7 +268,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks(
         f"samples, which {log.relative_to(program.folder)} lists."
     )
     assert re.search(r"The samples of step 4 on ranks 0, 1 are \d+(, \d+){35}\.", log.read_text())
-    saved = newest_valid(folder, pytest.fail)
+    saved = find_newest_valid(folder, pytest.fail)
     assert saved is not None
     assert read_checkpoint(saved.path)["global_step"] == 3
 
@@ -290,7 +290,7 @@ def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypat
     done = program(*SMALL, "--save-every", 1, "--run-dir", folder, engine="single")
     assert done.code == 4, done.out + done.err
     assert "A weight was not finite after step 3, which is not saved: lower --lr." in done.err
-    saved = newest_valid(folder, pytest.fail)
+    saved = find_newest_valid(folder, pytest.fail)
     assert saved is not None
     assert read_checkpoint(saved.path)["global_step"] == 2
 

@@ -27,12 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 from faults.conftest import SMALL, end_of, step_of
 from faults.terminal import in_terminal
 from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
-from lit_mnist.checkpoint.store import newest_valid
+from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.distributed.failure import is_peer_failure
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.terminal import printable
+from lit_mnist.distributed.terminal import escape_control
 from lit_mnist.run.progress import ProgressDisplay
 
 SECONDS = 120
@@ -127,7 +127,7 @@ def test_an_epoch_is_saved_before_it_is_shown(program: Program, monkeypatch: pyt
     done = program(*SMALL, "--run-dir", folder, engine=engine)
     assert done.code == 3, done.err
     assert "ZeroDivisionError: planted" in done.err
-    saved = newest_valid(folder, pytest.fail)
+    saved = find_newest_valid(folder, pytest.fail)
     assert saved is not None
     assert saved.step == 20
 
@@ -298,10 +298,10 @@ def test_no_text_of_a_file_controls_the_terminal(program: Program, monkeypatch: 
 
 
 def test_control_characters_are_escaped_and_newlines_are_not() -> None:
-    assert printable("a\nb") == "a\nb"
-    assert printable("\u00e9\u4e2d\U0001f600 \\x1b") == "\u00e9\u4e2d\U0001f600 \\x1b"
+    assert escape_control("a\nb") == "a\nb"
+    assert escape_control("\u00e9\u4e2d\U0001f600 \\x1b") == "\u00e9\u4e2d\U0001f600 \\x1b"
     for number in (*range(10), *range(11, 32), *range(127, 160), 0xD800, 0xDFFF):
-        escaped = printable(f"<{chr(number)}>")
+        escaped = escape_control(f"<{chr(number)}>")
         assert escaped.isascii()
         assert escaped.isprintable()
         assert len(escaped) > 3

@@ -26,15 +26,15 @@ from faults.ptrace import run_until
 from lit_mnist.checkpoint.atomic_io import remove_temporary_files, write_text
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.resume import Saved
-from lit_mnist.checkpoint.state import KEEPER
-from lit_mnist.checkpoint.store import CheckpointFolder, newest_valid
+from lit_mnist.checkpoint.state import MANAGER_STATE
+from lit_mnist.checkpoint.store import CheckpointFolder, find_newest_valid
 from lit_mnist.data.download import exclusive
 from lit_mnist.run.folder import RunFolder
 
 
 def newest(folder: Path) -> dict[str, Any]:
     """Returns the newest checkpoint of a run folder, which must be valid."""
-    found = newest_valid(folder, pytest.fail)
+    found = find_newest_valid(folder, pytest.fail)
     assert found is not None
     return read_checkpoint(found.path)
 
@@ -54,8 +54,8 @@ def saving(folder: Path, step: int, *, is_best: bool) -> Callable[[], None]:
     """Returns what puts a run's next checkpoint on the disk, as its manager does."""
     content = newest(folder)
     files = CheckpointFolder(folder / "checkpoints", keep=2, last_step=content["global_step"])
-    score = content["callbacks"][KEEPER]["best"] + is_best * 1e-3
-    content |= {"global_step": step, "callbacks": {KEEPER: {"best": score}}}
+    score = content["callbacks"][MANAGER_STATE]["best"] + is_best * 1e-3
+    content |= {"global_step": step, "callbacks": {MANAGER_STATE: {"best": score}}}
     return lambda: files.put(content, step, is_best=is_best)
 
 

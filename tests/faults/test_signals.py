@@ -18,7 +18,7 @@ from conftest import Program, result_of
 from processes import kill, processes_of, ranks_of, run_forked, wait_for
 
 from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
-from lit_mnist.checkpoint.store import newest_valid
+from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.distributed import launcher as launch
 from lit_mnist.distributed.signals import STOP
@@ -37,7 +37,7 @@ def terminal() -> Iterator[None]:
 
 def saved_step(folder: Path) -> int:
     """Returns the step of a run's newest checkpoint, which must be valid; 0 if there is none."""
-    saved = newest_valid(folder, pytest.fail)
+    saved = find_newest_valid(folder, pytest.fail)
     return saved.step if saved else 0
 
 
