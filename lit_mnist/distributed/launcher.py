@@ -1,22 +1,19 @@
-"""Starts the ranks of this machine, watches them, and raises the error of the first failed rank.
+"""Starts the ranks of this machine, watches them, and raises the error of the rank that failed first.
 
-By default torch's elastic agent forks the ranks from this process, which has imported, parsed and loaded already: they
-start at once and share the data. This process therefore runs no parallel torch operation and touches no GPU before. A
-spawned rank, as in most tutorials, is a new Python process, which imports everything again and receives its work
-through a pipe.
+On Linux torch's elastic agent forks the ranks from this process, which has parsed the arguments and loaded the data:
+the ranks start at once and share the data. Before the fork this process must not run a parallel torch operation and
+must not touch a GPU. Elsewhere the ranks are spawned: each one is a new Python process that imports everything again.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -39,21 +36,6 @@ _NO_RESTART_EXIT_CODES = (2, 4, *(128 + signum for signum in STOPPING))
 _SECONDS_BETWEEN_CHECKS = 0.05
 
 
-@dataclass(frozen=True)
-class _Shared:
-    """What the launcher and its ranks share.
-
-    Attributes:
-        logs: Folder of the logs.
-        status_path: The status file.
-        private: The private folder of the launch.
-    """
-
-    logs: Path
-    status_path: Path
-    private: PrivateFolder
-
-
 def launch(
     work: Work,
     *,
@@ -67,16 +49,25 @@ def launch(
     Args:
         work: The work of each rank.
         world_size: Number of ranks.
-        max_restarts: How often all ranks are restarted after one was lost.
+        max_restarts: Maximum number of restarts after a worker failure.
         logs: Folder of the logs.
-        start_method: `fork`, the default on Linux, or `spawn`; then `work` must be picklable.
+        start_method: `fork` (the default on Linux) or `spawn`, which requires a picklable `work`.
 
     Raises:
-        InputError: The calling thread is not the main one.
-        LitMnistError: A rank failed; the message names it and the cause.
+        InputError: The calling thread is not the main thread.
+        LitMnistError: A rank failed; the message names the rank and the cause.
     """
+    require_main_thread()
+    use_loopback()
+    logs.mkdir(parents=True, exist_ok=True)
     failures: list[LitMnistError] = []
-    with _shared_files(logs, world_size) as (shared, status_file):
+    with (
+        # In the run folder, so that the next start finds and removes what a killed launcher has left.
+        tempfile.TemporaryDirectory(prefix=LAUNCHER_FOLDER, dir=logs.absolute(), ignore_cleanup_errors=True) as folder,
+        closing(StatusFile(status_path := Path(folder) / STATUS_FILE, world_size)) as status_file,
+        private_folder() as private,
+        STOP.record_only(),
+    ):
 
         def on_failure(attempt: FailedAttempt, restarting: bool) -> None:
             failures.append(find_first_failure(attempt, status_file))
@@ -88,16 +79,16 @@ def launch(
             role="rank",
             local_world_size=world_size,
             entrypoint=_run_rank,
-            args=(work, shared),
+            args=(work, logs, status_path, private),
             rdzv_handler=LocalRendezvous(),
             max_restarts=max_restarts,
             monitor_interval=_SECONDS_BETWEEN_CHECKS,
         )
         agent = RankAgent(
             spec,
-            logs_specs=DefaultLogsSpecs(log_dir=str(shared.status_path.parent)),
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
             start_method=start_method or _START_METHOD,
-            private=shared.private.path,
+            private=private.path,
             no_restart_exit_codes=_NO_RESTART_EXIT_CODES,
             on_failure=on_failure,
             while_running=_SignalForwarder(),
@@ -107,23 +98,6 @@ def launch(
         raise failures[-1]
 
 
-@contextmanager
-def _shared_files(logs: Path, world_size: int) -> Iterator[tuple[_Shared, StatusFile]]:
-    """Makes what the launcher and its ranks share, and removes it at the end."""
-    require_main_thread()
-    use_loopback()
-    logs.mkdir(parents=True, exist_ok=True)
-    # In the run folder, so that the next start finds and removes what a killed launcher has left.
-    folder = Path(tempfile.mkdtemp(prefix=LAUNCHER_FOLDER, dir=logs)).absolute()
-    status_file = StatusFile(folder / STATUS_FILE, world_size)
-    try:
-        with private_folder() as private, STOP.record_only():
-            yield _Shared(logs, folder / STATUS_FILE, private), status_file
-    finally:
-        status_file.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 class _SignalForwarder:
     """Forwards a signal of the launcher to its ranks once, and kills the ranks that do not end in time."""
 
@@ -131,7 +105,6 @@ class _SignalForwarder:
         self._since: float | None = None
 
     def __call__(self, pids: Iterable[int]) -> None:
-        """Checks for a signal; called repeatedly while the ranks run."""
         if STOP.received_signal is None:
             return
         if self._since is None:
@@ -145,16 +118,16 @@ class _SignalForwarder:
                 os.kill(pid, signum)
 
 
-def _run_rank(work: Work, shared: _Shared) -> None:
-    """Runs `work` in the process of a rank. After an error, it is reported and the process ends at once.
+def _run_rank(work: Work, logs: Path, status_path: Path, private: PrivateFolder) -> None:
+    """Runs `work` in the process of a rank. After an error the process exits at once.
 
-    The other ranks may wait for this one in a collective, and only its end frees them.
+    Other ranks may be waiting for this one in a collective, and only its exit frees them.
     """
-    die_with_parent(shared.private.launcher)
-    shared.private.enter()
-    use_file_rendezvous(shared.private.path)
+    die_with_parent(private.launcher)
+    private.enter()
+    use_file_rendezvous(private.path)
     rank = Rank.from_environment()
-    RANK_STATUS.open(rank, shared.logs, StatusFile(shared.status_path))
+    RANK_STATUS.open(rank, logs, StatusFile(status_path))
     STOP.listen(lambda signum: exit_rank(StoppedError(f"Stopped by {signum.name}.", signum)))
     try:
         work(rank)

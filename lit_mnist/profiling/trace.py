@@ -1,7 +1,7 @@
-"""A trace of the samples, losses and weights of each step, to compare two trainings.
+"""A trace of the samples, losses and weights of each step, for comparing two trainings.
 
-It observes the images that enter the network, the weights of the network, and the kernel's counters of sent bytes. It
-changes nothing and takes part in no collective.
+It observes the images that enter the network, the weights, and the kernel's counters of sent bytes. It does not change
+the training and calls no collective.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _FIRST_COUNTED = 3
 
 
 class Trace:
-    """Records the steps, and writes `trace/rank-N.json` in the run folder at the end of the training.
+    """Records the steps, and writes `trace/rank-N.json` to the run folder at the end of the training.
 
     Args:
         net: The bare network.
         folder: The run folder.
         rank: This rank.
-        dtype: The dtype that the network computes in: some engines convert the images before.
-        last_counted: The traffic is counted during at most 8 steps, from step 4 to this one; 0 for none.
-        keep: A step after which the weights are saved in `trace/rank-N-step-S.npz`.
+        dtype: The dtype of the network, to which some engines convert the images.
+        last_counted: The last step whose traffic is counted, of at most 8 from step 4 on; 0 for none.
+        keep: The step after which the weights are saved to `trace/rank-N-step-S.npz`.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Trace:
         self._steps: list[dict[str, Any]] = []
         self._losses: list[torch.Tensor] = []
         self._samples = 0
-        # Each replica of nn.DataParallel calls the hook in a thread of its own.
+        # Each replica of nn.DataParallel calls the hook in its own thread.
         self._lock = threading.Lock()
         self._hook = net.register_forward_pre_hook(self._add_images)
 
     def _add_images(self, net: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Adds the digests of the images that enter the network. The sums of the ranks can be added, too."""
+        """Adds the digests of the images that enter the network. The sum over the ranks has the same meaning."""
         if not net.training:
             return
         with self._lock:
-            # At the first step: engines convert and restore a network after they have made it.
+            # In the first step, since engines convert and restore a network after they have created it.
             self._initial = self._initial or self._digests()
             digests = image_digests(arguments[0].to(self._dtype))
             self._samples = (self._samples + int(digests.sum(dtype=np.uint64))) % 2**64
@@ -68,7 +68,7 @@ class Trace:
         self._losses.append(loss)
 
     def on_step_end(self, step: int, lr: float) -> None:
-        """Records an optimizer step, from 1, and its learning rate."""
+        """Records an optimizer step (from 1) and its learning rate."""
         self._traffic.on_step_end()
         losses = [float(loss) for loss in self._losses]
         self._steps.append(
@@ -108,7 +108,7 @@ class Trace:
 
 
 def image_digests(images: torch.Tensor) -> npt.NDArray[np.uint64]:
-    """Returns a 64-bit digest of each image of a batch, uint64 [batch]."""
+    """Returns the 64-bit digests of the images of a batch, uint64 [batch]."""
     flat = images.detach().cpu().contiguous().view(torch.uint8).reshape(len(images), -1).numpy()
     words = flat.view(np.uint32).astype(np.uint64)
     weights = random_bits(0, "image digest", np.arange(words.shape[1])) | np.uint64(1)

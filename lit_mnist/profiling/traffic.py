@@ -1,4 +1,4 @@
-"""Counts what a rank sends: bytes by the kernel's counters, collectives by torch's profiler and the peer exchange."""
+"""Counts what a rank sends: bytes with the kernel's counters, collectives with torch's profiler and the peer exchange."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lit_mnist.profiling._private import list_operations
 
 # The offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19).
 _TCP_INFO_SIZE, _BYTES_SENT = 248, 200
-# Bytes per element, by the profiler's names of dtypes.
+# Bytes per element of the profiler's dtypes.
 _ITEM_SIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "unsigned char": 1}
 
 
 def bytes_sent() -> int | None:
-    """Returns the bytes that this process's open TCP connections have sent, or None if they are unknown."""
+    """Returns the bytes sent through the open TCP connections of this process, or None if they are unknown."""
     try:
         links = list(Path("/proc/self/fd").iterdir())
     except OSError:
@@ -45,7 +45,7 @@ def bytes_sent() -> int | None:
 
 
 class Traffic:
-    """Counts during some steps of a training, from `start` to `stop`."""
+    """Counts the traffic of the steps between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._profile: profile | None = None
@@ -57,7 +57,7 @@ class Traffic:
         self._exchanged: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Begins to count, the first time that it is called."""
+        """Starts the counters. Only the first call has an effect."""
         if self._profile or self._steps:
             return
         # Otherwise the profiler writes to standard error.
@@ -72,7 +72,7 @@ class Traffic:
         self._steps += self._profile is not None
 
     def stop(self) -> None:
-        """Ends the counting."""
+        """Stops the counters."""
         if self._profile is None:
             return
         sent = bytes_sent()
@@ -86,7 +86,7 @@ class Traffic:
         for operation, shapes, dtypes in list_operations(self._profile):
             backend, _, name = operation.partition(":")
             if backend == "nccl":
-                # NCCL does not use TCP connections only.
+                # NCCL does not use only TCP connections.
                 self._sent = None
             if backend in {"gloo", "nccl"}:
                 self._collectives[name] += 1
@@ -94,7 +94,7 @@ class Traffic:
         self._profile = None
 
     def per_step(self) -> dict[str, Any]:
-        """Returns bytes sent, bytes of the collectives' tensors, and collectives by name, each per step."""
+        """Returns the mean per step of the bytes sent, the bytes of the tensors, and the number of each collective."""
         steps = self._steps or math.nan
         return {
             "steps": self._steps,
@@ -105,5 +105,4 @@ class Traffic:
 
 
 def _payload(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int:
-    """Returns the bytes of an operation's tensors."""
     return sum(math.prod(shape) * _ITEM_SIZES.get(dtype, 0) for shape, dtype in zip(shapes, dtypes, strict=False))

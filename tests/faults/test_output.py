@@ -90,8 +90,8 @@ def test_a_standard_output_that_cannot_be_written_ends_no_run(
     assert "Traceback" not in done.err
     assert "Exception ignored" not in done.err
     if redirect is not to_nothing:
-        assert "cannot write its standard output" in done.err
-        assert "cannot write its standard output" in (folder / "logs" / "rank-0.log").read_text()
+        assert "can no longer write its standard output" in done.err
+        assert "can no longer write its standard output" in (folder / "logs" / "rank-0.log").read_text()
 
 
 def test_a_pipe_of_the_shell_whose_reader_has_left_ends_no_run(tmp_path: Path) -> None:
@@ -224,7 +224,9 @@ def test_a_connection_that_fails_is_no_cause(tmp_path: Path, call: str, ends: bo
         assert re.search(r"Rank 1 \(process \d+ on \S+\) failed:\nTraceback", done.out), done.out
         assert "ZeroDivisionError: planted" in done.out.splitlines()[-1]
     else:
-        assert re.search(r"Rank 0 \(.*\) could not continue, since another rank has ended or does not answer", done.out)
+        assert re.search(
+            r"Rank 0 \(.*\) could not continue, since another rank has exited or does not respond", done.out
+        )
         assert "Traceback" in done.out
 
 
@@ -366,7 +368,7 @@ def test_a_standard_output_that_is_full_is_warned_of_once(program: Program, devi
     words = (*SMALL, "--data.train_size", 650, "--max-steps", 3, "--devices", devices, "--run-dir", "run")
     done = printing(program, to_a_full_disk, *words, engine="raw_ddp")
     assert done.code == 0, done.err
-    assert done.err.count("cannot write its standard output any more (No space left on device)") == 1
+    assert done.err.count("can no longer write its standard output (No space left on device)") == 1
 
 
 @pytest.mark.parametrize("columns", [12, 32, 50, 70, 80, 100, 200])
