@@ -1,8 +1,8 @@
 """Checks a file of torch.save before it is loaded, without importing, calling or decompressing anything in it.
 
-torch's `weights_only` blocks code, but not everything that exhausts the memory: it accepts `bytearray(10**12)`, a tensor
-of a thousand bytes that claims a terabyte, and a storage that claims to be longer than its record. The checkpoints of
-this project need few opcodes, few globals and no compression.
+torch's `weights_only` blocks code, but not everything that exhausts the memory: it accepts `bytearray(10**12)`, a
+tensor of a thousand bytes that claims a terabyte, and a storage that claims to be longer than its record. The
+checkpoints of this project need few opcodes, few globals and no compression.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_archive(file: IO[bytes]) -> None:
 
 
 def _check_end(file: IO[bytes], size: int) -> None:
-    """Rejects an archive that has too many records, or that torch's and Python's readers would find at different offsets.
+    """Rejects an archive that has too many records, or that two readers may find at different offsets.
 
     torch counts offsets from the beginning of the file, Python from the apparent beginning of the archive.
     """

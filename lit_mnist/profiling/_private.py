@@ -2,8 +2,8 @@
 
 - `measure_every_step` and `hidden_all_reduce_ms` use a prototype of DDP's own measurements. Detected by
   `test_all_parts_are_timed_and_make_up_the_step` in tests/benchmarks/test_waterfall.py.
-- `list_operations` reads the dtypes of arguments from torch's profiler, whose public events have them in newer releases only.
-  Detected by `test_the_formulas_count_what_a_rank_sends` in tests/benchmarks/test_scaling_model.py.
+- `list_operations` reads the dtypes of arguments from torch's profiler, whose public events have them only in
+  newer releases. Detected by `test_the_formulas_count_what_a_rank_sends` in tests/benchmarks/test_scaling.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def measure_every_step(model: DistributedDataParallel) -> None:
 
 
 def hidden_all_reduce_ms(model: DistributedDataParallel) -> float | None:
-    """Returns the milliseconds per step during which the all-reduce overlaps with the backward pass; None if unknown."""
+    """Returns the overlap of the all-reduce with the backward pass in milliseconds per step; None if unknown."""
     found = model._get_ddp_logging_data()
     if found.get("num_buckets_reduced") == 1:
         # The only bucket is reduced after the last gradient. DDP would return the time to launch the all-reduce.
