@@ -140,7 +140,7 @@ def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> Non
     assert done.code == 0, done.out + done.err
 
 
-def refused(done: Done, *parts: str) -> None:
+def assert_rejected(done: Done, *parts: str) -> None:
     """Asserts that a command was rejected with one message that has some parts."""
     assert done.code == 2, done.out + done.err
     assert "Traceback" not in done.err

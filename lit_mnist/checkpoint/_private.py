@@ -1,8 +1,9 @@
 """The undocumented content of a checkpoint, as written by torch.save and by Lightning.
 
-A change in torch is detected by `test_what_is_written_is_read` and `test_torch_s_own_files_pass_the_safety_check` in
-tests/checkpoint/test_checkpoint.py. A change in Lightning's loops is detected by
-`test_an_engine_goes_on_where_another_stopped` in tests/engines/test_engines.py and by tests/faults/test_exact.py.
+A change in torch is detected by `test_a_checkpoint_round_trip_is_exact` and
+`test_torch_s_own_files_pass_the_safety_check` in tests/checkpoint/test_checkpoint.py. A change in Lightning's loops is
+detected by `test_an_engine_goes_on_where_another_stopped` in tests/engines/test_engines.py and by
+tests/faults/test_exact.py.
 """
 
 from __future__ import annotations

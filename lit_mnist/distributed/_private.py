@@ -1,9 +1,9 @@
 """The private parts of torch that this folder uses, with the tests that detect a change in torch.
 
 - `RankAgent` overrides private methods of torch's elastic agent. Detected in tests/distributed/test_launcher.py by
-  `test_a_refusal_in_a_rank_is_never_restarted` and
-  `test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed`, and in tests/faults/test_kill.py by
-  `test_nothing_is_left_of_a_run_of_which_one_process_is_killed`.
+  `test_an_input_error_in_a_rank_never_causes_a_restart` and
+  `test_files_that_another_user_plants_in_the_temporary_folder_are_not_executed`, and in tests/faults/test_kill.py by
+  `test_no_process_remains_after_one_process_is_killed`.
 - `set_env_rendezvous` replaces a registered handler, and `AGENT_STORE` is an undocumented variable. Detected by
   `test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle` (tests/distributed/test_launcher.py).
 - `write_error_file` writes a file that torchrun reads, and `is_gloo_error` matches the text of gloo's errors. Detected

@@ -35,7 +35,7 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_written_is_read(written: Path) -> None:
+def test_a_checkpoint_round_trip_is_exact(written: Path) -> None:
     found = read_checkpoint(written)
     assert content_sha256(found["state_dict"]) == content_sha256(CONTENT["state_dict"])
     assert found["loops"] == CONTENT["loops"]
@@ -110,7 +110,7 @@ def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
+def test_a_zip_bomb_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "bomb.ckpt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(50_000_000))
@@ -125,7 +125,7 @@ def test_a_failed_write_leaves_the_old_file(written: Path) -> None:
     assert [path.name for path in written.parent.iterdir()] == ["some.ckpt"]
 
 
-def test_another_program_s_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_program_is_rejected(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(InputError, match="not a checkpoint of this project"):
         read_checkpoint(tmp_path / "other.ckpt")
@@ -134,7 +134,7 @@ def test_another_program_s_checkpoint_is_refused(tmp_path: Path) -> None:
 TINY = ("--max-steps", 2, "--data.train_size", 300, "--data.test_size", 50, "--data.val_size", 50)
 
 
-def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
+def test_the_checkpoint_of_a_run_is_a_lightning_checkpoint(program: Program) -> None:
     folder = program.train(*TINY)
     path = folder / "checkpoints" / "best.ckpt"
     module = LitClassifier.load_from_checkpoint(path, weights_only=True)

@@ -70,7 +70,7 @@ def listeners_of(exchange: PeerExchange) -> list[socket.socket]:
     return opened
 
 
-def test_the_ranks_of_a_launch_are_connected_by_sockets_that_nobody_else_reaches(tmp_path: Path) -> None:
+def test_the_ranks_of_a_launch_use_private_sockets(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         folder = own_private_folder()
         assert folder is not None
@@ -88,7 +88,7 @@ def test_the_ranks_of_a_launch_are_connected_by_sockets_that_nobody_else_reaches
     on_ranks(work, tmp_path, 3)
 
 
-def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_temporary_folder_can_have_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A path of a socket has at most 107 bytes."""
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
@@ -102,7 +102,7 @@ def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monk
     on_ranks(work, tmp_path, 2)
 
 
-def test_only_loopback_is_listened_on_and_nothing_once_all_are_connected(tmp_path: Path) -> None:
+def test_ranks_listen_on_loopback_only_and_only_while_they_connect(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         leave_private_folder()
         exchange = PeerExchange(timeout=20)
@@ -125,7 +125,7 @@ def test_only_loopback_is_listened_on_and_nothing_once_all_are_connected(tmp_pat
     on_ranks(work, tmp_path, 3)
 
 
-def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+def test_the_other_ranks_do_not_wait_for_a_rank_that_has_exited(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         exchange = PeerExchange(timeout=60)
         exchange.all_gather(torch.ones(1))
@@ -140,7 +140,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     on_ranks(work, tmp_path, 2)
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_the_timeout(tmp_path: Path) -> None:
+def test_the_other_ranks_wait_for_a_missing_rank_only_until_the_timeout(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         exchange = PeerExchange(timeout=30)
         exchange.all_gather(torch.ones(1))
@@ -155,7 +155,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_the_timeout(tmp
     on_ranks(work, tmp_path, 2)
 
 
-def test_a_rank_that_exchanges_something_else_is_noticed(tmp_path: Path) -> None:
+def test_a_rank_that_is_at_another_call_causes_an_error(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         exchange = PeerExchange(timeout=30)
         exchange.all_gather(torch.ones(1))
@@ -196,7 +196,7 @@ def call(address: tuple[str, int], said: bytes | None, *, slowly: bool) -> socke
         pytest.param(b"", 200, False, id="200 idle"),
     ],
 )
-def test_strangers_that_call_first_are_turned_away(
+def test_unknown_clients_that_connect_first_are_rejected(
     tmp_path: Path, said: bytes | None, count: int, slowly: bool
 ) -> None:
     """Other programs connect while the ranks do, and before them; they do not know the secret.
@@ -226,7 +226,7 @@ def test_strangers_that_call_first_are_turned_away(
     on_ranks(work, tmp_path, 3)
 
 
-def test_what_each_rank_tells_comes_back_exactly_and_is_no_pickle(tmp_path: Path) -> None:
+def test_all_gather_json_is_exact_and_uses_no_pickle(tmp_path: Path) -> None:
     values: list[Any] = ["", [], {"a": [1e-310, 0.1, -0.0, 2**63, None, True, "\u00e4"]}, list(range(100_000))]
 
     def work(rank: Rank) -> None:
@@ -249,7 +249,7 @@ def test_what_each_rank_tells_comes_back_exactly_and_is_no_pickle(tmp_path: Path
     on_ranks(work, tmp_path, 4)
 
 
-def test_the_address_is_that_of_the_interface_which_the_ranks_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_belongs_to_the_interface_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert own_address() == "127.0.0.1"

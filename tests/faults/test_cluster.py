@@ -15,7 +15,7 @@ import sys
 import pytest
 import yaml
 from conftest import Program, result_of
-from processes import ROOT, processes_of, refused, wait_for
+from processes import ROOT, assert_rejected, processes_of, wait_for
 from torch.distributed.run import config_from_args, parse_args
 
 from faults.conftest import SMALL, Tell
@@ -78,7 +78,7 @@ def test_a_task_of_srun_is_a_rank(monkeypatch: pytest.MonkeyPatch, changes: dict
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "6"},
     ],
 )
-def test_what_is_no_task_among_several_stays_alone(
+def test_a_process_that_is_not_one_of_several_tasks_trains_alone(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None]
 ) -> None:
     task(monkeypatch, **changes)
@@ -87,7 +87,7 @@ def test_what_is_no_task_among_several_stays_alone(
 
 
 @pytest.mark.parametrize("engine", ["lightning", "fabric", "raw_ddp"])
-def test_a_lone_rank_in_a_job_of_several_tasks_trains_alone(
+def test_a_single_process_in_a_job_of_several_tasks_trains_alone(
     program: Program, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     """Neither Lightning's own detection of Slurm nor an address of the job's is for it."""
@@ -95,7 +95,7 @@ def test_a_lone_rank_in_a_job_of_several_tasks_trains_alone(
     program.train("--max-steps", 2, *SMALL, engine=engine)
 
 
-def test_ranks_that_torchrun_has_started_within_a_task_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_torchrun_within_a_task_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     task(monkeypatch)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
@@ -111,18 +111,18 @@ def test_ranks_that_torchrun_has_started_within_a_task_stay_as_they_are(monkeypa
         {"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_NNODES": "4"},
     ],
 )
-def test_unequal_numbers_of_tasks_are_refused(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None]) -> None:
+def test_unequal_numbers_of_tasks_are_rejected(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None]) -> None:
     task(monkeypatch, **changes)
     with pytest.raises(InputError, match="unequal numbers of tasks"):
         adopt_slurm()
 
 
-def test_tasks_without_a_meeting_point_are_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_without_a_master_address_are_rejected(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     task(monkeypatch, MASTER_ADDR=None, MASTER_PORT=None)
-    refused(program(*SMALL), "MASTER_ADDR and MASTER_PORT is not set", "batch script")
+    assert_rejected(program(*SMALL), "MASTER_ADDR and MASTER_PORT is not set", "batch script")
 
 
-def test_the_interface_that_leads_to_the_meeting_point_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interface_that_leads_to_the_master_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -138,7 +138,7 @@ def test_the_interface_that_leads_to_the_meeting_point_is_named(monkeypatch: pyt
     assert os.environ["GLOO_SOCKET_IFNAME"] == "of-the-user"
 
 
-def test_the_kubernetes_job_starts_what_torchrun_and_the_project_understand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kubernetes_job_is_valid_for_torchrun_and_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = yaml.safe_load((ROOT / "configs" / "cluster" / "pytorchjob.yaml").read_text())["spec"]
     policy, worker = spec["elasticPolicy"], spec["pytorchReplicaSpecs"]["Worker"]
     [container] = worker["template"]["spec"]["containers"]
@@ -200,7 +200,7 @@ def job_id() -> int:
 
 
 @pytest.mark.slow
-def test_a_warned_job_is_queued_again_and_resumes(program: Program, tell: Tell) -> None:
+def test_a_job_is_requeued_before_its_time_limit_and_resumes(program: Program, tell: Tell) -> None:
     folder, job = program.folder, job_id()
     for name, script in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(script)

@@ -50,7 +50,7 @@ def words_of(engine: str, net: str, precision: str, accumulate: int) -> tuple[ob
     return (*SMALL, *model, *data, "--epochs", 2)
 
 
-def figures_of(folder: Path) -> list[dict[str, str]]:
+def logged_metrics(folder: Path) -> list[dict[str, str]]:
     """Returns the rows of `metrics.csv` without what depends on the clock or on the logged steps."""
     with (folder / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["val_loss"]]
@@ -70,7 +70,7 @@ def assert_same_run(folder: Path, whole: Path) -> None:
     for key in ("weights_sha256", "steps", "skipped_steps", "epochs", "test", "validation"):
         assert result_of(folder)[key] == result_of(whole)[key], key
     assert content_of(folder) == content_of(whole)
-    assert figures_of(folder) == figures_of(whole)
+    assert logged_metrics(folder) == logged_metrics(whole)
 
 
 WHOLE: dict[tuple[Any, ...], Path] = {}
@@ -161,7 +161,7 @@ def lose(monkeypatch: pytest.MonkeyPatch, losses: tuple[tuple[int, int], ...], n
         pytest.param("raw_ddp", "bf16-mixed", 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_lost_at_every_place_of_a_list_ends_as_if_undisturbed(
+def test_a_run_lost_at_each_of_several_steps_is_bit_identical(
     program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, precision: str, accumulate: int
 ) -> None:
     """It starts itself again after each loss but the last, and is resumed by a command after that.
@@ -206,7 +206,7 @@ def test_another_number_of_ranks_resumes_within_the_epoch(program: Program, befo
     assert largest_difference(whole, weights_of(folder)) <= 1e-8
 
 
-def test_what_cannot_be_resumed_is_rejected_with_both_names(program: Program) -> None:
+def test_a_checkpoint_that_cannot_be_resumed_is_rejected_with_both_names(program: Program) -> None:
     folder = program.folder / "run"
     program(*SMALL, "--save-every", 1, "--inject", "kill:rank=0,step=5", "--run-dir", folder)
     for flags, told in (
@@ -222,7 +222,7 @@ def test_what_cannot_be_resumed_is_rejected_with_both_names(program: Program) ->
 
 
 @pytest.mark.parametrize("engine", ["single", "lightning"])
-def test_a_lone_rank_is_started_again_too(program: Program, engine: str) -> None:
+def test_a_single_rank_is_restarted(program: Program, engine: str) -> None:
     whole = program.train(*SMALL, engine=engine)
     folder = program.folder / "run"
     words = (*SMALL, "--save-every", 1, "--max-restarts", 1, "--run-dir", folder)
@@ -232,7 +232,7 @@ def test_a_lone_rank_is_started_again_too(program: Program, engine: str) -> None
     assert result_of(folder)["weights_sha256"] == result_of(whole)["weights_sha256"]
 
 
-def test_a_complete_run_is_not_taken_up_again_by_a_scheduler(program: Program) -> None:
+def test_a_scheduler_does_not_repeat_a_complete_run(program: Program) -> None:
     """`--resume auto` starts a new run, resumes an interrupted one, and says when a run is complete."""
     words = (*SMALL, "--devices", 2, "--resume", "auto", "--save-every", 1, "--run-dir", program.folder / "run")
     lost = program(*words, "--inject", "kill:rank=1,step=9")

@@ -93,7 +93,7 @@ def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_slow_to_end_says_why_before_the_others_notice(
+def test_a_rank_that_exits_slowly_reports_its_error_before_the_others_fail(
     program: Program, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     revert = PortableLayerSync.revert
@@ -174,7 +174,7 @@ NAN_CASES = [
 
 
 @pytest.mark.parametrize(("engine", "devices", "every", "flags"), NAN_CASES)
-def test_a_loss_that_is_no_number_stops_all_ranks_and_names_its_samples(
+def test_a_nan_loss_stops_all_ranks_and_names_its_samples(
     program: Program, engine: str, devices: int, every: int, flags: tuple[object, ...]
 ) -> None:
     nan_is_named(program, engine, devices, every, flags)
@@ -192,7 +192,7 @@ def test_a_loss_that_is_no_number_stops_all_ranks_and_names_its_samples(
         pytest.param("single", 1, 50, (), id="single", marks=pytest.mark.slow),
     ],
 )
-def test_it_is_named_as_well_where_several_steps_are_looked_at_together(
+def test_the_step_is_named_if_several_steps_are_checked_together(
     program: Program, engine: str, devices: int, every: int, flags: tuple[object, ...]
 ) -> None:
     """The first of them, though the weights of the later ones are no numbers, too; and nothing of them is saved."""
@@ -326,6 +326,6 @@ def at_once(program: Program, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_runs_started_at_once_do_not_disturb_each_other(program: Program, tell: Tell, count: int) -> None:
+def test_simultaneous_runs_do_not_interfere(program: Program, tell: Tell, count: int) -> None:
     at_once(program, count)
     tell("runs of two ranks started at once", f"{count}: no port conflict, folders of their own, bit-identical")

@@ -16,7 +16,7 @@ from conftest import Program, result_of
 import lit_mnist
 from faults.conftest import SMALL
 from faults.hostile import ALIASES, CHECKPOINTS
-from faults.limits import assert_refused, figures, limited, parts, reading, slug
+from faults.limits import assert_rejected_safely, limited, measurements, parts, reading, slug
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
 from lit_mnist.data.dataset import class_names
 from lit_mnist.data.segmentation.shapes_folder import NAME as SHAPES
@@ -29,7 +29,7 @@ from lit_mnist.run.folder import RunFolder
 
 FILES = Path(lit_mnist.__file__).parent / "data" / "digits" / "files"
 TINY: tuple[object, ...] = (*SMALL, "--max-steps", 2, "--model.schedule", "constant")
-tell_figures = pytest.fixture(scope="module", autouse=True)(figures)
+print_measurements = pytest.fixture(scope="module", autouse=True)(measurements)
 
 
 @pytest.mark.parametrize("cases", parts(CHECKPOINTS), ids=lambda cases: cases[0])
@@ -40,7 +40,7 @@ def test_hostile_checkpoints_are_rejected(tmp_path: Path, cases: list[str]) -> N
         path.parent.mkdir()
         CHECKPOINTS[name](path)
         commands[slug(name)] = reading(path)
-    assert_refused(limited(commands, tmp_path))
+    assert_rejected_safely(limited(commands, tmp_path))
     assert not Path("/tmp/executed").exists()
     assert not list(tmp_path.glob("*/runs"))
 
@@ -120,7 +120,7 @@ def test_well_hashed_content_that_is_not_of_a_run_is_rejected(tmp_path: Path, tr
         write_checkpoint(tmp_path / name / "hostile.ckpt", content)
         # Only the first and the last command: the others read the content in the same way.
         commands[name] = reading(tmp_path / name / "hostile.ckpt")[::3]
-    assert_refused(limited(commands, tmp_path))
+    assert_rejected_safely(limited(commands, tmp_path))
 
 
 def test_other_entries_of_a_valid_checkpoint_are_never_used(tmp_path: Path, trained: Path) -> None:
@@ -149,7 +149,7 @@ def test_other_entries_of_a_valid_checkpoint_are_never_used(tmp_path: Path, trai
     )
     valid = found.pop("valid")
     assert [ended.code for ended in valid] == [0, 0], valid
-    assert_refused(found, "100000 ranks")
+    assert_rejected_safely(found, "100000 ranks")
 
 
 def of_another_data_set(trained: Path, **data: Any) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def test_an_evaluation_reads_the_data_where_the_command_line_says(program: Progr
     assert "MNIST is not in /nowhere" in done.err
 
 
-def test_shapes_that_a_checkpoint_names_are_made_where_the_user_says(
+def test_shapes_of_a_checkpoint_are_written_to_the_folder_of_the_user(
     program: Program, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lit_mnist.data.segmentation.shapes_folder.TRAIN", 4)
@@ -229,7 +229,7 @@ def test_shapes_that_a_checkpoint_names_are_made_where_the_user_says(
     assert done.code == 0, done.out + done.err
 
 
-def test_torch_s_variable_changes_no_command(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_s_variable_does_not_change_a_command(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests show that all commands reject each hostile file even so."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     folder = program.folder / "run"
@@ -244,7 +244,7 @@ def test_torch_s_variable_changes_no_command(program: Program, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_torch_s_variable_changes_no_comparison(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_s_variable_does_not_change_a_comparison(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     done = program("compare", "--engines", "single", *SMALL, "--max-steps", 2, "--repeats", 1, "--timed-steps", 21)
     assert done.code == 0, done.out + done.err
@@ -271,7 +271,7 @@ def test_damaged_data_are_rejected_before_a_rank_starts(tmp_path: Path) -> None:
         (root / name).write_bytes(change(content))
         commands[case] = [(*SMALL, "--devices", 2, "--data.root", tmp_path / case)]
     found = limited(commands, tmp_path)
-    assert_refused(found, "is not MNIST's")
+    assert_rejected_safely(found, "is not MNIST's")
     assert all(DATA[case][0] in ended.err for case in found for ended in found[case])
     assert not list(tmp_path.glob("*/runs"))
 
@@ -329,4 +329,4 @@ def test_a_stray_file_of_tensors_is_never_loaded(tmp_path: Path) -> None:
     words = {case: [(*SMALL, "--max-steps", 1, "--data.root", tmp_path / case)] for case in ("with", "without")}
     found = limited(words, tmp_path)
     assert found.pop("with")[0].code == 0
-    assert_refused(found, "MNIST is not in")
+    assert_rejected_safely(found, "MNIST is not in")

@@ -50,7 +50,7 @@ def trials(program: Program, launcher: str, count: int, seed: int) -> list[float
     return [killed(program, launcher, victim, drawn.randrange(1, 60), n) for n, victim in enumerate(victims)]
 
 
-def test_nothing_is_left_of_a_run_of_which_one_process_is_killed(program: Program, tell: Tell) -> None:
+def test_no_process_remains_after_one_process_is_killed(program: Program, tell: Tell) -> None:
     seconds = trials(program, "agent", 3, seed=0)
     tell("kill -9, agent", f"{len(seconds)} runs, all gone within {max(seconds):.1f} s")
 
@@ -58,7 +58,7 @@ def test_nothing_is_left_of_a_run_of_which_one_process_is_killed(program: Progra
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("launcher", "count"), [("agent", 140), ("spawn", 30)])
-def test_nothing_is_left_after_many_kills(program: Program, tell: Tell, launcher: str, count: int) -> None:
+def test_no_process_remains_after_many_kills(program: Program, tell: Tell, launcher: str, count: int) -> None:
     seconds = trials(program, launcher, count, seed=1)
     tell(f"kill -9, {launcher}", f"{len(seconds)} runs, no orphan, no hang, all gone within {max(seconds):.1f} s")
 
@@ -89,18 +89,18 @@ def killed_under_torchrun(program: Program, victim: str, number: int) -> float:
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_a_run_under_torchrun(program: Program, tell: Tell) -> None:
+def test_no_process_remains_under_torchrun(program: Program, tell: Tell) -> None:
     tell("kill -9, torchrun", f"all gone within {killed_under_torchrun(program, '1', 0):.1f} s")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_nothing_is_left_after_many_kills_under_torchrun(program: Program, tell: Tell) -> None:
+def test_no_process_remains_after_many_kills_under_torchrun(program: Program, tell: Tell) -> None:
     seconds = [killed_under_torchrun(program, ("0", "1", "launcher")[n % 3], n) for n in range(30)]
     tell("kill -9, torchrun", f"{len(seconds)} runs, no orphan, no hang, all gone within {max(seconds):.1f} s")
 
 
-def test_a_killed_launcher_is_told_at_the_next_start(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_start_reports_a_killed_launcher(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, temporary = program.folder / "run", program.folder / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -170,7 +170,7 @@ def test_torchrun_restarts_from_the_newest_checkpoint(program: Program) -> None:
     assert result_of(folder)["weights_sha256"] == result_of(whole)["weights_sha256"]
 
 
-def test_a_restart_by_torchrun_needs_a_folder_to_go_on_in(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_by_torchrun_requires_a_run_folder(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**environment, "TORCHELASTIC_MAX_RESTARTS": 2}.items():
         monkeypatch.setenv(name, str(value))
@@ -179,7 +179,7 @@ def test_a_restart_by_torchrun_needs_a_folder_to_go_on_in(program: Program, monk
     assert "give --run-dir" in done.err
 
 
-def test_faults_are_injected_where_they_are_asked_for(program: Program) -> None:
+def test_faults_are_injected_at_the_requested_rank_and_step(program: Program) -> None:
     folder = program.folder / "run"
     words = (*SMALL, "--devices", 2, "--save-every", 4, "--run-dir", folder)
     done = program(*words, "--inject", "kill:rank=0,step=7", "--max-restarts", 1)

@@ -79,7 +79,7 @@ def printing(program: Program, redirect: Callable[[], None], *words: object, eng
         ("single", 1, to_nothing),
     ],
 )
-def test_a_standard_output_that_cannot_be_written_ends_no_run(
+def test_a_standard_output_that_cannot_be_written_does_not_end_the_run(
     program: Program, engine: str, devices: int, redirect: Callable[[], None]
 ) -> None:
     folder = program.folder / "run"
@@ -94,7 +94,7 @@ def test_a_standard_output_that_cannot_be_written_ends_no_run(
         assert "can no longer write its standard output" in (folder / "logs" / "rank-0.log").read_text()
 
 
-def test_a_pipe_of_the_shell_whose_reader_has_left_ends_no_run(tmp_path: Path) -> None:
+def test_a_shell_pipe_whose_reader_exits_does_not_end_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["train.py", *map(str, SMALL), "--devices", "2", "--epochs", "2", "--run-dir", str(folder)]
     script = 'python="$1"; shift; "$python" "$@" | head -1; exit "${PIPESTATUS[0]}"'
@@ -138,7 +138,7 @@ OWN_WORDS = ("timed out: Broken pipe", "Connection closed by peer", "[/gloo/tran
 @pytest.mark.parametrize(
     ("kind", "words"), list(zip((TimeoutError, BrokenPipeError, RuntimeError), OWN_WORDS, strict=True))
 )
-def test_an_error_of_one_s_own_is_shown_whatever_its_words(tmp_path: Path, kind: type[Exception], words: str) -> None:
+def test_an_error_of_the_user_is_shown_with_any_message(tmp_path: Path, kind: type[Exception], words: str) -> None:
     def work(rank: Rank) -> None:
         if rank.rank == 1:
             raise kind(words)
@@ -150,9 +150,7 @@ def test_an_error_of_one_s_own_is_shown_whatever_its_words(tmp_path: Path, kind:
     assert f"{kind.__name__}: {words}" in done.out
 
 
-def test_no_traceback_is_hidden_where_no_other_rank_has_failed(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_traceback_is_hidden_if_no_other_rank_has_failed(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connections of both ranks fail at once, and no rank is known to have ended."""
     trade = PeerExchange._send_and_receive
 
@@ -188,7 +186,7 @@ def test_one_rank_has_lost_no_other(program: Program, monkeypatch: pytest.Monkey
         *((call, False) for call in ("backward", "store", "exchange")),
     ],
 )
-def test_a_connection_that_fails_is_no_cause(tmp_path: Path, call: str, ends: bool) -> None:
+def test_a_failed_connection_is_not_the_cause(tmp_path: Path, call: str, ends: bool) -> None:
     """Rank 1 fails by itself, or answers no more; what rank 0 raises then tells of it, wherever it is raised."""
 
     def work(rank: Rank) -> None:
@@ -264,7 +262,9 @@ def hostile_checkpoint(path: Path, trained: Path) -> Path:
 
 
 @pytest.mark.parametrize("verb", ["test", "resume", "name", "lock", "damaged", "raised"])
-def test_no_text_of_a_file_controls_the_terminal(program: Program, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_text_from_files_does_not_control_the_terminal(
+    program: Program, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
     words = (*SMALL, "--max-steps", 2)
     place = program.folder / f"odd{HOSTILE}"
     code, shown = 2, r"\x1b[2A\x1b]0;owned\x07\x9b2J\x7f<"
@@ -363,7 +363,7 @@ def test_a_killed_rank_leaves_no_bar_and_no_hidden_cursor(program: Program) -> N
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_standard_output_that_is_full_is_warned_of_once(program: Program, devices: int) -> None:
+def test_a_full_standard_output_causes_one_warning(program: Program, devices: int) -> None:
     # The note on dropped samples is the first output, before a rank starts.
     words = (*SMALL, "--data.train_size", 650, "--max-steps", 3, "--devices", devices, "--run-dir", "run")
     done = printing(program, to_a_full_disk, *words, engine="raw_ddp")

@@ -150,7 +150,7 @@ def test_a_save_killed_at_any_instant_leaves_a_valid_checkpoint(trained: Path, t
     tell("SIGKILL at random instants of a save", f"{count} killed before their end, of {saves}: always a valid one")
 
 
-def test_the_newest_are_kept_and_the_best(program: Program) -> None:
+def test_the_newest_and_the_best_checkpoints_are_kept(program: Program) -> None:
     folder = program.train(*SMALL, "--epochs", 2, "--save-every", 3, "--keep", 3)
     names = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert names == ["best.ckpt", "last.ckpt", "step-00000036.ckpt", "step-00000039.ckpt"]
@@ -173,7 +173,7 @@ def test_checkpoints_are_saved_by_time(program: Program, engine: str, devices: i
 
 
 @pytest.mark.parametrize("damage", ["last", "all"])
-def test_a_damaged_checkpoint_is_named_and_passed_over(program: Program, trained: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_reported_and_skipped(program: Program, trained: Path, damage: str) -> None:
     whole = result_of(program.train(*SMALL, "--epochs", 2))["weights_sha256"]
     for path in sorted((trained / "checkpoints").iterdir()):
         if damage == "all" or path.name == "last.ckpt":
@@ -223,7 +223,7 @@ def fill(path: Path) -> None:
 
 
 @pytest.mark.needs("mounts")
-def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
+def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
     with small_disk(program.folder / "disk", "4m") as disk:
         folder = disk / "run"
         words = (*SMALL, "--epochs", 50, "--devices", 2, "--save-every", 5, "--run-dir", folder)
@@ -239,7 +239,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(program
 
 
 @pytest.mark.needs("mounts")
-def test_a_folder_made_read_only_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
+def test_a_folder_that_becomes_read_only_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
     folder = program.folder / "run"
     words = (*SMALL, "--epochs", 50, "--devices", 2, "--save-every", 5, "--run-dir", folder)
     checkpoints = folder / "checkpoints"
@@ -270,7 +270,7 @@ def test_a_read_only_folder_is_rejected_at_the_start(program: Program, trained: 
     assert "cannot be written: Read-only file system" in done.err
 
 
-def test_the_save_after_one_that_was_killed_leaves_nothing_stray(trained: Path) -> None:
+def test_the_save_after_a_killed_save_leaves_no_temporary_file(trained: Path) -> None:
     """The killed one had given the last checkpoint its second name already, and had got no further."""
     before, checkpoints = newest(trained)["global_step"], trained / "checkpoints"
     (checkpoints / f"step-{before:08d}.ckpt").unlink(missing_ok=True)
@@ -281,11 +281,11 @@ def test_the_save_after_one_that_was_killed_leaves_nothing_stray(trained: Path) 
     assert read_checkpoint(checkpoints / f"step-{before:08d}.ckpt")["global_step"] == before
 
 
-def test_where_there_are_no_hard_links_a_copy_is_made(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
+def test_without_hard_links_a_copy_is_created(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(os, "link", refuse)
     before = newest(trained)["global_step"]
     saving(trained, before + 1, is_best=True)()
     # The run may have been killed within a save, of which an unfinished file is left.
@@ -306,7 +306,7 @@ def test_a_user_s_own_files_beside_the_checkpoints_stay(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_locks_is_named_as_the_cause(
+def test_a_file_system_without_locks_is_named_in_the_error(
     program: Program, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def unsupported(file: object, operation: int) -> None:
@@ -322,7 +322,7 @@ def test_a_file_system_without_locks_is_named_as_the_cause(
         pytest.fail("the folder is not locked")
 
 
-def test_a_file_system_that_does_not_flush_folders_is_warned_of_once(
+def test_a_file_system_without_fsync_of_folders_causes_one_warning(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flush, code = os.fsync, errno.EINVAL

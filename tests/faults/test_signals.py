@@ -140,7 +140,7 @@ def at_random_moments(program: Program, count: int, seed: int, *, devices: int) 
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
-def test_sigterm_at_random_moments_ends_a_run_well(program: Program, tell: Tell, count: int) -> None:
+def test_sigterm_at_random_times_ends_a_run_cleanly(program: Program, tell: Tell, count: int) -> None:
     seen = at_random_moments(program, count, seed=3, devices=2)
     told = ", ".join(f"{number} {phase}" for phase, number in sorted(seen.items()))
     tell("SIGTERM at random moments", f"{count} runs ({told}): exit 143, each with a valid checkpoint, no hang")
@@ -158,7 +158,7 @@ def test_a_rank_that_does_not_stop_is_killed_in_time(program: Program, monkeypat
     assert 3 < seconds < 6
 
 
-def test_lightning_leaves_signals_and_steps_alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_does_not_handle_signals(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning's handler of SIGTERM is not installed, and no step broadcasts to check for a signal."""
     original = lightning_engine._trainer
 
@@ -190,7 +190,7 @@ def test_a_second_signal_changes_nothing(program: Program) -> None:
     assert saved_step(folder) > 5
 
 
-def test_other_commands_are_ended_at_once(program: Program) -> None:
+def test_a_signal_ends_other_commands_at_once(program: Program) -> None:
     trained = program.train(*SMALL, "--max-steps", 2)
 
     def interrupted() -> int:

@@ -205,7 +205,7 @@ def undisturbed(program: Program, *words: object) -> str:
 
 
 @pytest.mark.timeout(180)
-def test_two_machines_train_the_bits_of_one(hosts: Hosts, program: Program, tell: Tell) -> None:
+def test_two_machines_are_bit_identical_to_one(hosts: Hosts, program: Program, tell: Tell) -> None:
     folder = started(hosts, *SHORT, engine="raw_ddp")
     began = time.monotonic()
     until_done(hosts, 150)
@@ -229,9 +229,7 @@ def test_a_rank_killed_on_one_machine_is_replaced(hosts: Hosts, program: Program
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_an_agent_killed_on_one_machine_is_started_again(
-    hosts: Hosts, program: Program, victim: int, tell: Tell
-) -> None:
+def test_a_killed_agent_can_be_restarted(hosts: Hosts, program: Program, victim: int, tell: Tell) -> None:
     folder = started(hosts, *LONG, engine="raw_ddp")
     until_saved(hosts, folder)
     began = time.monotonic()
@@ -248,7 +246,7 @@ def test_an_agent_killed_on_one_machine_is_started_again(
 
 
 @pytest.mark.slow
-def test_without_a_rendezvous_a_lost_rank_ends_all_and_the_same_commands_go_on(
+def test_without_elastic_rendezvous_a_lost_rank_ends_all_and_the_same_commands_resume(
     hosts: Hosts, program: Program, tell: Tell
 ) -> None:
     folder = started(hosts, *LONG, engine="raw_ddp", marker="--master-addr")
