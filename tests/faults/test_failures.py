@@ -131,7 +131,7 @@ def test_a_stopped_rank_is_named_and_ends_the_run_at_the_timeout(
     assert code == 3
     assert f"error: Rank {1 - victim} " in told
     if victim:
-        assert re.search(rf"does not answer\. Rank {victim} \(.*\) has sent no heartbeat", told), told
+        assert re.search(rf"does not respond\. Rank {victim} \(.*\) has sent no heartbeat", told), told
     tell("SIGSTOP of a rank", f"named after {warned:.0f} s, run ended after {ended:.0f} s with a timeout of 14 s")
 
 
