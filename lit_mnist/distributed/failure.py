@@ -102,26 +102,23 @@ def find_first_failure(attempt: FailedAttempt, status_file: StatusFile) -> LitMn
         message = f"Stopped by {STOP.received_signal.name}: rank {ranks} did not end within {SECONDS_TO_STOP:.0f} s."
         return StoppedError(message, STOP.received_signal)
     steps, reports = zip(*(status_file.read(rank) for rank in codes), strict=True)
-
-    def describe(rank: int) -> tuple[str, str]:
-        return _describe(rank, attempt.pids[rank], steps[rank])
-
+    descriptions = [_describe(rank, attempt.pids[rank], steps[rank]) for rank in codes]
     if killed:
         rank, signum = next(iter(killed.items()))
-        who, where = describe(rank)
+        who, where = descriptions[rank]
         return RankLostError(f"{who} was killed by {signal_name(signum)}{where}.")
     written: dict[int, FailureReport] = {rank: reports[rank] for rank, code in codes.items() if code and reports[rank]}
     causes = {rank: report for rank, report in written.items() if not report["peer_failed"]}
     silent = [rank for rank, code in codes.items() if code and rank not in written]
     if silent and not causes:
-        who, where = describe(silent[0])
+        who, where = descriptions[silent[0]]
         return RankLostError(f"{who} ended with exit code {codes[silent[0]]}{where}.")
     rank, report = min((causes or written).items(), key=lambda item: item[1]["time"])
     if report["expected"]:
         return _make_error(report["message"], codes[rank] or RankLostError.exit_code)
     # Only ranks 0 and 1 watch for late ranks, but another rank may have timed out first.
     late = next((other["late_rank"] for other in reports if other and other["late_rank"]), "")
-    return RankLostError(_explain(*describe(rank), report, late, "No rank reports a cause."))
+    return RankLostError(_explain(*descriptions[rank], report, late, "No rank reports a cause."))
 
 
 def _describe(rank: int, pid: int, step: int) -> tuple[str, str]:

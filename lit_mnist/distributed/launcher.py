@@ -16,15 +16,17 @@ from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 
+from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from lit_mnist.distributed._private import FailedAttempt, RankAgent
 from lit_mnist.distributed.failure import convert_disk_error, exit_rank, find_first_failure
-from lit_mnist.distributed.private_folder import PrivateFolder, private_folder
+from lit_mnist.distributed.private_folder import PrivateFolder, private_folder, run_id
 from lit_mnist.distributed.rank import Rank, die_with_parent
 from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER, RANK_STATUS, STATUS_FILE, StatusFile
-from lit_mnist.distributed.rendezvous import LocalRendezvous, use_file_rendezvous, use_loopback
+from lit_mnist.distributed.rendezvous import use_file_rendezvous, use_loopback
 from lit_mnist.distributed.signals import SECONDS_TO_STOP, STOP, STOPPING, require_main_thread
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import LitMnistError, StoppedError
@@ -80,7 +82,7 @@ def launch(
             local_world_size=world_size,
             entrypoint=_run_rank,
             args=(work, logs, status_path, private),
-            rdzv_handler=LocalRendezvous(),
+            rdzv_handler=_LocalRendezvous(),
             max_restarts=max_restarts,
             monitor_interval=_SECONDS_BETWEEN_CHECKS,
         )
@@ -96,6 +98,41 @@ def launch(
         result = agent.run()
     if result.is_failed():
         raise failures[-1]
+
+
+class _LocalRendezvous(RendezvousHandler):
+    """The rendezvous handler of torch's agent for ranks of one machine.
+
+    torch's own handlers open a store that listens on every interface, and unpickle what they find in it. The ranks find
+    each other through `use_file_rendezvous`.
+    """
+
+    @property
+    def use_agent_store(self) -> bool:
+        # No rank opens a store, which would listen.
+        return True
+
+    def get_backend(self) -> str:
+        return "local"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        # Some libraries read the master's address and port even if nothing listens there.
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Does nothing: the store ends with this process."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return run_id()
+
+    def shutdown(self) -> bool:
+        return True
 
 
 class _SignalForwarder:

@@ -20,59 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from lit_mnist.distributed._private import AGENT_STORE, set_env_rendezvous
-from lit_mnist.distributed.private_folder import own_private_folder, run_id
+from lit_mnist.distributed.private_folder import own_private_folder
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 
-# Some libraries read MASTER_ADDR and MASTER_PORT even if nothing listens there.
-NO_MASTER = RendezvousStoreInfo("127.0.0.1", 0)
 _LOOPBACK = "lo" if platform.system() == "Linux" else "lo0"
 _SIOCGIFADDR = 0x8915
 # An address for documentation (RFC 5737): the kernel only looks up the route, and nothing is sent.
 _REMOTE_ADDRESS = "192.0.2.1"
-
-
-class LocalRendezvous(RendezvousHandler):
-    """The rendezvous handler of torch's agent for ranks of one machine.
-
-    torch's own handlers open a store that listens on every interface, and unpickle what they find in it. The ranks find
-    each other through `use_file_rendezvous`.
-    """
-
-    @property
-    def use_agent_store(self) -> bool:
-        """True, so that no rank opens a store, which would listen."""
-        return True
-
-    def get_backend(self) -> str:
-        """Returns the name of this handler."""
-        return "local"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Returns a new store for each start and restart."""
-        return RendezvousInfo(HashStore(), 0, 1, NO_MASTER)
-
-    def is_closed(self) -> bool:
-        """Returns False."""
-        return False
-
-    def set_closed(self) -> None:
-        """Does nothing: the store ends with this process."""
-
-    def num_nodes_waiting(self) -> int:
-        """Returns 0: there is one machine."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """Returns the ID of the launch."""
-        return run_id()
-
-    def shutdown(self) -> bool:
-        """Does nothing: nothing is open."""
-        return True
 
 
 def use_file_rendezvous(folder: Path) -> None:
