@@ -57,7 +57,7 @@ BASICS = ("bash", "chmod", "dirname", "make", "sh", "uname")
 
 
 class Machine:
-    """A machine as commands see it: which tools it has, and how those end."""
+    """A simulated machine: its tools and their exit codes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin, self.uid = folder, folder / "bin", 0
@@ -155,7 +155,7 @@ def test_a_probe_that_fails_for_an_unexpected_reason_does_not_explain_a_skip(
 
 
 def installing(machine: Machine, *tools: str) -> str:
-    """Returns an `apt-get` that writes down what it is asked to install, and makes these tools."""
+    """Returns an `apt-get` that records the requested packages and creates these tools."""
     made = [f"printf '#!/bin/sh\\nexit 0\\n' > {machine.bin / tool}; chmod +x {machine.bin / tool}" for tool in tools]
     asked = f'if [ "$1" = install ]; then echo "$@" >> {machine.folder / "asked"}'
     return "\n".join([asked, *made, "fi"])

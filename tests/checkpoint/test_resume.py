@@ -65,7 +65,7 @@ def test_a_constant_schedule_resumed_after_an_epoch_is_bit_identical(
     told = f"the last {steps * 2 // 3} of {steps} steps, since the resume"
     assert told in (parts / "report.html").read_text()
     assert "since the resume" not in (whole / "report.html").read_text()
-    # All but the speed.
+    # All columns except the speed.
     rows = [[{**row, "images_per_s": None} for row in read_metrics(folder)] for folder in (parts, whole)]
     assert rows[0] == rows[1]
 
@@ -99,7 +99,7 @@ def test_the_saved_configuration_repeats_the_run(program: Program) -> None:
 
 
 def test_a_checkpoint_elsewhere_resumes_in_a_new_folder(program: Program) -> None:
-    """Only a run folder is resumed in place: a file elsewhere must not turn its folder into a run folder."""
+    """Only a run folder is resumed in place. A file elsewhere must not turn its folder into a run folder."""
     trained = program.train(*SMALL, "--epochs", 1, "--model.schedule", "constant")
     place = program.folder / "downloads"
     place.mkdir()
@@ -145,7 +145,7 @@ def test_the_advice_at_the_end_of_a_schedule_works(program: Program) -> None:
 def test_a_resume_on_another_machine_uses_the_same_number_of_threads(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of threads affects the last bits, and by default depends on the machine's cores."""
+    """The number of threads affects the last bits, and its default depends on the cores of the machine."""
 
     def machine(cores: int) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
@@ -173,14 +173,14 @@ def test_a_resume_on_another_machine_uses_the_same_number_of_threads(
 
 
 class Predecessor:
-    """A run that ends while the next start waits for its folder, and that still saves its newest checkpoints."""
+    """A run that saves its newest checkpoints and ends while the next start waits for its folder."""
 
     def __init__(self, folder: Path, newer: dict[str, bytes]) -> None:
         self.folder, self.newer = folder, newer
 
     def hold(self, successor: Path) -> int:
-        """Holds the folder until the successor has found it held, then saves, and ends."""
-        # Kept, since the lock ends with the object.
+        """Holds the folder until the successor waits for it, then saves, and ends."""
+        # An attribute, since the lock ends with the object.
         self.held = RunFolder.claim(self.folder, writes=(), resumed=True)
         successor.with_name("held").touch()
         lock = str(self.folder / "run.lock")
@@ -205,7 +205,7 @@ def test_a_start_waits_for_the_previous_run_and_reads_its_last_checkpoint(progra
     flags = (*SMALL, "--model.schedule", "constant", "--epochs", 3, "--save-every", 4, "--keep", 20)
     folder = program.train(*flags)
     wanted, checkpoints = result_of(folder), folder / "checkpoints"
-    # First as after step 14 of 30, then as the predecessor leaves it: after step 24, with the best of step 20.
+    # At first the state after step 14 of 30. The predecessor leaves that after step 24, with the best of step 20.
     newer = {"last.ckpt": "step-00000024.ckpt", "best.ckpt": "step-00000020.ckpt"}
     saved = {name: (checkpoints / source).read_bytes() for name, source in newer.items()}
     (checkpoints / "last.ckpt").unlink()
@@ -372,7 +372,7 @@ def test_an_evaluation_names_the_checkpoint_that_it_evaluated(program: Program) 
     assert done.code == 0, done.err
     assert f"{trained} has no best.ckpt: these are the last weights, {last}" in done.out
     assert result_of(folder)["checkpoint"] == str(last)
-    # A file that is named needs no note.
+    # A file that is given explicitly causes no note.
     assert "note" not in program("test", "--ckpt", last).out
 
 

@@ -72,7 +72,7 @@ def test_threads_are_the_cores_divided_by_the_ranks() -> None:
 
 
 def test_the_next_step_reuses_freed_memory() -> None:
-    """Else the kernel clears some two thousand pages for each step of 128 images."""
+    """Otherwise the kernel clears about two thousand pages in each step of 128 images."""
     script = """
         import json, resource
         import torch

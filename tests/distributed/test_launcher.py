@@ -101,7 +101,7 @@ def no_pickle(*_: object) -> None:
 def test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle(
     program: Program, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """The ranks check themselves and their launcher in a step, and then train, evaluate and record to the end.
+    """The ranks check themselves and their launcher in a step, and complete the run.
 
     (nn.DataParallel is one process on several GPUs, and has no connections.)
     """
@@ -257,7 +257,7 @@ def test_a_killed_spawned_rank_is_named_and_ends_the_other_ranks(program: Progra
         wait_for(lambda: trains(folder), 100, program.folder)
         os.kill(ranks_of(group)[victim], signal.SIGKILL)
         _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, 10)
-        # Spawning has a helper process of Python's own, which ends a moment after its parent.
+        # Spawning uses a helper process of Python, which exits shortly after its parent.
         wait_for(lambda: not processes_of(group), 5)
     assert os.waitstatus_to_exitcode(status) == 3
     told = (program.folder / "stderr.txt").read_text()
@@ -311,7 +311,7 @@ def test_an_input_error_in_a_rank_never_causes_a_restart(tmp_path: Path) -> None
 
 
 class Attacker:
-    """Another user of the machine, who watches a shared folder and plants a pickle where a file was named and removed.
+    """Another user of the machine, who watches a shared folder and plants a pickle at the path of each removed file.
 
     Args:
         folder: The shared folder.
@@ -343,7 +343,7 @@ class Attacker:
 
 
 def raise_when_told(folder: Path, rank: Rank) -> None:
-    """Writes down this rank's temporary folder, and raises an error when the test says so."""
+    """Records the temporary folder of this rank, and raises an error on request of the test."""
     (folder / f"temporary-{os.getpid()}").write_text(tempfile.gettempdir())
     while not (folder / "raise").exists():
         time.sleep(0.01)
@@ -354,7 +354,7 @@ def raise_when_told(folder: Path, rank: Rank) -> None:
 def test_files_that_another_user_plants_in_the_temporary_folder_are_not_executed(
     tmp_path: Path, launcher: str, restarts: int
 ) -> None:
-    """torch names a file there, removes it, and unpickles what it finds there when a rank has failed."""
+    """torch creates a file there, removes it, and unpickles what it finds at this path after a rank has failed."""
     shared, executed = make(tmp_path / "shared"), tmp_path / "executed"
     attacker = Attacker(shared, executed)
     work, logs = partial(raise_when_told, tmp_path), tmp_path / "logs"
@@ -388,7 +388,7 @@ def test_files_that_another_user_plants_in_the_temporary_folder_are_not_executed
     assert "ZeroDivisionError: planted" in out
     assert attacker.planted == []
     assert modes == [0o700]
-    # The ranks, also the restarted ones, use the user's folder, and the launch has removed its own.
+    # All ranks, including restarted ones, use the user's folder, and the launch has removed its private folder.
     assert {path.read_text() for path in tmp_path.glob("temporary-*")} == {str(shared)}
     assert len(list(tmp_path.glob("temporary-*"))) == 2 * (1 + restarts)
     assert list(shared.iterdir()) == []
@@ -407,7 +407,7 @@ def test_a_rank_killed_by_an_unnamed_signal_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", ["launch", "main"])
 def test_a_launch_from_a_thread_is_rejected(tmp_path: Path, start: str) -> None:
-    """The kernel would kill the ranks when the thread ends, and Python gives signals to the main thread alone."""
+    """The kernel kills the ranks when the thread ends, and Python handles signals in the main thread."""
 
     def work(rank: Rank) -> None:
         raise AssertionError("started")

@@ -30,7 +30,7 @@ from lit_mnist.training.examples import Examples, Scored
 
 
 def leave_private_folder() -> None:
-    """Leaves this rank without the private folder of the launch, as under torchrun and Slurm."""
+    """Removes the private folder from the environment of this rank, as under torchrun and Slurm."""
     del os.environ[VARIABLE]
 
 
@@ -38,7 +38,7 @@ def leave_private_folder() -> None:
 def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_path: Path, world_size: int) -> None:
     def work(rank: Rank) -> None:
         exchange = PeerExchange(timeout=20)
-        # The largest does not fit into a connection's buffers.
+        # The largest tensor does not fit into the buffers of a connection.
         for size, dtype in ((1, torch.float32), (33, torch.float64), (1_000_003, torch.float32)):
             generator = torch.Generator().manual_seed(size)
             values = torch.randn(world_size, size, generator=generator).to(dtype)
@@ -48,7 +48,7 @@ def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_pat
                 total += row
             assert torch.equal(exchange.all_reduce(values[rank.rank]), total)
         payload = 2 * (4 + 8 * 33 + 4 * 1_000_003)
-        # A header of 16 bytes goes with each, to each other rank.
+        # Each call sends a header of 16 bytes to each other rank.
         expected = {"exchange": 6, "payload": payload, "unix": (world_size - 1) * (payload + 6 * 16)}
         assert expected == SENT
 
@@ -56,7 +56,7 @@ def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_pat
 
 
 def listeners_of(exchange: PeerExchange) -> list[socket.socket]:
-    """Returns the listening sockets that this rank has opened while it connected."""
+    """Returns the listening sockets that this rank opens to connect."""
     opened = []
     listen = socket.socket.listen
 
@@ -89,7 +89,7 @@ def test_the_ranks_of_a_launch_use_private_sockets(tmp_path: Path) -> None:
 
 
 def test_the_temporary_folder_can_have_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path of a socket has at most 107 bytes."""
+    """The path of a Unix socket has at most 107 bytes."""
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -130,7 +130,7 @@ def test_the_other_ranks_do_not_wait_for_a_rank_that_has_exited(tmp_path: Path) 
         exchange = PeerExchange(timeout=60)
         exchange.all_gather(torch.ones(1))
         if rank.rank == 1:
-            # As the kernel does for a process that has ended.
+            # As the kernel does for a process that has exited.
             exchange.close()
         else:
             with pytest.raises(OSError, match=r"closed by peer|reset by peer|Broken pipe"):
@@ -199,7 +199,7 @@ def call(address: tuple[str, int], said: bytes | None, *, slowly: bool) -> socke
 def test_unknown_clients_that_connect_first_are_rejected(
     tmp_path: Path, said: bytes | None, count: int, slowly: bool
 ) -> None:
-    """Other programs connect while the ranks do, and before them; they do not know the secret.
+    """Other programs, which do not know the secret, connect before and during the connection of the ranks.
 
     The ranks wait for each other for 10 seconds in all, which no other program uses up.
     """

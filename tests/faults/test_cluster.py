@@ -36,9 +36,9 @@ TASK = {
 
 
 def task(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
-    """Sets the environment of one of srun's tasks, with some variables changed or removed."""
+    """Sets the environment of a task of srun, with some variables changed or removed."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        # So that what is written there is taken back at the end of the test.
+        # Restores the variables that the test sets.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     for name, value in {**TASK, **changes}.items():
@@ -72,7 +72,7 @@ def test_a_task_of_srun_is_a_rank(monkeypatch: pytest.MonkeyPatch, changes: dict
     [
         # A batch script, or a shell of salloc, has the job's variables but no step.
         {"SLURM_STEP_ID": None, "SLURM_PROCID": "0", "SLURM_NTASKS": "6"},
-        # A shell of salloc where it is a step by itself: 0xFFFFFFFA.
+        # A shell of salloc that is a step: 0xFFFFFFFA.
         {"SLURM_STEP_ID": "4294967290"},
         # `srun --ntasks 1 python train.py --devices 2` within a larger job.
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "6"},
@@ -90,7 +90,7 @@ def test_a_process_that_is_not_one_of_several_tasks_trains_alone(
 def test_a_single_process_in_a_job_of_several_tasks_trains_alone(
     program: Program, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """Neither Lightning's own detection of Slurm nor an address of the job's is for it."""
+    """Neither Lightning's detection of Slurm nor the address of the job applies to it."""
     task(monkeypatch, SLURM_STEP_ID=None, SLURM_PROCID="0", SLURM_NTASKS="6", MASTER_ADDR="192.0.2.1", MASTER_PORT="1")
     program.train("--max-steps", 2, *SMALL, engine=engine)
 
@@ -142,7 +142,7 @@ def test_the_kubernetes_job_is_valid_for_torchrun_and_the_project(monkeypatch: p
     spec = yaml.safe_load((ROOT / "configs" / "cluster" / "pytorchjob.yaml").read_text())["spec"]
     policy, worker = spec["elasticPolicy"], spec["pytorchReplicaSpecs"]["Worker"]
     [container] = worker["template"]["spec"]["containers"]
-    # What the operator makes of the elastic policy.
+    # The variables that the operator derives from the elastic policy.
     monkeypatch.setenv("PET_RDZV_BACKEND", policy["rdzvBackend"])
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "lit-mnist-worker-0:23456")
     monkeypatch.setenv("PET_RDZV_ID", policy["rdzvId"])
@@ -150,7 +150,7 @@ def test_the_kubernetes_job_is_valid_for_torchrun_and_the_project(monkeypatch: p
     monkeypatch.setenv("PET_NNODES", f"{policy['minReplicas']}:{policy['maxReplicas']}")
     monkeypatch.setenv("PET_NPROC_PER_NODE", spec["nprocPerNode"])
     monkeypatch.setenv("PET_MAX_RESTARTS", str(policy["maxRestarts"]))
-    # torchrun's parser writes it into this process's environment.
+    # torchrun's parser sets it in the environment of this process.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert container["command"][0] == "torchrun"
     config, _, words = config_from_args(parse_args(container["command"][1:]))
@@ -175,7 +175,7 @@ done
 trap 'kill -USR1 "${tasks[@]}"' USR1
 highest=0
 for pid in "${tasks[@]}"; do
-    # A trap interrupts `wait`, which then has to be said again.
+    # A trap interrupts `wait`, which must be repeated.
     while wait "$pid"; code=$?; kill -0 "$pid" 2> /dev/null; do :; done
     [ "$code" -gt "$highest" ] && highest=$code
 done

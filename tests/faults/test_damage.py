@@ -34,7 +34,7 @@ def trained_basicnet(shared_program: Program) -> Path:
 
 @dataclass
 class Damaged:
-    """What became of damaged copies of a checkpoint."""
+    """The outcomes for damaged copies of a checkpoint."""
 
     truncated: int = 0
     found: int = 0
@@ -42,7 +42,7 @@ class Damaged:
 
 
 def damage(path: Path, folder: Path, *, truncations: int, flips: int) -> Damaged:
-    """Damages copies of a checkpoint in two forked processes, and reads each: found, or of the same content.
+    """Damages copies of a checkpoint in two forked processes, and reads each one: damage is detected or harmless.
 
     Every second flip is outside of the tensors' bytes: they are nearly all of the file, and its structure the rest.
     """

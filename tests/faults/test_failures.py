@@ -32,11 +32,11 @@ WORDS = (*SMALL, "--devices", 2, "--epochs", 3, "--save-every", 4)
 
 
 class PlantedError(Exception):
-    """What the tests raise."""
+    """The error that the tests raise."""
 
 
 def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets one rank raise an error at a place, and write down when."""
+    """Makes one rank raise an error at a place, and record the time."""
 
     def fail() -> None:
         if os.environ.get("RANK") == str(rank):
@@ -195,7 +195,7 @@ def test_a_nan_loss_stops_all_ranks_and_names_its_samples(
 def test_the_step_is_named_if_several_steps_are_checked_together(
     program: Program, engine: str, devices: int, every: int, flags: tuple[object, ...]
 ) -> None:
-    """The first of them, though the weights of the later ones are no numbers, too; and nothing of them is saved."""
+    """The message has the first such step, although the weights of later steps are NaN, too. None of them is saved."""
     nan_is_named(program, engine, devices, every, flags)
 
 
@@ -238,7 +238,7 @@ def nan_is_named(program: Program, engine: str, devices: int, every: int, flags:
 def test_a_gradient_that_is_not_finite_stops_all_ranks(
     program: Program, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, late: bool
 ) -> None:
-    """The loss is finite, its gradient is not: whose it was cannot be told, since the ranks share it."""
+    """The loss is finite, but its gradient is not. The message has no rank, since the ranks share the gradient."""
 
     class Hurt(torch.autograd.Function):
         @staticmethod
@@ -274,7 +274,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks(
 
 
 def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss and gradient are finite, and the step overflows all the same."""
+    """Loss and gradient are finite, but the step overflows."""
 
     class Overflowing(torch.optim.SGD):
         steps = 0

@@ -119,7 +119,7 @@ def test_the_next_start_reports_a_killed_launcher(program: Program, monkeypatch:
 
 
 def trained(group: int, folder: Path, seen: set[int], program: Program) -> dict[int, int]:
-    """Waits for ranks that have not been killed yet, and for a step that they make; returns their processes."""
+    """Waits for a step of ranks that have not been killed yet, and returns their processes."""
     wait_for(lambda: len(set(ranks_of(group).values()) - seen) == 2, 60, program.folder)
     ranks, before = ranks_of(group), step_of(folder)
     wait_for(lambda: step_of(folder) > before or not processes_of(group), 60, program.folder)
@@ -127,7 +127,7 @@ def trained(group: int, folder: Path, seen: set[int], program: Program) -> dict[
 
 
 def restarted(program: Program, count: int, seed: int) -> tuple[Path, int]:
-    """Kills random ranks of one run, which starts them again; returns its folder and how often it was killed."""
+    """Kills random ranks of a run that restarts, and returns its folder and the number of kills."""
     folder, drawn, kills = program.folder / "restarted", random.Random(seed), 0
     steps = max(100, 12 * count)
     words = (*SMALL, "--devices", 2, "--epochs", steps // 20, "--save-every", 1, "--keep", 3)

@@ -39,7 +39,7 @@ SECONDS = 120
 
 
 def to_a_reader_that_leaves() -> None:
-    """Makes standard output a pipe whose reader ends after the first line."""
+    """Redirects standard output to a pipe whose reader exits after the first line."""
     reader = subprocess.Popen(["head", "-1"], stdin=subprocess.PIPE, stdout=2)
     assert reader.stdin is not None
     os.dup2(reader.stdin.fileno(), 1)
@@ -47,12 +47,12 @@ def to_a_reader_that_leaves() -> None:
 
 
 def to_a_full_disk() -> None:
-    """Makes standard output a device that has no room."""
+    """Redirects standard output to a full device."""
     os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
 
 
 def to_nothing() -> None:
-    """Leaves a closed descriptor as standard output."""
+    """Closes the descriptor of standard output."""
     os.close(1)
 
 
@@ -151,7 +151,7 @@ def test_an_error_of_the_user_is_shown_with_any_message(tmp_path: Path, kind: ty
 
 
 def test_no_traceback_is_hidden_if_no_other_rank_has_failed(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connections of both ranks fail at once, and no rank is known to have ended."""
+    """The connections of both ranks fail at once, and no rank has exited."""
     trade = PeerExchange._send_and_receive
 
     def cut(self: PeerExchange, rows: Any, rank: int, peers: dict[int, socket.socket]) -> None:
@@ -187,7 +187,7 @@ def test_one_rank_has_lost_no_other(program: Program, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_failed_connection_is_not_the_cause(tmp_path: Path, call: str, ends: bool) -> None:
-    """Rank 1 fails by itself, or answers no more; what rank 0 raises then tells of it, wherever it is raised."""
+    """Rank 1 fails or stops responding. The error of rank 0 then reports it, wherever it is raised."""
 
     def work(rank: Rank) -> None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=30 if ends else 2))
@@ -254,7 +254,7 @@ HOSTILE = "\x1b[2A\x1b]0;owned\x07\x9b2J\x7f<"
 
 
 def hostile_checkpoint(path: Path, trained: Path) -> Path:
-    """Makes a checkpoint whose hash is right, and in which an unknown setting has a name with control characters."""
+    """Creates a checkpoint with a valid hash and an unknown setting whose name has control characters."""
     content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
     content["lit_mnist"]["experiment"][HOSTILE] = 1
     write_checkpoint(path, content)
@@ -339,7 +339,7 @@ def test_ctrl_c_in_a_terminal_leaves_the_message_alone(
         assert lines[told + 1].startswith("The newest valid checkpoint, after step "), lines
     assert told > 0
     assert lines[0].startswith("epoch 1/50"), lines
-    # The cursor is there again.
+    # The cursor is visible again.
     assert re.findall(r"\x1b\[\?25[lh]", terminal.output)[-1] == "\x1b[?25h"
     for log in (folder / "logs").glob("rank-*.log"):
         assert "Traceback" not in log.read_text()
@@ -386,9 +386,9 @@ def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, colum
         assert end_of(terminal.group, Program(tmp_path), 20)[0] == 0
     lines = [line for line in terminal.screen() if line]
     assert lines[:3] == ["epoch 1", "epoch 2", "epoch 3"], lines
-    # One line, and each part of it whole or left out.
+    # One line, of which each part is complete or missing.
     (bar,) = lines[3:]
-    # The echo of Ctrl-C has room beside it.
+    # There is space for the echo of Ctrl-C.
     assert len(bar) <= columns - 2
     assert bar.startswith("step 30000" if columns == 12 else "step 30000/85900")
     assert ("loss 0.0503" in bar) == (columns >= 50)
@@ -401,7 +401,7 @@ def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, colum
 
 
 def test_a_rank_of_torchrun_that_fails_shows_its_traceback_on_the_terminal(program: Program) -> None:
-    """Whatever else a rank but the first prints is in its log."""
+    """Other output of a rank except rank 0 is in its log."""
     folder = program.folder / "torchrun"
     process = torchrun(folder, *SMALL, "--inject", "raise:rank=1,step=5")
     try:

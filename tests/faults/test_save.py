@@ -51,7 +51,7 @@ def trained(program: Program) -> Path:
 
 
 def saving(folder: Path, step: int, *, is_best: bool) -> Callable[[], None]:
-    """Returns what puts a run's next checkpoint on the disk, as its manager does."""
+    """Returns a function that writes the next checkpoint of a run, as the checkpoint manager does."""
     content = newest(folder)
     files = CheckpointFolder(folder / "checkpoints", keep=2, last_step=content["global_step"])
     score = content["callbacks"][MANAGER_STATE]["best"] + is_best * 1e-3
@@ -65,7 +65,7 @@ def best_of(folder: Path) -> int:
 
 
 def check(folder: Path, before: int, step: int, *, best: set[int]) -> None:
-    """Checks a folder after a save that was killed, and takes it up as a next start does."""
+    """Checks a folder after a killed save, and cleans it up as the next start does."""
     assert newest(folder)["global_step"] in {before, step}
     assert best_of(folder) in best
     RunFolder.claim(folder, writes=(), folders=("checkpoints",), resumed=True)
@@ -86,11 +86,11 @@ def test_a_save_killed_at_any_system_call_leaves_a_valid_checkpoint(
         monkeypatch.setenv("TMPDIR", "/dev/shm")
     checkpoints, kept = trained / "checkpoints", trained / "kept"
     if is_best:
-        # The epoch before was the best, too: one file with two names.
+        # The previous epoch was also the best: one file with two names.
         (checkpoints / "last.ckpt").unlink()
         os.link(checkpoints / "best.ckpt", checkpoints / "last.ckpt")
         (checkpoints / f"step-{best_of(trained):08d}.ckpt").unlink(missing_ok=True)
-    # With its links, so that each save is the same one.
+    # With its links, so that each save is the same.
     subprocess.run(["cp", "-a", checkpoints, kept], check=True)
     before, best, stop, killed, seen = newest(trained)["global_step"], best_of(trained), 0, 0, set()
     work = saving(trained, before + 1, is_best=is_best)
@@ -98,7 +98,7 @@ def test_a_save_killed_at_any_system_call_leaves_a_valid_checkpoint(
         check(trained, before, before + 1, best={best, before + 1} if is_best else {best})
         state = newest(trained)["global_step"] - before, best_of(trained) == before + 1
         if state not in seen and state != (0, True):
-            # The new best alone is that of an epoch whose end the next start has before it.
+            # Only the best checkpoint is new: the next start repeats the end of its epoch.
             Saved.read(checkpoints / "last.ckpt").check_best(checkpoints / "best.ckpt")
         seen.add(state)
         shutil.rmtree(checkpoints)
@@ -106,7 +106,7 @@ def test_a_save_killed_at_any_system_call_leaves_a_valid_checkpoint(
         killed += 1
         stop += every
     assert killed > 40 // every
-    # Whether the last and the best were the new ones: of the best, each state between was met.
+    # Whether the last and the best checkpoint were new. All intermediate states occurred.
     assert seen == ({(0, False), (0, True), (1, True)} if is_best else {(0, False), (1, False)})
     assert newest(trained)["global_step"] == before + 1
     assert best_of(trained) == (before + 1 if is_best else best)
@@ -118,7 +118,7 @@ def test_a_save_killed_at_any_system_call_leaves_a_valid_checkpoint(
 
 
 def killed_at_instants(folder: Path, count: int, seed: int) -> int:
-    """Saves until `count` saves were killed before their end, at random instants; returns how many there were."""
+    """Saves until `count` saves were killed at random times, and returns the number of saves."""
     drawn, killed, saves, whole = random.Random(seed), 0, 0, 0.0
     while killed < count:
         before, best = newest(folder)["global_step"], best_of(folder)
@@ -132,13 +132,13 @@ def killed_at_instants(folder: Path, count: int, seed: int) -> int:
             time.sleep(drawn.uniform(0, whole))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        # The first is left alone, and tells how long a save takes.
+        # The first save is not killed, and determines the duration of a save.
         whole = whole or time.monotonic() - began
         killed += os.WIFSIGNALED(status)
         saves += 1
         check(folder, before, before + 1, best={best, before + 1})
         if best_of(folder) > newest(folder)["global_step"]:
-            # As a next start does: the epoch is trained once more.
+            # As the next start does: the epoch is repeated.
             (folder / "checkpoints" / "best.ckpt").unlink()
             shutil.copy(folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "best.ckpt")
     return saves
@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint_is_reported_and_skipped(program: Program, trained:
     for path in sorted((trained / "checkpoints").iterdir()):
         if damage == "all" or path.name == "last.ckpt":
             content = path.read_bytes()
-            # A name of its own, since the best may be the same file.
+            # A separate file, since the best checkpoint may be a link to it.
             path.unlink()
             path.write_bytes(content[:-500])
     done = program("--resume", trained)
@@ -195,7 +195,7 @@ def test_a_damaged_checkpoint_is_reported_and_skipped(program: Program, trained:
 
 @contextmanager
 def small_disk(place: Path, size: str) -> Iterator[Path]:
-    """A file system of its own in memory."""
+    """A separate file system in memory."""
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], check=True)
     try:
@@ -216,7 +216,7 @@ def test_a_full_disk_is_rejected_at_the_start(program: Program) -> None:
 
 
 def fill(path: Path) -> None:
-    """Writes a file until there is no room left."""
+    """Writes a file until the disk is full."""
     with suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
@@ -271,7 +271,7 @@ def test_a_read_only_folder_is_rejected_at_the_start(program: Program, trained: 
 
 
 def test_the_save_after_a_killed_save_leaves_no_temporary_file(trained: Path) -> None:
-    """The killed one had given the last checkpoint its second name already, and had got no further."""
+    """The killed save had linked the last checkpoint to its older name."""
     before, checkpoints = newest(trained)["global_step"], trained / "checkpoints"
     (checkpoints / f"step-{before:08d}.ckpt").unlink(missing_ok=True)
     os.link(checkpoints / "last.ckpt", checkpoints / f"step-{before:08d}.ckpt")
@@ -288,7 +288,7 @@ def test_without_hard_links_a_copy_is_created(trained: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "link", refuse)
     before = newest(trained)["global_step"]
     saving(trained, before + 1, is_best=True)()
-    # The run may have been killed within a save, of which an unfinished file is left.
+    # The run may have been killed during a save, which leaves a temporary file.
     names = sorted(path.name for path in (trained / "checkpoints").glob("*.ckpt"))
     assert names == ["best.ckpt", "last.ckpt", f"step-{before:08d}.ckpt"]
     assert newest(trained)["global_step"] == before + 1
@@ -338,7 +338,7 @@ def test_a_file_system_without_fsync_of_folders_causes_one_warning(
     assert done.code == 0, done.out + done.err
     assert (done.out + done.err).count("fsync of the folder") == 1
     assert newest(folder)["global_step"] == 3
-    # What tells of a disk that fails is no such thing.
+    # An error of a failing disk is different.
     code = errno.EIO
     with pytest.raises(OSError, match="Input/output error"):
         write_text(program.folder / "text", "text")

@@ -107,7 +107,7 @@ def test_a_stopped_and_resumed_run_is_bit_identical(program: Program) -> None:
 
 
 def at_random_moments(program: Program, count: int, seed: int, *, devices: int) -> Counter[str]:
-    """Sends SIGTERM to a launcher or a rank at random moments of whole short runs; returns the phases."""
+    """Sends SIGTERM to a launcher or a rank at random times of short runs, and returns the phases."""
     drawn, seen = random.Random(seed), Counter[str]()
     words = (*SMALL, "--epochs", 2, "--devices", devices, "--save-every", 4)
     began = time.monotonic()
@@ -125,13 +125,13 @@ def at_random_moments(program: Program, count: int, seed: int, *, devices: int) 
         metrics = folder / "metrics.csv"
         trained = metrics.exists() and len(metrics.read_text().splitlines()) > 1
         if (folder / "result.json").exists():
-            # The signal came after the work was done, perhaps to a rank that had ended already.
+            # The signal arrived after the end of the work, possibly at a rank that had exited.
             assert code in {0, 143}, errors_of(program)
             phase = "at the end"
         else:
-            # Before Python has set a handler the kernel ends the process by the signal itself.
+            # Before Python installs a handler, the signal kills the process.
             assert code in {143, -signal.SIGTERM}, (code, errors_of(program))
-            # Of this program: a child of a library's that loses its parent may complain, too.
+            # Of this program. A child process of a library may also complain about its lost parent.
             assert '.py", line' not in errors_of(program)
         if trained:
             assert saved_step(folder) > 0

@@ -55,7 +55,7 @@ class Host:
         subprocess.run(["ip", "-n", self.space, *map(str, words)], check=True, capture_output=True, timeout=10)
 
     def pull_out(self) -> None:
-        """Takes the cable out: the routes go, and the other machine's interface is without a carrier."""
+        """Disconnects the cable: the routes vanish, and the interface of the other machine loses its carrier."""
         self.ip("link", "set", "cable", "down")
 
     def lose_all(self, other: Host) -> None:
@@ -70,7 +70,7 @@ class Host:
         self.ip("route", "replace", "default", "via", f"10.77.0.{3 - self.number}")
 
     def start(self) -> None:
-        """Starts this machine's command; what it says is added to `output`."""
+        """Starts the command of this machine, whose output is appended to `output`."""
         enter = ["ip", "netns", "exec", self.space, "unshare", "--uts", "bash", "-c", ENTER, "enter"]
         own = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
         own["PATH"] = f"{Path(sys.executable).parent}:{own['PATH']}"
@@ -140,7 +140,7 @@ def started(hosts: Hosts, *words: object, engine: str, marker: str = "--rdzv-end
     assert found
     folder = hosts[0].folder / "run"
     for host in hosts:
-        # As a process of its own, so that it is the agent that a test kills.
+        # In a separate process, so that a test kills the agent.
         command = documented(marker).strip().replace("torchrun ", "exec torchrun ", 1)
         command = command.replace("--node-rank 0", f"--node-rank {host.number - 1}").replace(found[0], str(folder))
         command = command.replace("train.py", ENGINES[engine]).replace("--save-every 60s", "--save-every 5")
@@ -154,7 +154,7 @@ def told(hosts: Hosts) -> str:
 
 
 def until_done(hosts: Hosts, timeout: float, *, supervised: bool = False) -> int:
-    """Waits until both agents have ended well and nothing of them is left.
+    """Waits until both agents have succeeded and no process remains.
 
     Args:
         hosts: The machines.
@@ -182,7 +182,7 @@ def wait_until(condition: Callable[[], object], timeout: float, hosts: Hosts) ->
 
 
 def kill(host: Host) -> None:
-    """Kills a machine's agent; its ranks go with it."""
+    """Kills the agent of a machine, and thereby its ranks."""
     assert host.agent
     host.agent.kill()
     host.agent.wait(timeout=10)
@@ -200,7 +200,7 @@ def until_saved(hosts: Hosts, folder: Path, timeout: float = 90) -> None:
 
 
 def undisturbed(program: Program, *words: object) -> str:
-    """Returns the weights' digest of a run on one machine that nothing disturbs."""
+    """Returns the digest of the weights of an uninterrupted run on one machine."""
     return str(result_of(program.train("--devices", 2, *WORDS, *words, engine="raw_ddp"))["weights_sha256"])
 
 
@@ -238,7 +238,7 @@ def test_a_killed_agent_can_be_restarted(hosts: Hosts, program: Program, victim:
     hosts[victim].start()
     again = until_done(hosts, 250, supervised=True)
     seconds = time.monotonic() - began
-    # The first machine's agent keeps the store: without it the other one ends, too.
+    # The agent of the first machine holds the store. Without it the other agent ends, too.
     assert again == 1 - victim, told(hosts)
     assert "resuming from" in told(hosts)
     assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG)
@@ -270,7 +270,7 @@ def test_a_broken_link_ends_or_restarts_both_machines(hosts: Hosts, program: Pro
     first, second = hosts
     folder = started(hosts, *LONG, engine="raw_ddp")
     until_saved(hosts, folder)
-    # The ranks send a heartbeat once a second: without a first one its absence is not noticed.
+    # The ranks send a heartbeat every second. Its absence is noticed only after the first one.
     time.sleep(3)
     before = {host.name: ranks(host) for host in hosts}
     began = time.monotonic()
