@@ -62,8 +62,8 @@ def test_a_constant_schedule_resumed_after_an_epoch_is_bit_identical(
     assert re.search(
         rf"trained   {steps * 2 // 3} steps on .* in [\d.]+ s since the resume after step {steps // 3}", done.out
     )
-    told = f"the last {steps * 2 // 3} of {steps} steps, since the resume"
-    assert told in (parts / "report.html").read_text()
+    output = f"the last {steps * 2 // 3} of {steps} steps, since the resume"
+    assert output in (parts / "report.html").read_text()
     assert "since the resume" not in (whole / "report.html").read_text()
     # All columns except the speed.
     rows = [[{**row, "images_per_s": None} for row in read_metrics(folder)] for folder in (parts, whole)]
@@ -130,9 +130,9 @@ def test_the_advice_at_the_end_of_a_schedule_works(program: Program) -> None:
     """The test runs the command of the message."""
     trained = program.train(*SMALL, "--epochs", 1)
     cases = {(): ("10 steps", "nothing to resume"), ("--epochs", 2): ("onecycle", "cannot be changed to 20")}
-    for flags, told in cases.items():
+    for flags, output in cases.items():
         done = program("--resume", trained, *flags)
-        assert_rejected(done, *told)
+        assert_rejected(done, *output)
         words = shlex.split(done.err.partition("begin a new run with these weights: ")[2])
         assert words == ["--config", "run-1/config.yaml", "--model.weights", "run-1"]
     # With such a learning rate the weights do not change.
@@ -271,21 +271,21 @@ def test_the_best_checkpoint_is_kept_only_if_it_belongs_to_this_training(
     last, best = trained / "checkpoints" / "step-00000016.ckpt", tmp_path / "best.ckpt"
     # Of two epochs of 10 steps, the first is the best after step 16.
     shutil.copy(trained / "checkpoints" / "step-00000010.ckpt", best)
-    told = "There is no checkpoint at"
+    output = "There is no checkpoint at"
     if case in OTHERS:
-        change, told = OTHERS[case]
+        change, output = OTHERS[case]
         content = read_checkpoint(best)
         change(content)
         write_checkpoint(best, content)
     elif case == "damaged":
         best.write_bytes(best.read_bytes()[:-500])
-        told = "not a checkpoint"
+        output = "not a checkpoint"
     elif case == "missing":
         best.unlink()
     else:
         Saved.read(last).check_best(best)
         return
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=output):
         Saved.read(last).check_best(best)
 
 
@@ -352,8 +352,8 @@ def test_a_disk_that_fills_up_during_preparation_is_rejected(program: Program, m
 
 def test_an_evaluation_reports_the_weights_that_it_evaluated(program: Program) -> None:
     trained = program.train(*SMALL, "--epochs", 1)
-    for verb in ("test", "validate"):
-        found = result_of(program.train(verb, "--ckpt", trained))
+    for subcommand in ("test", "validate"):
+        found = result_of(program.train(subcommand, "--ckpt", trained))
         assert found["weights_sha256"] == result_of(trained)["weights_sha256"]
     validation = result_of(program.train("validate", "--ckpt", trained))["validation"]
     assert validation == result_of(trained)["validation"]

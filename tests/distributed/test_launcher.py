@@ -206,18 +206,18 @@ def test_torchrun_with_ranks_that_do_not_fit_the_batch_is_rejected_once(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("engine", "words", "restarts", "told"),
+    ("engine", "words", "restarts", "message"),
     [
         ("fabric", (), 3, "does not support torchrun's --max-restarts"),
         ("raw_ddp", ("--run.trace", "times"), 0, "name it to all of them by --run-dir"),
     ],
 )
 def test_input_errors_under_torchrun_are_rejected(
-    program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, words: tuple[str, ...], restarts: int, told: str
+    program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, words: tuple[str, ...], restarts: int, message: str
 ) -> None:
     for name, value in {**AS_RANK_0, "TORCHELASTIC_MAX_RESTARTS": str(restarts)}.items():
         monkeypatch.setenv(name, value)
-    assert_rejected(program(*SMALL, *words, engine=engine), told)
+    assert_rejected(program(*SMALL, *words, engine=engine), message)
     assert not (program.folder / "runs").exists()
 
 
@@ -260,8 +260,8 @@ def test_a_killed_spawned_rank_is_named_and_ends_the_other_ranks(program: Progra
         # Spawning uses a helper process of Python, which exits shortly after its parent.
         wait_for(lambda: not processes_of(group), 5)
     assert os.waitstatus_to_exitcode(status) == 3
-    told = (program.folder / "stderr.txt").read_text()
-    assert re.search(rf"Rank {victim} \(process \d+ on .+\) was killed by SIGKILL in step \d+", told)
+    message = (program.folder / "stderr.txt").read_text()
+    assert re.search(rf"Rank {victim} \(process \d+ on .+\) was killed by SIGKILL in step \d+", message)
 
 
 @pytest.mark.slow

@@ -166,27 +166,27 @@ def test_a_rank_that_is_at_another_call_causes_an_error(tmp_path: Path) -> None:
     on_ranks(work, tmp_path, 2)
 
 
-def call(address: tuple[str, int], said: bytes | None, *, slowly: bool) -> socket.socket:
+def call(address: tuple[str, int], sent: bytes | None, *, slowly: bool) -> socket.socket:
     """Connects to a rank as another program, and sends something other than the rank's secret."""
-    stranger = socket.create_connection(address)
-    if said is None:
-        stranger.close()
+    client = socket.create_connection(address)
+    if sent is None:
+        client.close()
     elif not slowly:
-        stranger.sendall(said)
+        client.sendall(sent)
     else:
 
         def trickle() -> None:
             with suppress(OSError):
-                for byte in said:
-                    stranger.send(bytes([byte]))
+                for byte in sent:
+                    client.send(bytes([byte]))
                     time.sleep(1)
 
         threading.Thread(target=trickle, daemon=True).start()
-    return stranger
+    return client
 
 
 @pytest.mark.parametrize(
-    ("said", "count", "slowly"),
+    ("sent", "count", "slowly"),
     [
         pytest.param(bytes(20), 1, False, id="wrong"),
         pytest.param(b"half", 1, False, id="half"),
@@ -197,7 +197,7 @@ def call(address: tuple[str, int], said: bytes | None, *, slowly: bool) -> socke
     ],
 )
 def test_unknown_clients_that_connect_first_are_rejected(
-    tmp_path: Path, said: bytes | None, count: int, slowly: bool
+    tmp_path: Path, sent: bytes | None, count: int, slowly: bool
 ) -> None:
     """Other programs, which do not know the secret, connect before and during the connection of the ranks.
 
@@ -207,21 +207,21 @@ def test_unknown_clients_that_connect_first_are_rejected(
     def work(rank: Rank) -> None:
         leave_private_folder()
         create = socket.create_server
-        strangers = []
+        clients = []
 
         def watched(address: tuple[str, int], **options: int) -> socket.socket:
             server = create(address, **options)
             if rank.rank < 2:
-                strangers.extend(call(server.getsockname(), said, slowly=slowly) for _ in range(count))
+                clients.extend(call(server.getsockname(), sent, slowly=slowly) for _ in range(count))
             return server
 
         socket.create_server = watched  # type: ignore[assignment]
         exchange = PeerExchange(timeout=10)
         own = torch.tensor([float(rank.rank)])
         assert exchange.all_gather(own).tolist() == [[0.0], [1.0], [2.0]]
-        if rank.rank == 0 and said:
+        if rank.rank == 0 and sent:
             with suppress(ConnectionResetError):
-                assert strangers[0].recv(1) == b""
+                assert clients[0].recv(1) == b""
 
     on_ranks(work, tmp_path, 3)
 

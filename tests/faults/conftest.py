@@ -21,7 +21,7 @@ SMALL: tuple[object, ...] = (
     *("--batch-size", 36, "--lr", 0.05, "--run.threads", 1),
 )
 
-Tell = Callable[[str, str], None]
+RecordMetric = Callable[[str, str], None]
 
 
 def write_metric(row: str, value: str) -> None:
@@ -33,12 +33,12 @@ def write_metric(row: str, value: str) -> None:
 
 
 @pytest.fixture
-def tell() -> Tell:
+def record_metric() -> RecordMetric:
     """Returns the function that prints a measurement of a test."""
     return write_metric
 
 
-def step_of(folder: Path, rank: int = 0) -> int:
+def read_step(folder: Path, rank: int = 0) -> int:
     """Returns the current step of a rank (from 1) from the launcher's status file, or 0 before the training."""
     for path in (folder / "logs").glob(f"{LAUNCHER_FOLDER}*/{STATUS_FILE}"):
         with suppress(FileNotFoundError):
@@ -49,7 +49,7 @@ def step_of(folder: Path, rank: int = 0) -> int:
     return 0
 
 
-def end_of(group: int, program: Program, timeout: float) -> tuple[int, float]:
+def wait_for_exit(group: int, program: Program, timeout: float) -> tuple[int, float]:
     """Waits until a command and all its processes have ended, and returns its exit code and the seconds."""
     began = time.monotonic()
     _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, timeout, program.folder)
@@ -57,6 +57,6 @@ def end_of(group: int, program: Program, timeout: float) -> tuple[int, float]:
     return os.waitstatus_to_exitcode(status), time.monotonic() - began
 
 
-def errors_of(program: Program) -> str:
+def read_errors(program: Program) -> str:
     """Returns the standard error of a command."""
     return (program.folder / "stderr.txt").read_text()

@@ -1,7 +1,7 @@
 """Slurm's tasks become ranks, a job that receives a warning is queued again and resumes, Kubernetes' job file works.
 
 Slurm itself is not here: `srun` and `scontrol` are stand-ins, which start the tasks with Slurm's variables on this
-machine, pass a signal on to them, and write down what they are told.
+machine, pass a signal on to them, and record what they receive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conftest import Program, result_of
 from processes import ROOT, assert_rejected, processes_of, wait_for
 from torch.distributed.run import config_from_args, parse_args
 
-from faults.conftest import SMALL, Tell
+from faults.conftest import SMALL, RecordMetric
 from lit_mnist.cli.parser import parse
 from lit_mnist.distributed.rank import Rank, adopt_slurm, launched_from_outside
 from lit_mnist.distributed.rendezvous import choose_interface
@@ -200,7 +200,7 @@ def job_id() -> int:
 
 
 @pytest.mark.slow
-def test_a_job_is_requeued_before_its_time_limit_and_resumes(program: Program, tell: Tell) -> None:
+def test_a_job_is_requeued_before_its_time_limit_and_resumes(program: Program, record_metric: RecordMetric) -> None:
     folder, job = program.folder, job_id()
     for name, script in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(script)
@@ -250,4 +250,6 @@ def test_a_job_is_requeued_before_its_time_limit_and_resumes(program: Program, t
     assert (folder / "scontrol.txt").read_text().count("requeue") == 1
     undisturbed = program.train("--devices", 2, *words)
     assert result_of(run)["weights_sha256"] == result_of(undisturbed)["weights_sha256"]
-    tell("Slurm's warning", "the job ends with 138, is queued again, and ends bit-identical to an undisturbed run")
+    record_metric(
+        "Slurm's warning", "the job ends with 138, is queued again, and ends bit-identical to an undisturbed run"
+    )

@@ -209,14 +209,14 @@ def test_another_number_of_ranks_resumes_within_the_epoch(program: Program, befo
 def test_a_checkpoint_that_cannot_be_resumed_is_rejected_with_both_names(program: Program) -> None:
     folder = program.folder / "run"
     program(*SMALL, "--save-every", 1, "--inject", "kill:rank=0,step=5", "--run-dir", folder)
-    for flags, told in (
+    for flags, message in (
         (("--model.net", "basicnet"), ("basicnet", "convnet")),
         (("--data.name", "fashion_mnist"), ("fashion_mnist", "mnist")),
         (("--epochs", 3), ("60", "20")),
     ):
         done = program("--resume", folder, *flags)
         assert done.code == 2, done.out + done.err
-        assert all(word in done.err for word in told), done.err
+        assert all(word in done.err for word in message), done.err
     done = program("--resume", folder)
     assert done.code == 0, done.err
 

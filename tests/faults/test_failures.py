@@ -16,7 +16,7 @@ import torch
 from conftest import Program, result_of
 from processes import forked, ranks_of, wait_for
 
-from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
+from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_for_exit
 from lit_mnist.checkpoint import store as checkpoint_folder
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.store import find_newest_valid
@@ -74,7 +74,7 @@ def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("engine", ["lightning", pytest.param("raw_ddp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("place", "rank"), [("step", 1), ("validation", 1), ("loader", 0), ("save", 0)])
 def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
-    program: Program, monkeypatch: pytest.MonkeyPatch, tell: Tell, engine: str, place: str, rank: int
+    program: Program, monkeypatch: pytest.MonkeyPatch, record_metric: RecordMetric, engine: str, place: str, rank: int
 ) -> None:
     note = program.folder / "raised"
     fail_at(place, rank, note, monkeypatch)
@@ -89,7 +89,9 @@ def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
     if note.exists():
         seconds = ended - float(note.read_text())
         assert seconds < 5
-        tell(f"an exception in a rank's {place}, {engine}", f"all ended after {seconds:.1f} s, its own traceback last")
+        record_metric(
+            f"an exception in a rank's {place}, {engine}", f"all ended after {seconds:.1f} s, its own traceback last"
+        )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -111,28 +113,30 @@ def test_a_rank_that_exits_slowly_reports_its_error_before_the_others_fail(
 
 @pytest.mark.parametrize(("engine", "victim"), [("lightning", 1), pytest.param("raw_ddp", 0, marks=pytest.mark.slow)])
 def test_a_stopped_rank_is_named_and_ends_the_run_at_the_timeout(
-    program: Program, tell: Tell, engine: str, victim: int
+    program: Program, record_metric: RecordMetric, engine: str, victim: int
 ) -> None:
     folder = program.folder / "run"
     with program.started(
         *SMALL, "--devices", 2, "--epochs", 50, "--run.timeout", 14, "--run-dir", folder, engine=engine
     ) as group:
-        wait_for(lambda: step_of(folder) > 5, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 5, 60, program.folder)
         # Until its first heartbeat.
         time.sleep(1.5)
         os.kill(ranks_of(group)[victim], signal.SIGSTOP)
         began = time.monotonic()
-        wait_for(lambda: "warning" in errors_of(program), 14, program.folder)
+        wait_for(lambda: "warning" in read_errors(program), 14, program.folder)
         warned = time.monotonic() - began
-        code, _ = end_of(group, program, 20)
+        code, _ = wait_for_exit(group, program, 20)
         ended = time.monotonic() - began
-    told = errors_of(program)
+    told = read_errors(program)
     assert re.search(rf"warning: Rank {victim} \(process \d+ on \S+\) has sent no heartbeat for 1\d s", told), told
     assert code == 3
     assert f"error: Rank {1 - victim} " in told
     if victim:
         assert re.search(rf"does not respond\. Rank {victim} \(.*\) has sent no heartbeat", told), told
-    tell("SIGSTOP of a rank", f"named after {warned:.0f} s, run ended after {ended:.0f} s with a timeout of 14 s")
+    record_metric(
+        "SIGSTOP of a rank", f"named after {warned:.0f} s, run ended after {ended:.0f} s with a timeout of 14 s"
+    )
 
 
 def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +302,7 @@ def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypat
 def test_two_runs_never_share_a_folder(program: Program) -> None:
     folder = program.folder / "run"
     with program.started(*SMALL, "--epochs", 50, "--devices", 2, "--run-dir", folder) as group:
-        wait_for(lambda: step_of(folder) > 1, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 1, 60, program.folder)
         other = Program(program.folder / "other")
         other.folder.mkdir()
         done = other(*SMALL, "--run-dir", folder)
@@ -318,7 +322,7 @@ def at_once(program: Program, count: int) -> None:
         for output in outputs:
             output.mkdir()
         groups = [stack.enter_context(forked(work, output)) for output in outputs]
-        codes = [end_of(group, Program(output), 300)[0] for group, output in zip(groups, outputs, strict=True)]
+        codes = [wait_for_exit(group, Program(output), 300)[0] for group, output in zip(groups, outputs, strict=True)]
     assert codes == [0] * count, [(output / "stderr.txt").read_text() for output in outputs]
     folders = list((program.folder / "runs").iterdir())
     assert len(folders) == count
@@ -326,6 +330,8 @@ def at_once(program: Program, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_simultaneous_runs_do_not_interfere(program: Program, tell: Tell, count: int) -> None:
+def test_simultaneous_runs_do_not_interfere(program: Program, record_metric: RecordMetric, count: int) -> None:
     at_once(program, count)
-    tell("runs of two ranks started at once", f"{count}: no port conflict, folders of their own, bit-identical")
+    record_metric(
+        "runs of two ranks started at once", f"{count}: no port conflict, folders of their own, bit-identical"
+    )

@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed import DistStoreError
 from torch.nn.parallel import DistributedDataParallel
 
-from faults.conftest import SMALL, end_of, step_of
+from faults.conftest import SMALL, read_step, wait_for_exit
 from faults.terminal import in_terminal
 from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.store import find_newest_valid
@@ -261,14 +261,14 @@ def hostile_checkpoint(path: Path, trained: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("verb", ["test", "resume", "name", "lock", "damaged", "raised"])
+@pytest.mark.parametrize("case", ["test", "resume", "name", "lock", "damaged", "raised"])
 def test_text_from_files_does_not_control_the_terminal(
-    program: Program, monkeypatch: pytest.MonkeyPatch, verb: str
+    program: Program, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     words = (*SMALL, "--max-steps", 2)
     place = program.folder / f"odd{HOSTILE}"
     code, shown = 2, r"\x1b[2A\x1b]0;owned\x07\x9b2J\x7f<"
-    if verb == "raised":
+    if case == "raised":
 
         def fail(*_: object) -> None:
             raise ZeroDivisionError(HOSTILE)
@@ -278,22 +278,22 @@ def test_text_from_files_does_not_control_the_terminal(
         (log,) = program.folder.glob("runs/*/logs/rank-0.log")
         assert shown in log.read_text()
         assert not CONTROL.search(log.read_text())
-    elif verb == "name":
+    elif case == "name":
         done = program("test", "--ckpt", place)
-    elif verb == "lock":
+    elif case == "lock":
         (program.folder / "run").mkdir()
         (program.folder / "run" / "run.lock").write_text(f"process {HOSTILE}")
         done, code = program(*words, "--run-dir", program.folder / "run", engine="single"), 0
     else:
         folder = program.train(*words, engine="single")
         checkpoint = hostile_checkpoint(program.folder / "bad.ckpt", folder)
-        if verb == "damaged":
+        if case == "damaged":
             (place / "checkpoints").mkdir(parents=True)
             shutil.copy(folder / "checkpoints" / "best.ckpt", place / "checkpoints")
             (place / "checkpoints" / "last.ckpt").write_bytes(b"damaged")
             done, code = program("--resume", place, "--run-dir", program.folder / "other", engine="single"), 2
         else:
-            done = program(*(("test", "--ckpt") if verb == "test" else ("--resume",)), checkpoint)
+            done = program(*(("test", "--ckpt") if case == "test" else ("--resume",)), checkpoint)
     assert done.code == code, done.out + done.err
     assert shown in done.out + done.err
     assert not CONTROL.search(done.out + done.err)
@@ -326,18 +326,18 @@ def test_ctrl_c_in_a_terminal_leaves_the_message_alone(
         return main([str(word) for word in words], engine=engine)
 
     with in_terminal(work, program.folder, columns) as terminal:
-        wait_for(lambda: step_of(folder) > 30 or "epoch 2/50" in terminal.output, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 30 or "epoch 2/50" in terminal.output, 60, program.folder)
         assert BAR.search(terminal.output)
         terminal.press(b"\x03")
-        code, _ = end_of(terminal.group, program, 20)
+        code, _ = wait_for_exit(terminal.group, program, 20)
     lines = [line for line in terminal.screen() if line]
     assert code == 130, lines
     assert not any(BAR.search(line) or "^C" in line or "error" in line for line in lines), lines
-    (told,) = [number for number, line in enumerate(lines) if "Stopped by" in line]
-    assert re.fullmatch(r"Stopped by SIGINT( after step \d+)?\.", lines[told]), lines
+    (position,) = [number for number, line in enumerate(lines) if "Stopped by" in line]
+    assert re.fullmatch(r"Stopped by SIGINT( after step \d+)?\.", lines[position]), lines
     if engine != "fabric":
-        assert lines[told + 1].startswith("The newest valid checkpoint, after step "), lines
-    assert told > 0
+        assert lines[position + 1].startswith("The newest valid checkpoint, after step "), lines
+    assert position > 0
     assert lines[0].startswith("epoch 1/50"), lines
     # The cursor is visible again.
     assert re.findall(r"\x1b\[\?25[lh]", terminal.output)[-1] == "\x1b[?25h"
@@ -354,7 +354,7 @@ def test_a_killed_rank_leaves_no_bar_and_no_hidden_cursor(program: Program) -> N
         return main([str(word) for word in words], engine="raw_ddp")
 
     with in_terminal(work, program.folder, 100) as terminal:
-        code, _ = end_of(terminal.group, program, 60)
+        code, _ = wait_for_exit(terminal.group, program, 60)
     lines = [line for line in terminal.screen() if line]
     assert code == 3, lines
     assert not any(BAR.search(line) for line in lines), lines
@@ -383,7 +383,7 @@ def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, colum
         return 0
 
     with in_terminal(work, tmp_path, columns) as terminal:
-        assert end_of(terminal.group, Program(tmp_path), 20)[0] == 0
+        assert wait_for_exit(terminal.group, Program(tmp_path), 20)[0] == 0
     lines = [line for line in terminal.screen() if line]
     assert lines[:3] == ["epoch 1", "epoch 2", "epoch 3"], lines
     # One line, of which each part is complete or missing.
@@ -410,6 +410,6 @@ def test_a_rank_of_torchrun_that_fails_shows_its_traceback_on_the_terminal(progr
         for pid in named(folder):
             kill(pid, signal.SIGKILL)
         process.wait(5)
-    told = (program.folder / "torchrun.err").read_text()
-    assert re.search(r"error: Rank 1 \(process \d+ on \S+\) failed in step 5:\nTraceback", told), told
-    assert "InjectedError: --inject raise" in told
+    message = (program.folder / "torchrun.err").read_text()
+    assert re.search(r"error: Rank 1 \(process \d+ on \S+\) failed in step 5:\nTraceback", message), message
+    assert "InjectedError: --inject raise" in message

@@ -21,7 +21,7 @@ import pytest
 from conftest import Program, result_of
 from processes import wait_for
 
-from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
+from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_for_exit
 from faults.ptrace import run_until
 from lit_mnist.checkpoint.atomic_io import remove_temporary_files, write_text
 from lit_mnist.checkpoint.format import read_checkpoint
@@ -80,7 +80,12 @@ def check(folder: Path, before: int, step: int, *, best: set[int]) -> None:
     [(3, False), pytest.param(1, False, marks=pytest.mark.slow), pytest.param(1, True, marks=pytest.mark.slow)],
 )
 def test_a_save_killed_at_any_system_call_leaves_a_valid_checkpoint(
-    trained: Path, tell: Tell, every: int, elsewhere: bool, is_best: bool, monkeypatch: pytest.MonkeyPatch
+    trained: Path,
+    record_metric: RecordMetric,
+    every: int,
+    elsewhere: bool,
+    is_best: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if elsewhere:
         monkeypatch.setenv("TMPDIR", "/dev/shm")
@@ -111,7 +116,7 @@ def test_a_save_killed_at_any_system_call_leaves_a_valid_checkpoint(
     assert newest(trained)["global_step"] == before + 1
     assert best_of(trained) == (before + 1 if is_best else best)
     assert (checkpoints / "best.ckpt").samefile(checkpoints / "last.ckpt") == is_best
-    tell(
+    record_metric(
         f"SIGKILL at every system call of a save ({'the best' if is_best else 'the last'})",
         f"killed at {killed} places before and after {stop // 2} calls, always a valid one",
     )
@@ -145,9 +150,13 @@ def killed_at_instants(folder: Path, count: int, seed: int) -> int:
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.slow)])
-def test_a_save_killed_at_any_instant_leaves_a_valid_checkpoint(trained: Path, tell: Tell, count: int) -> None:
+def test_a_save_killed_at_any_instant_leaves_a_valid_checkpoint(
+    trained: Path, record_metric: RecordMetric, count: int
+) -> None:
     saves = killed_at_instants(trained, count, seed=4)
-    tell("SIGKILL at random instants of a save", f"{count} killed before their end, of {saves}: always a valid one")
+    record_metric(
+        "SIGKILL at random instants of a save", f"{count} killed before their end, of {saves}: always a valid one"
+    )
 
 
 def test_the_newest_and_the_best_checkpoints_are_kept(program: Program) -> None:
@@ -166,7 +175,7 @@ def test_checkpoints_are_saved_by_time(program: Program, engine: str, devices: i
     with program.started(*words, "--run-dir", folder, engine=engine) as group:
         wait_for(lambda: len(list((folder / "checkpoints").glob("step-*"))) > 2, 60, program.folder)
         os.kill(group, signal.SIGTERM)
-        assert end_of(group, program, 20)[0] == 143
+        assert wait_for_exit(group, program, 20)[0] == 143
     steps = [int(path.stem[5:]) for path in sorted((folder / "checkpoints").glob("step-*"))]
     # Well before the epoch's end, at step 1000.
     assert steps[2] < 1000, steps
@@ -228,14 +237,14 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(program: Program
         folder = disk / "run"
         words = (*SMALL, "--epochs", 50, "--devices", 2, "--save-every", 5, "--run-dir", folder)
         with program.started(*words) as group:
-            wait_for(lambda: step_of(folder) > 22, 60, program.folder)
+            wait_for(lambda: read_step(folder) > 22, 60, program.folder)
             fill(disk / "others")
-            code, _ = end_of(group, program, 30)
-        assert code == 2, errors_of(program)
-        assert "No space left on device" in errors_of(program) or "cannot be written" in errors_of(program)
-        assert "Traceback" not in errors_of(program)
+            code, _ = wait_for_exit(group, program, 30)
+        assert code == 2, read_errors(program)
+        assert "No space left on device" in read_errors(program) or "cannot be written" in read_errors(program)
+        assert "Traceback" not in read_errors(program)
         assert newest(folder)["global_step"] >= 20
-        assert "The newest valid checkpoint, after step" in errors_of(program)
+        assert "The newest valid checkpoint, after step" in read_errors(program)
 
 
 @pytest.mark.needs("mounts")
@@ -244,17 +253,17 @@ def test_a_folder_that_becomes_read_only_ends_the_run_and_keeps_the_last_checkpo
     words = (*SMALL, "--epochs", 50, "--devices", 2, "--save-every", 5, "--run-dir", folder)
     checkpoints = folder / "checkpoints"
     with program.started(*words) as group:
-        wait_for(lambda: step_of(folder) > 12, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 12, 60, program.folder)
         subprocess.run(["mount", "--bind", checkpoints, checkpoints], check=True)
         try:
             subprocess.run(["mount", "-o", "remount,ro,bind", checkpoints], check=True)
-            code, _ = end_of(group, program, 30)
+            code, _ = wait_for_exit(group, program, 30)
             assert newest(folder)["global_step"] >= 10
         finally:
             subprocess.run(["umount", "-l", checkpoints], check=True)
-    assert code == 2, errors_of(program)
-    assert "Read-only file system" in errors_of(program)
-    assert "Traceback" not in errors_of(program)
+    assert code == 2, read_errors(program)
+    assert "Read-only file system" in read_errors(program)
+    assert "Traceback" not in read_errors(program)
 
 
 @pytest.mark.needs("mounts")
