@@ -30,9 +30,9 @@ from benchmarks.pages.page import text, write_bench
 from benchmarks.rounds import check_repeats, run_rounds
 from benchmarks.topics import TOPICS
 from lit_mnist.checkpoint.atomic_io import write_text
-from lit_mnist.distributed.rank import cores, launched_from_outside
+from lit_mnist.distributed.rank import count_cores, launched_from_outside
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.terminal import print_error, shown
+from lit_mnist.distributed.terminal import display_path, print_error
 from lit_mnist.errors import InputError, LitMnistError, StoppedError, nearest
 from lit_mnist.run.folder import RunFolder, default_path
 from lit_mnist.run.timing import commit, versions
@@ -103,7 +103,7 @@ def bench(argv: list[str], command: str) -> int:
     finally:
         folder.release()
     print(text(found))
-    print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}")
+    print(f"results   {display_path(folder.path / JSON)}, {display_path(folder.path / PAGE)}")
     sys.stdout.flush()
     return InputError.exit_code if failed else 0
 
@@ -115,7 +115,7 @@ def _write(folder: Path, found: dict[str, Any]) -> None:
 
 def machine() -> dict[str, Any]:
     """Returns what this machine computes with."""
-    return {"processor": _processor(), "cores": cores(), "gpus": _gpus()}
+    return {"processor": _processor(), "cores": count_cores(), "gpus": _gpus()}
 
 
 def _gpus() -> list[str]:

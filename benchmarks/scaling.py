@@ -21,7 +21,7 @@ from benchmarks.programs import printed_numbers, train
 from benchmarks.rounds import Measurement, Numbers, Ratio, Rows, Topic
 from benchmarks.workload import Collective, batch_norm, ddp_gradient, server_gradient
 from lit_mnist.comparison.equality import Run
-from lit_mnist.distributed.rank import cores
+from lit_mnist.distributed.rank import count_cores
 from lit_mnist.experiment import Experiment
 from lit_mnist.models.build import build_net
 
@@ -104,10 +104,12 @@ def _engine_flags(options: ScalingOptions, ranks: int, steps: int) -> list[objec
 def _analyse(options: ScalingOptions, rows: Rows) -> dict[str, Any]:
     engines = [(name, ranks) for name, ranks in options.pairs() if name in {RAW_DDP, SERVER} and ranks > 1]
     found = {
-        "cores": cores(),
+        "cores": count_cores(),
         "threads": options.threads,
         "batch_per_rank": options.batch_per_rank,
-        "points": [_point(rows, variant, ranks, cores() // options.threads) for variant, ranks in options.pairs()],
+        "points": [
+            _point(rows, variant, ranks, count_cores() // options.threads) for variant, ranks in options.pairs()
+        ],
         "traffic": [_count(options, name, ranks) for name, ranks in engines],
     }
     return {"scaling": found}

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lit_mnist.checkpoint._private import lightning_loops
 from lit_mnist.checkpoint.format import LAST, SECTION, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import section_of
+from lit_mnist.checkpoint.state import make_section
 from lit_mnist.module import LitClassifier
 from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
@@ -178,7 +178,7 @@ class SaveCheckpoints(Checkpoint):
         plan = self.job.plan
         if plan.closes_window(batch_idx):
             last = batch_idx + 1 == plan.batches_in_epoch(trainer.current_epoch)
-            self.manager.step_done(trainer.global_step, ends_epoch=last)
+            self.manager.on_step_end(trainer.global_step, ends_epoch=last)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes that there are new metrics by which the best weights are chosen."""
@@ -192,7 +192,7 @@ class SaveCheckpoints(Checkpoint):
         self.monitor.epoch_done(trainer.current_epoch, validation, is_best=is_best)
         bar = trainer.progress_bar_callback
         show = bar.show_epoch if isinstance(bar, RunProgressBar) else lambda: None
-        self.manager.epoch_done(trainer.global_step, show)
+        self.manager.on_epoch_end(trainer.global_step, show)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best score so far."""
@@ -211,7 +211,7 @@ class SaveCheckpoints(Checkpoint):
         step = checkpoint["global_step"]
         checkpoint["epoch"] = self.job.plan.position(step)[0]
         checkpoint["loops"] = lightning_loops(step, self.job.plan)
-        checkpoint[SECTION] = section_of(self.job)
+        checkpoint[SECTION] = make_section(self.job)
 
 
 class VerifiedCheckpointIO(CheckpointIO):

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_mnist.checkpoint.format import verified_checkpoint
+from lit_mnist.checkpoint.format import find_verified_checkpoint
 from lit_mnist.data.loader import Batch, draw_of
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import scaled_lr
@@ -134,7 +134,7 @@ class LitClassifier(LightningModule):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
         """Returns the module of a checkpoint or run folder, verified; nothing that the file contains is executed."""
-        path = verified_checkpoint(Path(checkpoint_path), rank_zero_warn)
+        path = find_verified_checkpoint(Path(checkpoint_path), rank_zero_warn)
         return super().load_from_checkpoint(path, *args, **{**kwargs, "weights_only": True})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

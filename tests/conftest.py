@@ -1,4 +1,4 @@
-"""Shared by the tests: the command line, run in processes that are forked from this one, and helpers for results."""
+"""Fixtures and helpers of all tests: the command line in forked processes, and access to results."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ __all__ = ["ROOT", "Done", "forked", "on_ranks", "processes_of", "ranks_of", "ru
 
 pytest_plugins = ["needs"]
 
-# The tests use the CPU even if there are GPUs; the tests of GPUs take them from this list. The workers of pytest-xdist
+# Tests use the CPU even if there are GPUs. The GPU tests take the GPUs from this list. The workers of pytest-xdist
 # inherit the variable.
 _ALL = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
 GPUS = [number for number in os.environ.setdefault("LIT_MNIST_TEST_GPUS", _ALL).split(",") if number]
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# The tests fork: this process must not start OpenMP threads.
+# This process must not start OpenMP threads, since the tests fork it.
 torch.set_num_threads(1)
 
 
 class Program:
-    """The command line, run in a temporary folder."""
+    """Runs the command line in a temporary folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runs = 0
 
     def __call__(self, *arguments: object, engine: str = "lightning", timeout: float = 120) -> Done:
-        """Runs a command line to its end."""
+        """Runs a command to its end."""
         return run_forked(self._work(arguments, engine), self.folder, timeout)
 
     def started(self, *arguments: object, engine: str = "lightning") -> AbstractContextManager[int]:
-        """Starts a command line, and yields its process group."""
+        """Starts a command, and yields its process group."""
         return forked(self._work(arguments, engine), self.folder)
 
     def _work(self, arguments: tuple[object, ...], engine: str) -> Callable[[], int]:
@@ -105,9 +105,9 @@ def child(script: str, *args: str, **env: str) -> dict[str, Any]:
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Runs the body as a user without rights, since the superuser may read everything.
+    """Runs the body as an unprivileged user, since root can read everything.
 
-    That user may not be able to import modules: load what is needed before, as the fixture `embedded` does.
+    This user may not be able to import modules: import them before, as the fixture `embedded` does.
     """
     if os.geteuid() != 0:
         yield
@@ -121,7 +121,7 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter, unlike those of pytest."""
+    """A folder that every user can enter, unlike the folders of pytest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -1,7 +1,7 @@
-"""What a machine must permit for a test to run, and the report of the promises that it leaves unproved.
+"""Skips tests whose requirements the machine does not meet, and reports the promises that remain unproved.
 
-A test names what it needs by a marker, `@pytest.mark.needs("mounts")`, and is skipped only where this module finds that
-the machine does not give it. With `--require-proofs` any other skip fails the run.
+The marker `@pytest.mark.needs("mounts")` states a requirement of a test. With `--require-proofs` any skip that a limit
+of the machine does not explain fails the run.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any
 
 import pytest
 
-# The Debian packages of the tools that tests need, all of which .ci/run installs where it can.
+# The Debian packages of the tools that tests need. .ci/run installs them if possible.
 PACKAGES = {"hostname": "hostname", "ip": "iproute2", "mount": "mount", "umount": "mount", "unshare": "util-linux"}
-# What the kernel answers to a request that this machine does not permit.
+# Error messages for requests that this machine does not permit.
 _REFUSALS = ("not permitted", "Permission denied", "not supported", "not implemented", "Unknown device type")
 _KEY = "lack"
 
 
 @dataclass(frozen=True)
 class Lack:
-    """Why a machine does not give what a test needs.
+    """The reason why a machine does not meet a requirement.
 
     Attributes:
-        reason: Why, for people.
+        reason: The reason as text.
         tools: The tools that are not installed.
-        expected: Whether it is a limit of the machine. A command that fails for another reason is none.
+        expected: Whether the reason is a limit of the machine, and not an unexpected failure of a command.
     """
 
     reason: str
@@ -42,7 +42,7 @@ class Lack:
 
 
 def _privileged(what: str, tools: tuple[str, ...], probe: Callable[[], list[list[str]]]) -> Lack | None:
-    """Returns why root's commands cannot be run here, by trying some."""
+    """Runs commands that require root, and returns why they fail, or None."""
     missing = tuple(tool for tool in tools if shutil.which(tool) is None)
     if missing:
         packages = " ".join(sorted({PACKAGES[tool] for tool in missing}))
@@ -73,7 +73,7 @@ def _namespaces() -> Lack | None:
 
 
 def _gpus() -> Lack | None:
-    # conftest.py puts the GPUs away under this name.
+    # conftest.py moves the GPUs to this variable.
     return None if os.environ.get("LIT_MNIST_TEST_GPUS") else Lack("this machine has no GPU")
 
 
@@ -86,23 +86,24 @@ _NEEDS = {"gpu": _gpus, "mounts": _mounts, "namespaces": _namespaces, "ptrace": 
 
 @cache
 def lack_of(need: str) -> Lack | None:
-    """Returns why this machine does not give what a test needs, or None where it does."""
+    """Returns why this machine does not meet a requirement, or None if it does."""
     return _NEEDS[need]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("proofs")
+    group.addoption("--require-proofs", action="store_true", help="fail if a test was skipped that could have run here")
     group.addoption(
-        "--require-proofs", action="store_true", help="fail where a test was skipped that could have run here"
-    )
-    group.addoption(
-        "--cannot-install", default="", metavar="TOOLS", help="tools, by commas, that this machine cannot be given"
+        "--cannot-install",
+        default="",
+        metavar="TOOLS",
+        help="comma-separated tools that cannot be installed on this machine",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(*names): what the machine must give; see tests/needs.py")
-    # The processes of pytest-xdist send their reports to the one that tells the end.
+    config.addinivalue_line("markers", "needs(*names): requirements on the machine; see tests/needs.py")
+    # The workers of pytest-xdist send their reports to the main process.
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         config.pluginmanager.register(Unproved(config), "unproved")
 
@@ -115,12 +116,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if lacks:
             item.add_marker(pytest.mark.skip(reason="; ".join(lack.reason for lack in lacks)))
             tools = [tool for lack in lacks for tool in lack.tools]
-            # Plain values, which pytest-xdist sends along with the report.
+            # Plain values, since pytest-xdist sends them with the report.
             item.user_properties.append((_KEY, [all(lack.expected for lack in lacks), *tools]))
 
 
 class Unproved:
-    """Collects the tests that were skipped, tells of them at the end, and may fail the run.
+    """Collects the skipped tests, reports them at the end, and fails the run if it is required.
 
     Args:
         config: pytest's configuration.
@@ -137,13 +138,13 @@ class Unproved:
         self._note(report)
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        # What is expected to fail is reported as skipped, too.
+        # An expected failure is reported as skipped, too.
         if report.skipped and not hasattr(report, "wasxfail"):
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self.skipped[reason.removeprefix("Skipped: ")].append(report)
 
     def could_have_run(self, report: pytest.TestReport | pytest.CollectReport) -> bool:
-        """Returns whether a limit of this machine does not explain why a test was skipped."""
+        """Returns whether a test was skipped without being explained by a limit of this machine."""
         expected, *tools = dict(getattr(report, "user_properties", ())).get(_KEY, [False])
         return not (expected and set(tools) <= set(self.config.getoption("--cannot-install").split(",")))
 

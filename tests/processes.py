@@ -1,4 +1,4 @@
-"""Processes for the tests: commands and ranks, forked from this process, which has imported everything already."""
+"""Runs commands and ranks in processes forked from this one, which has imported everything already."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import LitMnistError
 
 ROOT = Path(__file__).parents[1]
-# Loopback addresses as the kernel's tables write them.
+# Loopback addresses in the format of the kernel's tables.
 LOOPBACK_V4 = "0100007F"
 LOOPBACK = {LOOPBACK_V4, "00000000000000000000000001000000"}
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended, and what it printed."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -41,7 +41,7 @@ class Done:
 
 @contextmanager
 def forked(work: Callable[[], int], folder: Path) -> Iterator[int]:
-    """Runs `work` in a forked process, the leader of its own process group, which is killed at the end."""
+    """Runs `work` in a forked process with its own process group, which is killed at the end."""
     child = os.fork()
     if child == 0:
         code = 99
@@ -54,7 +54,7 @@ def forked(work: Callable[[], int], folder: Path) -> Iterator[int]:
         except BaseException:
             traceback.print_exc()
         finally:
-            # Even if the test has closed the streams, this process must end here.
+            # This process must end here even if the test has closed the streams.
             for stream in (sys.stdout, sys.stderr):
                 with suppress(Exception):
                     stream.flush()
@@ -70,7 +70,7 @@ def forked(work: Callable[[], int], folder: Path) -> Iterator[int]:
 
 
 def run_forked(work: Callable[[], int], folder: Path, timeout: float = 120) -> Done:
-    """Runs `work` in a forked process, which must end within `timeout` seconds and leave no process."""
+    """Runs `work` in a forked process, which must exit within `timeout` seconds and leave no process."""
     with forked(work, folder) as child:
         status = wait_for(lambda: _ended(child), timeout, folder)
         left = processes_of(child)
@@ -93,7 +93,7 @@ def wait_for(condition: Callable[[], Value], timeout: float, folder: Path | None
     while not (value := condition()):
         if time.monotonic() > deadline:
             told = "".join(path.read_text() for path in folder.glob("std*.txt")) if folder else ""
-            pytest.fail(f"nothing after {timeout} s\n{told}")
+            pytest.fail(f"timed out after {timeout} s\n{told}")
         time.sleep(0.02)
     return value
 
@@ -113,7 +113,7 @@ def processes_of(group: int) -> list[int]:
 
 
 def ranks_of(group: int, pids: list[int] | None = None) -> dict[int, int]:
-    """Returns the processes of a running command's ranks, by default those of its process group."""
+    """Returns the process ID of each rank of a running command, by default among its process group."""
     found = {}
     for pid in processes_of(group) if pids is None else pids:
         with suppress(OSError):
@@ -125,7 +125,7 @@ def ranks_of(group: int, pids: list[int] | None = None) -> dict[int, int]:
 
 
 def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> None:
-    """Runs `work` on ranks that have joined a process group; an error of a rank fails the test."""
+    """Runs `work` on ranks that have joined a process group. An error of a rank fails the test."""
 
     def joined(rank: Rank) -> None:
         torch.set_num_threads(1)
@@ -140,8 +140,8 @@ def on_ranks(work: Callable[[Rank], None], folder: Path, world_size: int) -> Non
     assert done.code == 0, done.out + done.err
 
 
-def refused(done: Done, *parts: str) -> None:
-    """Asserts that a command was rejected with one message that has some parts."""
+def assert_rejected(done: Done, *parts: str) -> None:
+    """Asserts that a command was rejected with a single message that contains all parts."""
     assert done.code == 2, done.out + done.err
     assert "Traceback" not in done.err
     assert done.err.startswith("error: ")
@@ -165,7 +165,7 @@ def launched(work: Callable[[Rank], None], folder: Path, *, world_size: int, max
 
 
 def torchrun(folder: Path, *words: object, restarts: int = 0, script: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Starts two ranks by torchrun, the leader of its own process group."""
+    """Starts two ranks with torchrun in a new process group."""
     command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     program = ("--max-restarts", restarts, *(script or ("-m", "lit_mnist.engines.raw_ddp")), "--run-dir", folder)
     return subprocess.Popen(
@@ -175,7 +175,7 @@ def torchrun(folder: Path, *words: object, restarts: int = 0, script: tuple[str,
 
 
 def named(folder: Path) -> list[int]:
-    """Returns the processes with a run folder on their command line: torchrun's ranks have groups of their own."""
+    """Returns the processes with a run folder on their command line, since each rank of torchrun has its own group."""
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
@@ -185,11 +185,11 @@ def named(folder: Path) -> list[int]:
 
 
 def listening(pids: list[int]) -> list[str]:
-    """Returns the addresses on which processes listen, as the kernel's tables write them."""
+    """Returns the addresses on which processes listen, in the format of the kernel's tables."""
     sockets = set()
     for pid in pids:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            # A descriptor may be closed meanwhile.
+            # The descriptor may have been closed.
             with suppress(FileNotFoundError):
                 target = str(entry.readlink())
                 if target.startswith("socket:["):
@@ -204,6 +204,6 @@ def listening(pids: list[int]) -> list[str]:
 
 
 def kill(pid: int, signum: signal.Signals) -> None:
-    """Sends a signal to a process that may have ended."""
+    """Sends a signal to a process that may have exited."""
     with suppress(ProcessLookupError):
         os.kill(pid, signum)

@@ -57,7 +57,7 @@ BASICS = ("bash", "chmod", "dirname", "make", "sh", "uname")
 
 
 class Machine:
-    """A machine as commands see it: which tools it has, and how those end."""
+    """A simulated machine: its tools and their exit codes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin, self.uid = folder, folder / "bin", 0
@@ -101,7 +101,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_what_was_not_proved_is_counted_with_its_reason(machine: Machine) -> None:
+def test_unproved_promises_are_counted_with_their_reason(machine: Machine) -> None:
     machine.give_all()
     machine.uid = 1000
     for options in ((), ("--numprocesses", "2")):
@@ -118,7 +118,7 @@ def test_what_was_not_proved_is_counted_with_its_reason(machine: Machine) -> Non
         assert "1 passed, 3 skipped" in done.stdout
 
 
-def test_where_nothing_is_lacking_everything_runs(machine: Machine) -> None:
+def test_all_tests_run_if_the_machine_lacks_nothing(machine: Machine) -> None:
     machine.give_all()
     done = machine.pytest("--require-proofs")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -127,9 +127,7 @@ def test_where_nothing_is_lacking_everything_runs(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_a_skip_that_no_limit_of_the_machine_explains_fails_where_proofs_are_required(
-    machine: Machine, processes: int
-) -> None:
+def test_an_unexplained_skip_fails_the_run_if_proofs_are_required(machine: Machine, processes: int) -> None:
     machine.give_all()
     (machine.folder / "tests" / "test_unexplained.py").write_text(UNEXPLAINED)
     (machine.folder / "tests" / "test_whole_file.py").write_text(WHOLE_FILE)
@@ -146,7 +144,7 @@ def test_a_skip_that_no_limit_of_the_machine_explains_fails_where_proofs_are_req
 @pytest.mark.parametrize(
     ("answer", "code"), [("unshare failed: Operation not permitted", 0), ("unshare: unrecognized option '--uts'", 1)]
 )
-def test_a_command_that_fails_for_another_reason_than_the_machine_s_limits_explains_nothing(
+def test_a_probe_that_fails_for_an_unexpected_reason_does_not_explain_a_skip(
     machine: Machine, answer: str, code: int
 ) -> None:
     machine.give_all()
@@ -157,7 +155,7 @@ def test_a_command_that_fails_for_another_reason_than_the_machine_s_limits_expla
 
 
 def installing(machine: Machine, *tools: str) -> str:
-    """Returns an `apt-get` that writes down what it is asked to install, and makes these tools."""
+    """Returns an `apt-get` that records the requested packages and creates these tools."""
     made = [f"printf '#!/bin/sh\\nexit 0\\n' > {machine.bin / tool}; chmod +x {machine.bin / tool}" for tool in tools]
     asked = f'if [ "$1" = install ]; then echo "$@" >> {machine.folder / "asked"}'
     return "\n".join([asked, *made, "fi"])
@@ -190,7 +188,7 @@ def test_ci_reports_the_tools_that_it_cannot_install(machine: Machine, uid: int,
     assert "making a machine of namespaces takes the tools hostname, ip, mount, unshare" in done.stdout
 
 
-def test_ci_fails_where_a_tool_is_missing_that_could_be_installed(machine: Machine) -> None:
+def test_ci_fails_if_an_installable_tool_is_missing(machine: Machine) -> None:
     machine.give("apt-get", installing(machine, "hostname", "mount", "umount", "unshare"))
     done = machine.ci()
     assert done.returncode == 2, done.stdout + done.stderr

@@ -5,7 +5,7 @@
     python -m examples.collectives --bench --ranks 2 --json bench.json --plot
 
 The tour shows the tensors before and after every collective operation, the ways to initialize a process group, a
-timeout, and a hand-written ring all-reduce beside a parameter server, with the bytes that they send. The benchmark
+timeout, and a hand-written ring all-reduce and parameter server with the bytes that they send. The benchmark
 measures latency and bandwidth of all-reduce over the message size. Both use gloo on the CPU, also on a machine with
 GPUs: NCCL shows the same, but needs one GPU per rank.
 """
@@ -45,9 +45,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the tour or the benchmark and returns the exit code.
 
     Args:
-        argv: The arguments; by default the process's own.
+        argv: The arguments; `sys.argv[1:]` by default.
     """
-    # The ranks are forked from this process, which must not start OpenMP's threads before.
+    # The ranks are forked from this process, which must not start OpenMP threads before.
     torch.set_num_threads(1)
     try:
         options = _options(sys.argv[1:] if argv is None else argv)
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parts(options: argparse.Namespace, scratch: Path) -> list[Work]:
-    """Returns the parts, each of which runs in processes of its own."""
+    """Returns the parts, each of which runs in new processes."""
     if options.bench:
         return [partial(_bench, options.largest, scratch)]
     return [show_operations, partial(show_ways, scratch), show_timeout, show_traffic]
@@ -99,7 +99,7 @@ def _write(options: argparse.Namespace, measured: dict[str, Any]) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Rejects arguments as the project does: one line, without the usage."""
+    """Rejects arguments with a one-line message instead of the usage."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
@@ -143,7 +143,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
 
 
 def _require_writable(flag: str, path: Path | None) -> None:
-    """Rejects a file before the benchmark, not after it."""
+    """Rejects an output file before the benchmark runs."""
     if path is None:
         return
     if path.is_dir():

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from examples.collectives.group import joined, on_first
 from examples.collectives.ring import Line, ring_all_reduce, server_all_reduce
-from lit_mnist.distributed.rank import Rank, cores
+from lit_mnist.distributed.rank import Rank, count_cores
 from lit_mnist.run.timing import commit, versions
 
 SMALLEST, LARGEST = 1024, 64 * 1024**2
@@ -106,7 +106,7 @@ def bench(rank: Rank, largest: int) -> dict[str, Any]:
         "world_size": rank.world_size,
         "backend": "gloo",
         "device": "cpu",
-        "cores": cores(),
+        "cores": count_cores(),
         "threads": torch.get_num_threads(),
         "dtype": "float32",
         "warm_up": WARM_UP,

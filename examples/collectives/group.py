@@ -19,9 +19,9 @@ Value = TypeVar("Value")
 
 @contextmanager
 def joined(rank: Rank) -> Iterator[None]:
-    """Makes a process group, and destroys it at the end.
+    """Creates a process group, and destroys it at the end.
 
-    After an exception it remains: the rank's process ends at once, which frees the others.
+    After an exception the group is not destroyed: the process exits at once, which frees the other ranks.
     """
     timeout = timedelta(seconds=SECONDS_TO_WAIT)
     dist.init_process_group("gloo", rank=rank.rank, world_size=rank.world_size, timeout=timeout)

@@ -1,4 +1,4 @@
-"""The ways in which ranks find each other; each makes a real process group with its own timeout.
+"""The ways to initialize a process group. Each one creates a real process group with its own timeout.
 
 Every rank needs its number, the number of ranks, and a store with the addresses of all ranks. The ways differ in the
 store only. `init_method="tcp://HOST:PORT"` is not shown: its store listens on every interface of the machine, and
@@ -54,7 +54,7 @@ def _by_tcp_store(rank: Rank, timeout: timedelta, folder: Path) -> None:
     note.set_timeout(timeout)
     listener = None
     if rank.is_first:
-        # Bound before the store uses it: no other program can take the port, and only loopback reaches it.
+        # Bound in advance to loopback, so that no other program can take the port.
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         note.set("port", str(listener.getsockname()[1]))
     store = dist.TCPStore(
@@ -94,7 +94,7 @@ WAYS = (
 
 
 def show_ways(folder: Path, rank: Rank) -> None:
-    """Makes one group in each way and checks an all-reduce in it; rank 0 prints the results.
+    """Creates a group in each way and checks an all-reduce in it; rank 0 prints the results.
 
     Args:
         folder: An empty folder that all ranks share.

@@ -16,15 +16,15 @@ SECONDS = 2
 
 
 def show_timeout(rank: Rank) -> None:
-    """Lets all ranks but the last call an all-reduce; rank 0 prints the result of each rank.
+    """Calls an all-reduce on all ranks except the last; rank 0 prints the result of each rank.
 
-    The all-reduce uses a group of its own with a short timeout, so that the first group stays usable.
+    The all-reduce uses a separate group with a short timeout, so that the first group stays usable.
 
     Raises:
         RuntimeError: The all-reduce ended without an error.
     """
     with joined(rank):
-        # The timeout also applies to making the group: the ranks begin together.
+        # The timeout also applies to the creation of the group.
         dist.barrier()
         group = dist.new_group(timeout=timedelta(seconds=SECONDS))
         is_missing = rank.rank == rank.world_size - 1

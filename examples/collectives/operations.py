@@ -51,7 +51,7 @@ class Operation:
 
 
 def numbers(rank: Rank, count: int) -> torch.Tensor:
-    """Returns numbers that show which rank they come from.
+    """Returns numbers that identify their rank.
 
     Args:
         rank: The rank.
@@ -107,7 +107,7 @@ def _reduce(rank: Rank) -> Seen:
     tensor = numbers(rank, 2)
     before = _text(tensor)
     dist.reduce(tensor, dst=0, op=dist.ReduceOp.SUM)
-    # The other ranks' tensors may have been used as buffers: their values have no meaning.
+    # The tensors of the other ranks may have been used as buffers: their values are undefined.
     return Seen(before, _text(tensor) if rank.is_first else NOTHING)
 
 
@@ -134,7 +134,7 @@ def _all_to_all(rank: Rank) -> Seen:
 
 
 def _barrier(rank: Rank) -> Seen:
-    # One clock for all: on Linux and macOS the processes of a machine read the same monotonic time.
+    # On Linux and macOS all processes of a machine share the monotonic clock.
     start = torch.tensor([time.monotonic()], dtype=torch.float64)
     dist.broadcast(start, src=0)
     time.sleep(rank.rank * SECONDS_APART)

@@ -28,7 +28,7 @@ def write_plot(path: Path, measured: Mapping[str, Any]) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    # The tour itself does not plot, and need not wait for this import.
+    # The tour does not plot, and does not need this import.
     from matplotlib.figure import Figure
 
     image = Figure(figsize=(10, 4.2), layout="constrained")

@@ -25,7 +25,7 @@ class Line:
         self.bytes_sent = 0
 
     def send(self, tensor: torch.Tensor, rank: int) -> list[dist.Work]:
-        """Begins to send a contiguous tensor to a rank; an empty one is not sent.
+        """Starts to send a contiguous tensor to a rank; an empty one is not sent.
 
         Returns:
             The work to wait for, at most one.
@@ -36,7 +36,7 @@ class Line:
         return [_checked(dist.isend(tensor, rank))]
 
     def receive(self, tensor: torch.Tensor, rank: int) -> list[dist.Work]:
-        """Begins to receive a contiguous tensor from a rank; an empty one is not received."""
+        """Starts to receive a contiguous tensor from a rank; an empty one is not received."""
         return [_checked(dist.irecv(tensor, rank))] if tensor.numel() else []
 
 
@@ -46,7 +46,7 @@ def _checked(work: dist.Work | None) -> dist.Work:
 
 
 def ring_all_reduce(tensor: torch.Tensor, line: Line) -> None:
-    """Replaces a tensor by the sum of all ranks' tensors, around a ring.
+    """Replaces a tensor by the sum over all ranks, around a ring.
 
     The tensor is split into one chunk per rank. In the first half (reduce-scatter) every chunk travels around the ring
     and each rank adds its own part, so that the sum of chunk r + 1 is complete on rank r. In the second half
@@ -78,7 +78,7 @@ def ring_all_reduce(tensor: torch.Tensor, line: Line) -> None:
 
 
 def server_all_reduce(tensor: torch.Tensor, line: Line) -> None:
-    """Replaces a tensor by the sum of all ranks' tensors, which rank 0 computes in rank order, as a server does.
+    """Replaces a tensor by the sum over all ranks, which rank 0 computes in rank order as a server.
 
     Args:
         tensor: Any shape and dtype that gloo sends, contiguous, the same on all ranks.

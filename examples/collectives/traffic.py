@@ -13,19 +13,19 @@ ELEMENTS = 1_000_000
 
 
 def show_traffic(rank: Rank) -> None:
-    """Sums the same numbers by both algorithms; rank 0 prints what each rank sent.
+    """Sums the same numbers with both algorithms; rank 0 prints the bytes that each rank sent.
 
     Raises:
         RuntimeError: The sum differs from that of `dist.all_reduce`.
     """
     with joined(rank):
-        sent = on_first(rank, counted(rank, ELEMENTS))
+        sent = on_first(rank, count_sent_bytes(rank, ELEMENTS))
     if rank.is_first:
         print("\n".join(_table(sent, ELEMENTS * 4)), flush=True)
 
 
-def counted(rank: Rank, elements: int) -> tuple[int, int]:
-    """Returns the bytes that this rank sends for a sum of float32 numbers: by the ring, and with a server.
+def count_sent_bytes(rank: Rank, elements: int) -> tuple[int, int]:
+    """Returns the bytes that this rank sends to sum float32 numbers: with the ring and with the server.
 
     Args:
         rank: This rank.

@@ -1,8 +1,9 @@
-"""What torch.save and Lightning write into a checkpoint, as far as the project must know it; both do not document it.
+"""The undocumented content of a checkpoint, as written by torch.save and by Lightning.
 
-A change in torch is detected by `test_what_is_written_is_read` and `test_torch_s_own_files_pass_the_safety_check` in
-tests/checkpoint/test_checkpoint.py. A change in Lightning's loops is detected by
-`test_an_engine_goes_on_where_another_stopped` in tests/engines/test_engines.py and by tests/faults/test_exact.py.
+A change in torch is detected by `test_a_checkpoint_round_trip_is_exact` and
+`test_torch_s_own_files_pass_the_safety_check` in tests/checkpoint/test_checkpoint.py. A change in Lightning's loops is
+detected by `test_an_engine_goes_on_where_another_stopped` in tests/engines/test_engines.py and by
+tests/faults/test_exact.py.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from lit_mnist.experiment.plan import Plan
 # The archive's record with the pickled values. A tensor's bytes are in the record `data/KEY`.
 VALUES_RECORD = "data.pkl"
 TENSOR_RECORD = re.compile(r"data/(\d{1,6})", re.ASCII)
-# Records that torch reads as code or unpickles, in other kinds of archives.
+# Records that torch executes or unpickles in other kinds of archives.
 _CODE = re.compile(r"code/.*|.*\.(?:pkl|pickle|py|pyc)", re.ASCII | re.IGNORECASE)
 _RECORD = re.compile(r"(?:(?!\.{1,2}/)[\w.-]+/)*(?!\.{1,2}$)[\w.-]+", re.ASCII)
 
-# The names that pickled tensors refer to.
+# The globals of a pickled tensor.
 MAKE_TENSOR = "torch._utils _rebuild_tensor_v2"
 MAKE_DICT = "collections OrderedDict"
 # An attribute of a network's state_dict: the versions of its layers.
@@ -45,12 +46,12 @@ ITEM_SIZES = {
 
 
 def is_harmless_record(name: str) -> bool:
-    """Returns whether a record can be neither code nor a path out of the archive; newer releases of torch add some."""
+    """Returns whether a record is neither code nor a path out of the archive. Newer releases of torch add records."""
     return name == VALUES_RECORD or (_RECORD.fullmatch(name) is not None and _CODE.fullmatch(name) is None)
 
 
 def lightning_loops(step: int, plan: Plan) -> dict[str, Any]:
-    """Returns the progress of Lightning's loops after so many optimizer steps, in or between epochs."""
+    """Returns the state dict of Lightning's loops after `step` optimizer steps."""
     epoch, batch = plan.position(step)
     done, begun = epoch, epoch + (batch > 0)
     batches, steps = epoch * plan.batches_per_epoch + batch, step % plan.steps_per_epoch

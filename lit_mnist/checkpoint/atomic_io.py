@@ -1,4 +1,4 @@
-"""Atomic writes: at every moment a file is the old one or the new one, also after a power failure."""
+"""Atomic writes: at any time the file is either the old or the new one, also after a power failure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-# At import: the umask can be read only by changing it, for all threads.
+# Read at import, since reading the umask changes it for all threads.
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 # The errors of a file system that does not support a call.
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-# The file systems whose folders cannot be flushed and that a warning has named.
+# The devices for which a warning was printed.
 _WARNED_OF: set[int] = set()
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a temporary file in the same folder; at the end it is flushed to the disk and renamed to `path`.
+    """Opens a temporary file in the same folder, flushes it to the disk at the end, and renames it to `path`.
 
     Raises:
-        OSError: The file cannot be written; the old file is still at `path`.
+        OSError: The file cannot be written; the old file remains.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -49,10 +49,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def atomic_link(path: Path, name: Path) -> None:
-    """Gives a file a second name, replacing a file of that name; a copy on file systems without hard links.
+    """Replaces `name` by a hard link to `path`, or by a copy on file systems without hard links.
 
     Raises:
-        OSError: It cannot be done; the old file still has the name.
+        OSError: The link cannot be created; the old file remains.
     """
     temporary = name.with_name(f".{name.name}.link.tmp")
     temporary.unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def atomic_link(path: Path, name: Path) -> None:
         atomic_copy(path, name)
         return
     os.replace(temporary, name)  # noqa: PTH105
-    # A rename between two names of one file does nothing: a killed run may have left them so.
+    # `os.replace` does nothing if both are already links to the same file.
     temporary.unlink(missing_ok=True)
     _flush_folder(name.parent)
 
@@ -76,7 +76,7 @@ def atomic_copy(path: Path, name: Path) -> None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Removes the temporary files of killed writers from a folder that no other process writes to."""
+    """Removes the temporary files of killed processes from a folder that no other process writes to."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 

@@ -1,9 +1,9 @@
-"""The checkpoint format of all engines: written atomically, verified by a hash on load, loaded without executing code.
+"""The checkpoint format of all engines: written atomically, verified by a hash, and loaded without executing code.
 
-The file is a Lightning checkpoint (`state_dict` with the prefix `net.`, optimizer, schedule, scaler, loops) with one
-more entry, `lit_mnist`: the number of the format, the experiment as plain values, the digest of the data set, and the
-SHA-256 of everything else in the file. A checkpoint of `Trainer.save_checkpoint` alone has no such entry: it can be
-evaluated, but not verified.
+The file is a Lightning checkpoint (`state_dict` with the prefix `net.`, optimizer, schedule, scaler, loops) with an
+additional entry `lit_mnist`: the format version, the experiment as plain values, the digest of the data set, and the
+SHA-256 of everything else in the file. A checkpoint of a stock `Trainer.save_checkpoint` has no such entry: it can be
+evaluated but not verified.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ def write_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
         checkpoint: Nested plain values and tensors, with a `lit_mnist` section.
 
     Raises:
-        InputError: It cannot be written; the old file is still there.
+        InputError: The file cannot be written; the old file remains.
     """
-    content = plain_values(checkpoint)
-    content = {**content, SECTION: {key: value for key, value in content[SECTION].items() if key != "sha256"}}
+    content = _without_hash(plain_values(checkpoint))
     section = {**content[SECTION], "sha256": content_sha256(content)}
     try:
         with atomic_file(path) as file:
@@ -47,7 +46,7 @@ def write_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
 
 
 def plain_values(value: Any, *, copy: bool = False) -> Any:
-    """Returns nested values as plain dicts, lists and tuples, with their tensors copied to the CPU if `copy` is set."""
+    """Converts nested values to plain dicts, lists and tuples, and copies the tensors to the CPU if `copy` is set."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True) if copy else value
     if isinstance(value, Mapping):
@@ -58,11 +57,11 @@ def plain_values(value: Any, *, copy: bool = False) -> Any:
 
 
 def read_checkpoint(path: Path, *, hashed: bool = True) -> dict[str, Any]:
-    """Reads a checkpoint onto the CPU and verifies it.
+    """Reads a checkpoint to the CPU and verifies it.
 
     Args:
         path: The file.
-        hashed: Whether it must have a SHA-256. Otherwise a checkpoint of `Trainer.save_checkpoint` is accepted, too.
+        hashed: Whether a SHA-256 is required. A checkpoint of a stock `Trainer.save_checkpoint` has none.
 
     Raises:
         InputError: The file is missing, unreadable, damaged, or not a checkpoint of this project.
@@ -93,9 +92,8 @@ def _verified(path: Path, checkpoint: object, *, hashed: bool) -> dict[str, Any]
         )
     if not isinstance(checkpoint, dict) or not isinstance(section, dict) or "sha256" not in section:
         raise InputError(f"{path} is not a checkpoint of this project: it has no {SECTION} section.")
-    content = {**checkpoint, SECTION: {key: value for key, value in section.items() if key != "sha256"}}
     try:
-        found = content_sha256(content)
+        found = content_sha256(_without_hash(checkpoint))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{path} is not a checkpoint of this project: {error}.") from error
     if found != section["sha256"]:
@@ -109,15 +107,20 @@ def _verified(path: Path, checkpoint: object, *, hashed: bool) -> dict[str, Any]
     return checkpoint
 
 
+def _without_hash(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    section = {key: value for key, value in checkpoint[SECTION].items() if key != "sha256"}
+    return {**checkpoint, SECTION: section}
+
+
 def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
-    """Returns the checkpoint of a run folder or a path.
+    """Returns the path of a checkpoint.
 
     Args:
         place: A run folder, its `checkpoints` folder, or a checkpoint file.
         preference: File names to look for in a folder, in order of preference.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no checkpoint.
     """
     try:
         if not place.is_dir():
@@ -133,35 +136,33 @@ def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
     raise InputError(f"The folder {place} holds no checkpoint ({' or '.join(preference)}).")
 
 
-def verified_checkpoint(place: Path, warn: Callable[[str], None]) -> Path:
-    """Returns the verified checkpoint whose weights a run folder or a path means.
-
-    Args:
-        place: As of `find_checkpoint`.
-        warn: Is called if the file has no SHA-256 to verify, or is not the best of its run.
-
-    Raises:
-        InputError: The file is missing, damaged, or not a checkpoint of this project.
-    """
-    path = find_checkpoint(place, (BEST, LAST))
-    if SECTION not in read_checkpoint(path, hashed=False):
-        warn(f"{path} was written by a Trainer: it has no SHA-256, and was not verified.")
-    if path.name == LAST and place.is_dir():
-        warn(f"{place} has no {BEST}: {path} is loaded.")
-    return path
-
-
 def find_weights(place: Path, report: Callable[[str], None]) -> Path:
-    """Returns the checkpoint to evaluate: of a run folder the best one, or else the last.
+    """Returns the path of the checkpoint to evaluate: the best one of a run folder, otherwise the last one.
 
     Args:
         place: See `find_checkpoint`.
-        report: Receives a message if it is not the best one.
+        report: Receives a message if the run folder has no best checkpoint.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no checkpoint.
     """
     found = find_checkpoint(place, (BEST, LAST))
     if found.name == LAST and place.is_dir():
         report(f"note: {place} has no {BEST}: these are the last weights, {found}")
     return found
+
+
+def find_verified_checkpoint(place: Path, warn: Callable[[str], None]) -> Path:
+    """Verifies the checkpoint that `find_weights` returns, and returns its path.
+
+    Args:
+        place: See `find_checkpoint`.
+        warn: Receives a message if the file is not the best of its run, or has no SHA-256.
+
+    Raises:
+        InputError: The file is missing, damaged, or not a checkpoint of this project.
+    """
+    path = find_weights(place, warn)
+    if SECTION not in read_checkpoint(path, hashed=False):
+        warn(f"{path} was written by a Trainer: it has no SHA-256, and was not verified.")
+    return path

@@ -1,4 +1,4 @@
-"""Which checkpoints a training keeps, when it saves them, and where it stops: at the same step on all ranks."""
+"""The checkpoint manager: when a training saves, which checkpoints it keeps, and after which step all ranks stop."""
 
 from __future__ import annotations
 
@@ -27,24 +27,21 @@ _STEPS_BETWEEN_TRACED = 50
 
 
 class CheckpointManager:
-    """Keeps the newest checkpoints and the best; without a validation split the newest is the best.
+    """Saves checkpoints, and keeps the newest ones and the best one. Without a validation split the newest is the best.
 
-    A checkpoint is copied at its step and written in the background: the training waits for the copy only, or for the
-    write before where that is not yet done.
-
-    As a context of the training it waits at the end until everything is on the disk; engines that save at an epoch's
-    end only call `wait`.
+    A checkpoint is copied after its step and written in the background. The training waits for the copy, and for the
+    previous write if it is not complete. At the end of its context the manager waits for the last write.
 
     Args:
         job: The job.
         rank: This rank.
         net: The bare network.
-        save: Makes a checkpoint of the training's state, on rank 0 at least, and passes it to `write` there.
-        step: Optimizer steps made before, where a run is resumed.
+        save: Called on every rank to save: creates a checkpoint and, on rank 0, passes it to `write`.
+        step: Optimizer steps before a resume.
         check_finite: Called before each save; raises NonFiniteError on all ranks if an earlier step was not finite.
 
     Attributes:
-        best: The best score on the validation split so far; below 0 for none.
+        best: The best validation score so far; negative if there is none.
     """
 
     def __init__(
@@ -61,7 +58,7 @@ class CheckpointManager:
         self.folder = job.folder / "checkpoints"
         self.best = -1.0
         run = job.experiment.run
-        # Fixed, where the collectives of a step are counted.
+        # Fixed if a trace counts the collectives of a step.
         steps = _STEPS_BETWEEN_TRACED if run.trace in {"steps", "traffic"} else None
         self._consensus = Consensus(rank, job.devices.of(rank), steps)
         self._step = step
@@ -73,7 +70,7 @@ class CheckpointManager:
         self._writing: Future[None] | None = None
 
     def resume(self, best: float) -> None:
-        """Takes the best score of a run that goes on, unless its checkpoint was damaged and is gone."""
+        """Restores the best score of a resumed run, unless its best checkpoint was damaged and removed."""
         if (self.folder / BEST).exists():
             self.best = best
 
@@ -81,21 +78,20 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Waits until what was saved is on the disk, also where the training ends by an error."""
         if error is None:
             self.wait()
             return
         with suppress(Exception):
             self.wait()
         if isinstance(error, NonFiniteError) and self.rank.world_size > 1:
-            # All ranks raise it: one that ended before the write is done would take rank 0 with it.
+            # All ranks raise it. A rank that exits before the write is complete would end rank 0.
             dist.barrier()
 
-    def step_done(self, step: int, *, ends_epoch: bool) -> None:
-        """Saves after a step where it is due, and stops where a signal has come; at an epoch's end `epoch_done` does.
+    def on_step_end(self, step: int, *, ends_epoch: bool) -> None:
+        """Saves if a checkpoint is due, and stops if a rank has received a signal, except at the end of an epoch.
 
         Raises:
-            StoppedError: A signal has come to some rank; all ranks raise it after the same step, which is saved.
+            StoppedError: A rank has received a signal. All ranks raise it after the same step, which is saved.
         """
         self._step = step
         if self._writing and self._writing.done():
@@ -104,52 +100,52 @@ class CheckpointManager:
             return
         run = self.job.experiment.run
         late = run.save_seconds is not None and time.monotonic() - self._saved_at >= run.save_seconds
-        decision = self._consensus.step_done(step, STOP.received, save=late and self.rank.is_first)
+        decision = self._consensus.on_step_end(step, STOP.received_signal, save=late and self.rank.is_first)
         if decision.save or decision.stop or (run.save_steps and step % run.save_steps == 0):
             self._save()
         if decision.stop:
             self._stop(decision.stop)
 
     def update_best(self, validation: Evaluation | None) -> bool:
-        """Returns whether an epoch that ends is the best so far."""
-        # Before the first validation, and without any, the newest weights are the best that are known.
+        """Updates the best score, and returns whether the epoch that ends is the best so far."""
+        # Until the first validation, the newest weights are the best.
         self._is_best = validation.score > self.best if validation else self.best < 0
         if validation and self._is_best:
             self.best = validation.score
         return self._is_best
 
-    def epoch_done(self, step: int, show: Callable[[], None] = lambda: None) -> None:
-        """Saves the epoch that ends, once it was judged, and stops where a signal has come.
+    def on_epoch_end(self, step: int, show: Callable[[], None] = lambda: None) -> None:
+        """Saves at the end of an epoch, after `update_best`, and stops if a rank has received a signal.
 
         Args:
-            step: Optimizer steps made.
-            show: Shows the epoch. It is called after the save, so that a terminal that takes nothing delays no save.
+            step: Optimizer steps so far.
+            show: Prints the epoch. It is called after the save, so that a blocked terminal does not delay the save.
 
         Raises:
-            StoppedError: As of `step_done`.
+            StoppedError: See `on_step_end`.
         """
         self._step = step
         self._save()
         show()
-        decision = self._consensus.settle(self._step, STOP.received)
+        decision = self._consensus.decide(self._step, STOP.received_signal)
         if decision.stop:
             self._stop(decision.stop)
 
     def write(self, checkpoint: Mapping[str, Any]) -> None:
-        """Copies a checkpoint and begins to write it; on rank 0 only.
+        """Copies a checkpoint and starts to write it; only rank 0 calls it.
 
         Raises:
-            InputError: The one before it could not be written.
+            InputError: The previous checkpoint could not be written.
         """
         content = plain_values(checkpoint, copy=True)
         self.wait()
         self._writing = self._writer.submit(self._files.put, content, self._step, is_best=self._is_best)
 
     def wait(self) -> None:
-        """Waits until what was saved is on the disk.
+        """Waits until the last checkpoint is on the disk.
 
         Raises:
-            InputError: It could not be written.
+            InputError: The checkpoint could not be written.
         """
         if self._writing:
             writing, self._writing = self._writing, None
@@ -158,7 +154,7 @@ class CheckpointManager:
     def _save(self) -> None:
         self.check_finite()
         weights = [weight.detach() for weight in self.net.parameters()]
-        # One read of the largest value checks all of them.
+        # A single read of the largest value checks all weights.
         if not math.isfinite(float(get_total_norm(weights, math.inf))):
             raise NonFiniteError(f"A weight was not finite after step {self._step}, which is not saved: lower --lr.")
         self.save()
@@ -168,6 +164,6 @@ class CheckpointManager:
     def _stop(self, signum: signal.Signals) -> None:
         self.wait()
         if self.rank.world_size > 1:
-            # A rank that ended before the checkpoint is written would take rank 0 with it.
+            # A rank that exits before the checkpoint is written would end rank 0.
             dist.barrier()
         raise StoppedError(f"Stopped by {signum.name} after step {self._step}.", signum)

@@ -1,4 +1,4 @@
-"""What a run may resume from or evaluate: a verified checkpoint with its experiment, and the rules for both."""
+"""A verified checkpoint with its experiment, and the rules for resuming and evaluating it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint
-from lit_mnist.checkpoint.saved_experiment import checked_experiment, experiment_of_a_trainer
-from lit_mnist.checkpoint.state import KEEPER
-from lit_mnist.checkpoint.store import CONFIG, run_folder_of
+from lit_mnist.checkpoint.saved_experiment import read_experiment, read_trainer_experiment
+from lit_mnist.checkpoint.state import MANAGER_STATE
+from lit_mnist.checkpoint.store import CONFIG, find_run_folder
 from lit_mnist.data.dataset import Dataset
-from lit_mnist.distributed.rank import cores, launched_from_outside, print_once, threads_per_rank
-from lit_mnist.distributed.terminal import shown
+from lit_mnist.distributed.rank import count_cores, launched_from_outside, print_once, threads_per_rank
+from lit_mnist.distributed.terminal import display_path
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment, flatten
 from lit_mnist.experiment.plan import Plan
 
-# A resumed run may change where, how and how far it trains, but not what it computes.
+# The settings that a resumed run may change, since they do not change what it computes.
 _MAY_CHANGE = {
     "model.compile",
     "model.weights",
@@ -46,7 +46,7 @@ class Saved:
         section: The `lit_mnist` section of the file.
         experiment: The experiment as nested plain values.
         step: Optimizer steps so far.
-        best: The best validation score so far; below 0 for none.
+        best: The best validation score so far; negative if there is none.
     """
 
     path: Path
@@ -61,22 +61,22 @@ class Saved:
 
         Args:
             path: The file.
-            hashed: Whether it must have a SHA-256. Otherwise a checkpoint of `Trainer.save_checkpoint`, which has only
-                the model and the seed of the experiment, is accepted, too.
+            hashed: Whether a SHA-256 is required. A checkpoint of a stock `Trainer.save_checkpoint` has none, and has
+                only the model and the seed of the experiment.
 
         Raises:
-            InputError: It is damaged, or not a checkpoint of this project and version.
+            InputError: The file is damaged, or not a checkpoint of this project and version.
         """
         checkpoint = read_checkpoint(path, hashed=hashed)
         if SECTION not in checkpoint:
-            num_classes, experiment = experiment_of_a_trainer(path, checkpoint)
+            num_classes, experiment = read_trainer_experiment(path, checkpoint)
             print_once(
-                f"note: {shown(path.absolute())} was written by Trainer.save_checkpoint: it has no SHA-256 and was not "
-                "verified, and it does not name the data that it was trained on"
+                f"note: {display_path(path.absolute())} was written by Trainer.save_checkpoint: it has no SHA-256, was "
+                "not verified, and does not name the data that it was trained on"
             )
             return cls(path, {"num_classes": num_classes}, experiment, checkpoint["global_step"], best=-1.0)
-        experiment = checked_experiment(path, checkpoint)
-        kept = checkpoint["callbacks"].get(KEEPER)
+        experiment = read_experiment(path, checkpoint)
+        kept = checkpoint["callbacks"].get(MANAGER_STATE)
         best = kept.get("best") if isinstance(kept, dict) else None
         best = best if isinstance(best, float) else -1.0
         return cls(path, checkpoint[SECTION], experiment, checkpoint["global_step"], best)
@@ -86,11 +86,8 @@ class Saved:
         return self.path.resolve().parent == folder.resolve()
 
     def to_resume(self) -> dict[str, Any]:
-        """Returns the default settings of a run that resumes.
-
-        Data are read where the checkpoint says, but not downloaded: see `may_fetch`.
-        """
-        # The machine may be another one, but the precision stays.
+        """Returns the default settings of a resumed run, with the data folder but without `data.download`."""
+        # The machine may differ, but not the precision.
         trainer = {**self.experiment["trainer"], "precision": self.section["precision"]}
         if launched_from_outside():
             trainer["devices"] = "auto"
@@ -98,7 +95,7 @@ class Saved:
         return {**self.experiment, "data": data, "trainer": trainer, "run": run}
 
     def to_evaluate(self) -> dict[str, Any]:
-        """Returns the default settings of an evaluation, on any devices and with data from any place."""
+        """Returns the default settings of an evaluation, without those for devices and the data folder."""
         is_double = self.experiment["trainer"]["precision"] == "64-true"
         trainer = {"precision": "64-true" if is_double else "auto"}
         model = {**self.experiment["model"], "compile": False}
@@ -107,12 +104,12 @@ class Saved:
         return {**self.experiment, "model": model, "data": data, "trainer": trainer, "run": {}}
 
     def may_fetch(self, given: Mapping[str, Any], data: DataSettings, *, trains: bool) -> bool:
-        """Returns whether missing data may be downloaded or made: never only because a checkpoint says so.
+        """Returns whether missing data may be downloaded or generated, which the user and not the checkpoint decides.
 
         Args:
-            given: The settings of the command line and its files, by their dotted keys.
+            given: The settings of the command line and its configuration files, by dotted keys.
             data: The resulting settings.
-            trains: Whether the training resumes: then the place of the data may be the checkpoint's.
+            trains: Whether the run resumes a training, whose data folder may come from the checkpoint.
         """
         if data.name == "mnist":  # Part of the package.
             return True
@@ -121,12 +118,12 @@ class Saved:
         return data.download or given.get("data.name") == data.name
 
     def threads(self, setting: int | None, ranks: int, report: Callable[[str], None]) -> int:
-        """Returns the number of threads of each rank of a resumed training: the same as before, unless it is set.
+        """Returns the number of threads per rank of a resumed training: by default the same as before.
 
         Args:
-            setting: `run.threads` of the command line or of the first start; None for neither.
+            setting: `run.threads` of the command line or of the first start, or None.
             ranks: Number of ranks of this machine.
-            report: Receives a message if the number changes, or differs from the default of this machine.
+            report: Receives a message if the number differs from before, or from the default of this machine.
         """
         used, before = int(self.section["threads"]), self.section.get("local_world_size")
         before = before if isinstance(before, int) else None
@@ -134,8 +131,8 @@ class Saved:
             default = threads_per_rank(None, ranks)
             if default != used:
                 report(
-                    f"each rank computes with {used} thread{'s' * (used != 1)}, as before, where {cores()} cores would "
-                    f"give it {default}: --run.threads sets another number, with which the result is not bit-identical."
+                    f"each rank uses {used} thread{'s' * (used != 1)}, as before; the default for {count_cores()} "
+                    f"cores is {default}. --run.threads sets another number, but the result is then not bit-identical."
                 )
             return used
         chosen = threads_per_rank(setting, ranks)
@@ -143,8 +140,8 @@ class Saved:
             why = f"there were {before or 'another number of'} ranks per machine before, and here are {ranks}"
             why = f"run.threads is {setting}" if setting else why
             report(
-                f"each rank computes with {chosen} thread{'s' * (chosen != 1)}, but with {used} before ({why}): the "
-                "result is not bit-identical to an uninterrupted run's."
+                f"each rank uses {chosen} thread{'s' * (chosen != 1)}, but {used} before ({why}): the result is not "
+                "bit-identical to that of an uninterrupted run."
             )
         return chosen
 
@@ -152,7 +149,7 @@ class Saved:
         """Checks that a file is the best checkpoint of this training up to this checkpoint.
 
         Raises:
-            InputError: It is missing, damaged, later, of another training, or not of the best epoch.
+            InputError: The file is missing, damaged, newer, of another training, or not of the best epoch.
         """
         best = Saved.read(path)
         if best.step > self.step:
@@ -161,12 +158,12 @@ class Saved:
         for key in own:
             if own[key] != other[key]:
                 raise InputError(f"{path} is of another training: its {key} is {other[key]}, not {own[key]}.")
-        # Every later checkpoint has the score of the best one.
+        # Every later checkpoint has the score of the best epoch.
         if best.best != self.best:
             raise InputError(f"{path} is not of the best epoch of the training: it has another score.")
 
     def _identity(self) -> dict[str, Any]:
-        """Returns what all checkpoints of one training have in common."""
+        """Returns the values that all checkpoints of a training share."""
         settings = {
             key: value
             for key, value in flatten(self.to_resume())
@@ -181,10 +178,10 @@ class Saved:
         return self.experiment["model"]["schedule"] == "constant" and not self.experiment["model"]["warmup"]
 
     def check_evaluation(self, experiment: Experiment, dataset: Dataset, *, validates: bool) -> None:
-        """Checks that the weights fit the network and the data, and that a validation split was not trained on.
+        """Checks that the weights fit the network and the data, and that the validation split was not trained on.
 
         Raises:
-            InputError: They do not fit.
+            InputError: The settings or the data do not fit.
         """
         if self.section["num_classes"] != dataset.num_classes:
             raise InputError(
@@ -194,7 +191,7 @@ class Saved:
         self._check_equal(experiment, ("model", *split), self.experiment)
 
     def check_same(self, experiment: Experiment) -> None:
-        """Checks that the settings of a resumed run compute the same training.
+        """Checks that a resumed run computes the same training.
 
         Raises:
             InputError: A setting differs; the message has both values.
@@ -202,13 +199,13 @@ class Saved:
         self._check_equal(experiment, ("model", "data", "trainer", "seed_everything"), self.to_resume())
 
     def check_resume(self, experiment: Experiment, dataset: Dataset, plan: Plan, *, may_be_done: bool = False) -> None:
-        """Checks that data, batches and length of a resumed run are those of the training; see also `check_same`.
+        """Checks that a resumed run has the same data, batches and length; see also `check_same`.
 
         Args:
             experiment: The experiment of the resumed run.
-            dataset: Its data.
-            plan: Its plan.
-            may_be_done: Whether the training may be complete, since the run was interrupted during the test.
+            dataset: The data set of the resumed run.
+            plan: The plan of the resumed run.
+            may_be_done: Whether a complete training is accepted, since the run was interrupted during the test.
 
         Raises:
             InputError: They differ, or no step is left.
@@ -237,10 +234,10 @@ class Saved:
             raise InputError(f"{self.path} has completed its {self.step} steps: there is nothing to resume {more}")
 
     def _train_further(self) -> str:
-        """Returns how to train the weights beyond the end of the schedule."""
-        origin = run_folder_of(self.path)
-        weights = shlex.quote(shown((origin or self.path).absolute()))
-        config = f"--config {shlex.quote(shown(origin / CONFIG))} " if origin else ""
+        """Returns advice on training the weights beyond the end of the schedule."""
+        origin = find_run_folder(self.path)
+        weights = shlex.quote(display_path((origin or self.path).absolute()))
+        config = f"--config {shlex.quote(display_path(origin / CONFIG))} " if origin else ""
         return f"To train further, begin a new run with these weights: {config}--model.weights {weights}"
 
     def _check_equal(self, experiment: Experiment, sections: tuple[str, ...], saved: dict[str, Any]) -> None:

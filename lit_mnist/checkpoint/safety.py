@@ -1,8 +1,8 @@
-"""Checks a file of torch.save before it is loaded: nothing that it names is imported, called or decompressed.
+"""Checks a file of torch.save before it is loaded, without importing, calling or decompressing anything in it.
 
-torch's own `weights_only` keeps code out, but not everything that exhausts the memory: `bytearray(10**12)`, a tensor of
-a thousand bytes that claims a terabyte, and a storage that claims to be longer than its record pass it. This project's
-checkpoints need few opcodes, few names and no compression.
+torch's `weights_only` blocks code, but not everything that exhausts the memory: it accepts `bytearray(10**12)`, a
+tensor of a thousand bytes that claims a terabyte, and a storage that claims to be longer than its record. The
+checkpoints of this project need few opcodes, few globals and no compression.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _ZIP_END, _ZIP64_END = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q4sLQL
 _LARGEST_FILE = 2**32
 _LARGEST_PICKLE = 2**24
 _MOST_RECORDS = 65_000
-# Tensors may share their bytes: together they may be so many times larger than the file.
+# Tensors may share storage: all tensors together may be this many times larger than the file.
 _MOST_SHARED = 4
 
 
 def load_checked(path: Path) -> Any:
-    """Loads a file of torch.save onto the CPU after `check_archive`, whose errors it raises."""
+    """Loads a file of torch.save to the CPU after `check_archive`, whose errors it raises."""
     with path.open("rb") as file:
         check_archive(file)
         file.seek(0)
@@ -35,11 +35,11 @@ def load_checked(path: Path) -> Any:
 
 
 def check_archive(file: IO[bytes]) -> None:
-    """Rejects a file that would import, call or decompress something, or take more memory than its size.
+    """Rejects a file that would import, call or decompress anything, or need more memory than its size.
 
     Raises:
-        UnsafeError: The file would do so.
-        Exception: It is not an archive, or a damaged one.
+        UnsafeError: The file is unsafe.
+        Exception: The file is damaged, or not an archive.
     """
     size = os.fstat(file.fileno()).st_size
     if size > _LARGEST_FILE:
@@ -48,14 +48,14 @@ def check_archive(file: IO[bytes]) -> None:
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         unpacked = sum(entry.file_size for entry in entries)
-        # torch does not compress: an archive that is larger than its file was made to exhaust the memory.
+        # torch does not compress.
         if unpacked > size:
             raise UnsafeError(f"it would unpack to {unpacked} bytes")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise UnsafeError("it is compressed")
         # torch's reader ignores case.
         if len({entry.filename.lower() for entry in entries}) != len(entries):
-            raise UnsafeError("it has two records of one name")
+            raise UnsafeError("it has two records with one name")
         folder = entries[0].filename.partition("/")[0] if entries else ""
         records = {entry.filename.removeprefix(f"{folder}/"): entry for entry in entries}
         for name, entry in records.items():
@@ -71,9 +71,9 @@ def check_archive(file: IO[bytes]) -> None:
 
 
 def _check_end(file: IO[bytes], size: int) -> None:
-    """Rejects an archive that two readers may find at different places, or that has very many records.
+    """Rejects an archive that has too many records, or that two readers may find at different offsets.
 
-    torch's reader counts offsets from the beginning of the file, Python's from where the archive seems to begin.
+    torch counts offsets from the beginning of the file, Python from the apparent beginning of the archive.
     """
     file.seek(0)
     if file.read(4) != b"PK\3\4":

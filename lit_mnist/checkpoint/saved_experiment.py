@@ -1,4 +1,4 @@
-"""The experiment in a checkpoint, checked as strictly as any other input."""
+"""Reads the experiment of a checkpoint, and checks it as strictly as any other input."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from lit_mnist.experiment.task import check_task
 from lit_mnist.models.build import build_net
 from lit_mnist.training.precision import UsedPrecision
 
-# A text setting of a saved experiment, unless it is a path.
+# Text settings, except those that are paths.
 _WORD = re.compile(r"[\w.:=,+-]*")
 _PATHS = ("data.root", "model.weights", "run.dir", "run.resume")
-# The entries that are read before the ranks start, and restored in them.
 _KINDS = {
     "global_step": int,
     "state_dict": dict,
@@ -39,16 +38,16 @@ _SECTION_KINDS = {
     "total_steps": int,
 }
 _MOST_CLASSES, _MOST_THREADS = 1000, 1024
-# Characters of a setting: the longest path of Linux.
+# Maximum number of characters of a setting: the longest path on Linux.
 _LONGEST_SETTING = 4096
 
 
-def checked_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the experiment of a checkpoint as nested plain values.
+def read_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the experiment of a verified checkpoint as nested plain values.
 
     Args:
-        path: The file, for the message.
-        checkpoint: Its content, whose hash was verified.
+        path: The file, for messages.
+        checkpoint: The content of the file.
 
     Raises:
         InputError: An entry is missing, of another type, or out of range.
@@ -58,7 +57,7 @@ def checked_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, A
         for name, kind in kinds.items():
             if type(values.get(name)) is not kind:
                 raise InputError(f"{path} is not a checkpoint of a run: its {name} is missing or of another type.")
-    experiment = _read_experiment(section["experiment"], path)
+    experiment = _parse_experiment(section["experiment"], path)
     _check_weights(path, checkpoint["state_dict"], section["num_classes"], experiment)
     if checkpoint["global_step"] < 0 or section["precision"] not in get_args(UsedPrecision):
         raise InputError(f"{path} is not a checkpoint of a run: its step or its precision is invalid.")
@@ -67,15 +66,15 @@ def checked_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, A
     return experiment
 
 
-def experiment_of_a_trainer(path: Path, checkpoint: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Returns the number of classes and the model of a checkpoint of `Trainer.save_checkpoint`.
+def read_trainer_experiment(path: Path, checkpoint: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Returns the number of classes, and the experiment with its model only, of a checkpoint of a stock `Trainer`.
 
     Args:
-        path: The file, for the message.
-        checkpoint: Its content.
+        path: The file, for messages.
+        checkpoint: The content of the file.
 
     Raises:
-        InputError: It is not a checkpoint of a `LitClassifier`.
+        InputError: The file is not a checkpoint of a `LitClassifier`.
     """
     found, weights = checkpoint["hyper_parameters"], checkpoint["state_dict"]
     if not isinstance(found, dict) or not isinstance(weights, dict) or type(checkpoint["global_step"]) is not int:
@@ -84,7 +83,7 @@ def experiment_of_a_trainer(path: Path, checkpoint: Mapping[str, Any]) -> tuple[
     num_classes, seed = model.pop("num_classes", None), model.pop("seed", None)
     if not isinstance(num_classes, int) or not isinstance(seed, int):
         raise InputError(f"{path} is not a checkpoint of a LitClassifier: it holds no num_classes and seed.")
-    known = _read_experiment({"model": model, "seed_everything": seed}, path)
+    known = _parse_experiment({"model": model, "seed_everything": seed}, path)
     _check_weights(path, weights, num_classes, known)
     exact = any(tensor.dtype == torch.float64 for tensor in weights.values())
     trainer = {"precision": "64-true" if exact else "auto"}
@@ -92,10 +91,9 @@ def experiment_of_a_trainer(path: Path, checkpoint: Mapping[str, Any]) -> tuple[
 
 
 def _check_weights(path: Path, weights: dict[str, Any], num_classes: int, experiment: dict[str, Any]) -> None:
-    """Rejects weights whose names or shapes are not those of the network."""
     if not 0 < num_classes <= _MOST_CLASSES:
         raise InputError(f"{path} is for {num_classes} classes: no data set here has as many.")
-    # The device `meta` has shapes only.
+    # Tensors on the meta device have no data.
     with torch.device("meta"):
         net = build_net(ModelSettings(**{**experiment["model"], "compile": False}), num_classes=num_classes, seed=0)
     wanted = {f"net.{name}": tuple(tensor.shape) for name, tensor in net.state_dict().items()}
@@ -104,8 +102,7 @@ def _check_weights(path: Path, weights: dict[str, Any], num_classes: int, experi
         raise InputError(f"{path} does not hold the weights of a {experiment['model']['net']}.")
 
 
-def _read_experiment(values: object, source: Path) -> dict[str, Any]:
-    """Returns the experiment of a checkpoint, checked as every configuration."""
+def _parse_experiment(values: object, source: Path) -> dict[str, Any]:
     if not isinstance(values, Mapping) or not values:
         raise InputError(f"{source} has no experiment.")
     try:

@@ -1,7 +1,7 @@
-"""What a training carries from step to step, and its checkpoint: what Lightning writes, written without Lightning.
+"""The state of a training, and its conversion to and from a Lightning checkpoint without Lightning.
 
-A checkpoint is one format for the engines that can go on with each other's runs. What Lightning keeps of its loops is
-a function of the step, and is written as such: so it does not matter who wrote it, or at which of its hooks.
+All engines write the same format and can resume each other's runs. The state of Lightning's loops is computed from the
+step, so that it does not depend on the engine or hook that saved it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from lit_mnist.checkpoint.format import FORMAT, SECTION
 from lit_mnist.errors import InputError
 from lit_mnist.training.job import Job
 
-# The names under which Lightning keeps the scaler and the best score: those of its plugin and of our callback.
-_SCALER, KEEPER = "MixedPrecision", "KeepCheckpoints"
+# The keys under which Lightning saves the state of its precision plugin and of the project's callback.
+_SCALER, MANAGER_STATE = "MixedPrecision", "KeepCheckpoints"
 _PREFIX = "net."
 
 
 @dataclass
 class TrainingState:
-    """Everything that a training carries from step to step.
+    """The state of a training.
 
     Attributes:
         net: The bare network.
-        optimizer: Its optimizer.
-        schedule: The learning rate's schedule.
-        scaler: The loss's scaler, enabled for float16 only.
-        step: Optimizer steps so far, those that the scaler left out included.
-        optimizer_steps: Steps that the optimizer really made.
+        optimizer: The optimizer.
+        schedule: The learning-rate schedule.
+        scaler: The gradient scaler, which is enabled for float16 only.
+        step: Optimizer steps so far, including those that the scaler skipped.
+        optimizer_steps: Optimizer steps so far without those that the scaler skipped.
     """
 
     net: nn.Module
@@ -52,7 +52,7 @@ class TrainingState:
 
         Args:
             job: The job.
-            best: The best score on the validation split so far; below 0 for none.
+            best: The best validation score so far; negative if there is none.
         """
         scaler = self.scaler.state_dict()
         return {
@@ -61,7 +61,7 @@ class TrainingState:
             "pytorch-lightning_version": version("lightning"),
             "state_dict": {_PREFIX + name: tensor.contiguous() for name, tensor in self.net.state_dict().items()},
             "loops": lightning_loops(self.step, job.plan),
-            "callbacks": {KEEPER: {"best": best}},
+            "callbacks": {MANAGER_STATE: {"best": best}},
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [self.schedule.state_dict()],
             **({_SCALER: scaler} if scaler else {}),
@@ -71,15 +71,15 @@ class TrainingState:
                 "seed": job.experiment.seed_everything,
                 **asdict(job.experiment.model),
             },
-            SECTION: section_of(job),
+            SECTION: make_section(job),
             "steps_made": self.optimizer_steps,
         }
 
     def restore(self, checkpoint: Mapping[str, Any]) -> float:
-        """Takes the state of a checkpoint, and returns the best score until then.
+        """Restores the state from a checkpoint, and returns the best validation score.
 
         Raises:
-            InputError: It is not the state of such a training.
+            InputError: The checkpoint does not fit this training.
         """
         try:
             self.net.load_state_dict(net_weights(checkpoint))
@@ -89,21 +89,21 @@ class TrainingState:
                 self.scaler.load_state_dict(checkpoint[_SCALER])
             self.step = int(checkpoint["global_step"])
             self.optimizer_steps = int(checkpoint["steps_made"])
-            return float(checkpoint["callbacks"][KEEPER]["best"])
+            return float(checkpoint["callbacks"][MANAGER_STATE]["best"])
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"The checkpoint's training state does not fit ({reason}): use another one.") from error
 
 
-def section_of(job: Job) -> dict[str, Any]:
-    """Returns the project's own section of a job's checkpoints: format, experiment and data as plain values."""
+def make_section(job: Job) -> dict[str, Any]:
+    """Returns the `lit_mnist` section of a job's checkpoints as plain values."""
     return {
         "format": FORMAT,
         "engine": job.engine,
         "experiment": job.experiment.to_dict(),
         "precision": job.precision,
         "threads": job.threads,
-        # nn.DataParallel is one rank on several devices.
+        # nn.DataParallel runs one rank on several devices.
         "local_world_size": min(job.devices.count, job.plan.world_size),
         "data_sha256": job.dataset.sha256,
         "num_classes": job.dataset.num_classes,
@@ -113,5 +113,5 @@ def section_of(job: Job) -> dict[str, Any]:
 
 
 def net_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Returns the bare network's weights of a checkpoint."""
+    """Returns the weights of the bare network from a checkpoint."""
     return {name.removeprefix(_PREFIX): tensor for name, tensor in checkpoint["state_dict"].items()}

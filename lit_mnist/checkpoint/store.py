@@ -1,4 +1,4 @@
-"""The checkpoints of a run on the disk: the last, the best, and older ones."""
+"""The checkpoint files of a run: the last one, the best one, and older ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CONFIG = "config.yaml"
 
 
 class CheckpointFolder:
-    """Writes a run's checkpoints so that a valid one exists at every moment.
+    """Writes the checkpoints of a run. At any time a valid checkpoint exists.
 
     Args:
-        path: The run's `checkpoints` folder.
-        keep: Number of the newest checkpoints to keep beside the best one.
-        last_step: The step of the last checkpoint if it is known to be valid.
+        path: The `checkpoints` folder of the run.
+        keep: Number of newest checkpoints to keep in addition to the best one.
+        last_step: The step of the last checkpoint, if it is known to be valid.
     """
 
     def __init__(self, path: Path, *, keep: int, last_step: int | None = None) -> None:
@@ -29,29 +29,29 @@ class CheckpointFolder:
         self._last_step = last_step
 
     def put(self, checkpoint: Mapping[str, Any], step: int, *, is_best: bool) -> None:
-        """Writes a checkpoint once, under all its names, and renames the last one to an older one.
+        """Writes a checkpoint as the last one and, with a link, the best one.
 
         Args:
             checkpoint: See `write_checkpoint`.
-            step: Its optimizer steps.
-            is_best: Whether it is also the best.
+            step: Number of optimizer steps.
+            is_best: Whether it is also the best checkpoint.
 
         Raises:
-            InputError: It cannot be written; the earlier checkpoints remain.
-            OSError: An older one cannot be renamed or removed.
+            InputError: The checkpoint cannot be written; earlier checkpoints remain.
+            OSError: An older checkpoint cannot be linked or removed.
         """
         last, best = self.path / LAST, self.path / BEST
         if self.keep > 1 and self._last_step is not None and self._last_step < step and last.exists():
             atomic_link(last, self.path / _older_name(self._last_step))
         if is_best:
-            # The best first: a run that is killed between the two then resumes before this epoch.
+            # The best first: a run that is killed between the two writes then resumes before this epoch.
             write_checkpoint(best, checkpoint)
             atomic_link(best, last)
         else:
             write_checkpoint(last, checkpoint)
         self._last_step = step
         older = _older(self.path)
-        # Later ones belong to steps that the run has discarded, since it resumed from an earlier checkpoint.
+        # Checkpoints of later steps were discarded when the run resumed from an earlier checkpoint.
         kept = [path for path in older if _step_in(path.name) < step][: self.keep - 1]
         for path in set(older) - set(kept):
             path.unlink()
@@ -62,25 +62,25 @@ def _older_name(step: int) -> str:
 
 
 def _step_in(name: str) -> int:
-    """Returns the step in a name that `_older_name` has made, or -1 for any other name."""
+    """Returns the step in a name from `_older_name`, or -1 for any other name."""
     found = re.fullmatch(r"step-(\d+)\.ckpt", name)
     return int(found[1]) if found and name == _older_name(int(found[1])) else -1
 
 
 def _older(folder: Path) -> list[Path]:
-    """Returns the older checkpoints, the newest first."""
+    """Returns the older checkpoints, newest first."""
     written = [path for path in folder.glob("step-*.ckpt") if _step_in(path.name) >= 0]
     return sorted(written, key=lambda path: _step_in(path.name), reverse=True)
 
 
 class Found(NamedTuple):
-    """A valid checkpoint, and its optimizer steps."""
+    """A valid checkpoint and its number of optimizer steps."""
 
     path: Path
     step: int
 
 
-def newest_valid(place: Path, report: Callable[[str], None]) -> Found | None:
+def find_newest_valid(place: Path, report: Callable[[str], None]) -> Found | None:
     """Returns the newest valid checkpoint of a run, or None if there is none.
 
     Args:
@@ -88,7 +88,7 @@ def newest_valid(place: Path, report: Callable[[str], None]) -> Found | None:
         report: Receives a message for each damaged checkpoint that is skipped.
     """
     folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
-    # The best may be newer or older than the older ones. Those that are older than a valid one need not be read.
+    # The best checkpoint may have any age. After a valid one, the older ones need not be read.
     found: list[Found] = []
     for path in (folder / LAST, *_older(folder), folder / BEST):
         if not path.is_file() or (found and path.name not in {LAST, BEST}):
@@ -106,7 +106,7 @@ def newest_valid(place: Path, report: Callable[[str], None]) -> Found | None:
     return max(found, key=lambda checkpoint: checkpoint.step, default=None)
 
 
-def run_folder_of(checkpoint: Path) -> Path | None:
+def find_run_folder(checkpoint: Path) -> Path | None:
     """Returns the run folder that contains a checkpoint, or None if it is not in one."""
     folder = checkpoint.resolve().parent
     return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).exists() else None

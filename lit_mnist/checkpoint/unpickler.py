@@ -1,6 +1,6 @@
-"""Reads pickled values with placeholders for tensors, by an interpreter of the few opcodes that a checkpoint needs.
+"""A pickle interpreter for the few opcodes that a checkpoint needs, with placeholders for tensors.
 
-Python's own interpreter fills the memory for a large memo index, and overflows its stack for a deeply nested key.
+Python's own unpickler exhausts the memory for a large memo index, and overflows the stack for a deeply nested key.
 """
 
 from __future__ import annotations
@@ -52,22 +52,21 @@ class _Tensor:
 
 
 def check_values(content: bytes, sizes: dict[str, int], most_bytes: int) -> None:
-    """Rejects pickled values that would call or import something, or exhaust the memory.
+    """Rejects a pickle that would call or import anything, or exhaust the memory.
 
     Args:
-        content: The pickled values.
-        sizes: Bytes of the tensors' records, by their keys.
-        most_bytes: Bytes that all tensors together may have.
+        content: The pickle.
+        sizes: Bytes of the tensor records, by key.
+        most_bytes: Maximum number of bytes of all tensors together.
 
     Raises:
-        UnsafeError: They would do so.
+        UnsafeError: The pickle is unsafe.
         Exception: The pickle is damaged.
     """
     _check_size(_build(content, sizes), most_bytes)
 
 
 def _build(content: bytes, sizes: dict[str, int]) -> Any:  # noqa: PLR0912 (a case for each opcode)
-    """Returns the values with placeholders for tensors; arguments as `check_values`."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[Any, Any] = {}
@@ -80,7 +79,7 @@ def _build(content: bytes, sizes: dict[str, int]) -> Any:  # noqa: PLR0912 (a ca
 
     for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         if number > _MOST_OPCODES:
-            raise UnsafeError("its values are too many")
+            raise UnsafeError("it has too many values")
         match opcode.name:
             case "PROTO" | "STOP":
                 pass
@@ -100,7 +99,7 @@ def _build(content: bytes, sizes: dict[str, int]) -> Any:  # noqa: PLR0912 (a ca
                 _expect(stack[-1], list).extend(items)
             case "SETITEM" | "SETITEMS":
                 items = since_mark() if opcode.name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-                # Hashing a tuple as a key may never end, or overflow the stack.
+                # Hashing a nested tuple may never end, or overflow the stack.
                 keys = [_expect(key, str, int) for key in items[::2]]
                 _expect(stack[-1], dict).update(zip(keys, items[1::2], strict=True))
             case "BINPUT" | "LONG_BINPUT":
@@ -115,7 +114,7 @@ def _build(content: bytes, sizes: dict[str, int]) -> Any:  # noqa: PLR0912 (a ca
                 arguments, made = stack.pop(), stack.pop()
                 stack.append({} if (made, arguments) == (_Name(MAKE_DICT), ()) else _tensor(made, arguments))
             case "BUILD" if isinstance(stack[-2], dict) and set(_expect(stack[-1], dict)) == {VERSIONS}:
-                # Nothing here reads the versions of the layers.
+                # The versions of the layers are not needed.
                 stack.pop()
             case _:
                 asked = str(argument).replace(" ", ".") if opcode.name == "GLOBAL" else opcode.name
@@ -125,7 +124,6 @@ def _build(content: bytes, sizes: dict[str, int]) -> Any:  # noqa: PLR0912 (a ca
 
 
 def _expect(value: Any, *kinds: type) -> Any:
-    """Returns a value of one of the types, and rejects any other."""
     if type(value) not in kinds:
         raise UnsafeError(
             f"it has a {type(value).__name__} where it needs {' or '.join(kind.__name__ for kind in kinds)}"
@@ -134,7 +132,6 @@ def _expect(value: Any, *kinds: type) -> Any:
 
 
 def _storage(pid: Any, sizes: dict[str, int]) -> _Storage:
-    """Returns a placeholder for a tensor's bytes, which its record must hold."""
     match pid:
         case ("storage", _Name(kind), str(key), str(), int(count)) if kind in ITEM_SIZES:
             if sizes.get(key) == count * ITEM_SIZES[kind]:
@@ -143,7 +140,7 @@ def _storage(pid: Any, sizes: dict[str, int]) -> _Storage:
 
 
 def _tensor(made: Any, arguments: Any) -> _Tensor:
-    """Returns a placeholder for a tensor. One that repeats its bytes would exhaust the memory when it is copied."""
+    # A tensor that repeats its bytes would exhaust the memory when it is copied.
     match made, arguments:
         case _Name(name), (_Storage() as storage, int(offset), tuple(shape), tuple(strides), bool(), {**hooks}) if (
             name == MAKE_TENSOR and not hooks and len(shape) == len(strides) <= _MOST_DIMENSIONS
@@ -157,7 +154,7 @@ def _tensor(made: Any, arguments: Any) -> _Tensor:
 
 
 def _check_size(value: Any, most_bytes: int) -> None:
-    """Rejects values that are nested too deeply, or that are far larger than the file since they are shared."""
+    """Rejects values that are nested too deeply, or that are far larger than the file because they are shared."""
     left = _MOST_VALUES
     waiting: list[tuple[Any, int]] = [(value, 0)]
     while waiting:
@@ -176,4 +173,4 @@ def _check_size(value: Any, most_bytes: int) -> None:
         elif isinstance(item, int) and item.bit_length() > _LONGEST_NUMBER:
             raise UnsafeError("it holds a number that is too long")
         if left < 0 or most_bytes < 0 or depth > _DEEPEST:
-            raise UnsafeError("its values are nested too deeply, or are too many")
+            raise UnsafeError("its values are nested too deeply, or there are too many")

@@ -1,6 +1,6 @@
-"""The initial weights of a training: torchvision's for a backbone, or those of a file.
+"""The initial weights of a training, from torchvision or from a file.
 
-They are read once, before the ranks start, and checked against the names and shapes of the network.
+They are read once before the ranks start, and checked against the names and shapes of the network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
 
-# Parts of torchvision's networks that the networks here do not have.
+# Parts of torchvision's networks that this project's networks do not have.
 _UNUSED = ("aux_classifier.",)
 _NET = "net."
 
@@ -27,15 +27,15 @@ _NET = "net."
 def read_weights(
     settings: ModelSettings, *, num_classes: int, report: Callable[[str], None] = print
 ) -> dict[str, torch.Tensor] | None:
-    """Returns the weights that `model.weights` names, with the names of the network; None for random weights.
+    """Returns the state dict that `model.weights` selects, or None for random weights.
 
     Args:
         settings: The weights and the network.
         num_classes: Number of classes.
-        report: Receives a message if the weights of a run folder are not its best.
+        report: Receives a message if a run folder has no best checkpoint.
 
     Raises:
-        InputError: They cannot be read or downloaded, or belong to another network.
+        InputError: The weights cannot be read or downloaded, or belong to another network.
     """
     if settings.weights == "none":
         return None
@@ -44,7 +44,7 @@ def read_weights(
     path = Path(settings.weights).expanduser()
     if path.is_dir():
         path = find_weights(path, report)
-    # The device `meta` has shapes only.
+    # Tensors on the meta device have no data.
     with torch.device("meta"):
         wanted = build_net(settings, num_classes=num_classes, seed=0).state_dict()
     found = {name: tensor for name, tensor in _read(path).items() if not str(name).startswith(_UNUSED)}
@@ -59,7 +59,6 @@ def read_weights(
 
 
 def _check(path: Path, name: str, tensor: object, wanted: torch.Tensor, what: str) -> None:
-    """Rejects a tensor that does not fit the network, or that holds infinite values or NaN."""
     shape = tuple(getattr(tensor, "shape", ()))
     if not isinstance(tensor, torch.Tensor) or shape != tuple(wanted.shape):
         raise InputError(
@@ -72,7 +71,6 @@ def _check(path: Path, name: str, tensor: object, wanted: torch.Tensor, what: st
 
 
 def _read(path: Path) -> Mapping[str, torch.Tensor]:
-    """Returns the tensors of a file by their names, without executing anything in it."""
     if not path.is_file():
         raise InputError(
             f"model.weights: there is no file {path}: use none, backbone, a run folder, or a file of weights."
@@ -112,7 +110,7 @@ def _read_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
 
 
 def _backbone(settings: ModelSettings) -> dict[str, torch.Tensor]:
-    """Returns torchvision's weights of a backbone, downloaded once into torch's cache."""
+    """Returns torchvision's weights of a backbone, which are downloaded once into torch's cache."""
     from torchvision.models import get_model_weights
 
     url = str(get_model_weights(settings.net.removeprefix("deeplabv3_"))["IMAGENET1K_V1"].url)
@@ -131,18 +129,18 @@ def _backbone(settings: ModelSettings) -> dict[str, torch.Tensor]:
             f"model.weights backbone: {path.name} could not be downloaded ({error}). Check the network, or put the "
             f"file of {url} into {path.parent}."
         ) from error
-    # The name ends with the first digits of the digest.
+    # The file name ends with the first digits of the digest.
     if not digest.startswith(path.stem.rpartition("-")[2]):
         raise InputError(f"model.weights backbone: {path} is damaged (its SHA-256 is {digest}): remove it.")
     return backbone_weights(settings, torch.load(path, map_location="cpu", weights_only=True))
 
 
 def backbone_weights(settings: ModelSettings, published: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the weights of a backbone with the names of the network.
+    """Renames torchvision's weights of a backbone as in the network.
 
     Args:
         settings: The network.
-        published: The weights of torchvision's classifier; its last layers are not used.
+        published: The state dict of torchvision's classifier; its last layers are not used.
     """
     with torch.device("meta"):
         wanted = build_net(replace(settings, weights="none"), num_classes=1, seed=0).state_dict()

@@ -13,7 +13,7 @@ from typing import IO
 from lit_mnist.checkpoint.atomic_io import atomic_copy
 from lit_mnist.checkpoint.format import BEST, LAST
 from lit_mnist.checkpoint.resume import Saved
-from lit_mnist.checkpoint.store import CONFIG, run_folder_of
+from lit_mnist.checkpoint.store import CONFIG, find_run_folder
 from lit_mnist.cli.parser import Request
 from lit_mnist.cli.validate import Validated, continues_in_place
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
@@ -71,7 +71,7 @@ def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path,
         InputError: The folder is another run's, cannot be written, or has a name that not all ranks know.
     """
     request, experiment, saved = validated.request, validated.experiment, validated.saved
-    origin = run_folder_of(saved.path) if saved and request.trains else None
+    origin = find_run_folder(saved.path) if saved and request.trains else None
     path = _path(validated, origin)
     if not _writes():
         return path, None
@@ -122,7 +122,7 @@ def _folder_to_resume(request: Request) -> Path | None:
     try:
         # A run folder, its `checkpoints` folder, or a file in it.
         inside = [source / "checkpoints" / LAST, source / LAST] if source.is_dir() else [source]
-        origin = next(filter(None, map(run_folder_of, inside)), None)
+        origin = next(filter(None, map(find_run_folder, inside)), None)
         chosen = request.run_dir
         return origin if origin and (chosen is None or Path(chosen).resolve() == origin) else None
     except (OSError, RuntimeError):

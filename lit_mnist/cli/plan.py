@@ -10,7 +10,7 @@ from lit_mnist.cli.parser import Request
 from lit_mnist.cli.validate import Validated, continues_in_place
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import launched_from_outside, print_once, threads_per_rank, warn_once
-from lit_mnist.distributed.terminal import shown
+from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.capabilities import CAPABILITIES
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, RunSettings
@@ -62,7 +62,7 @@ def plan(validated: Validated, loaded: Loaded) -> Planned:
         # The run may have been interrupted while it tested its weights.
         may_be_done = continues_in_place(request) and not (Path(str(request.run_dir)) / RESULT).exists()
         saved.check_resume(experiment, loaded.dataset, made, may_be_done=may_be_done)
-        print_once(f"note: resuming from {shown(saved.path.absolute())} after step {saved.step}")
+        print_once(f"note: resuming from {display_path(saved.path.absolute())} after step {saved.step}")
     elif saved:
         saved.check_evaluation(experiment, loaded.dataset, validates=request.command == "validate")
     if made.dropped:

@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 from torch.distributed import DistNetworkError
 
-from lit_mnist.checkpoint.store import newest_valid
+from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.parser import Request
 from lit_mnist.cli.prepare import Prepared, prepare
-from lit_mnist.distributed.failure import disk_error, end_rank, own_failure, report_failure
+from lit_mnist.distributed.failure import convert_disk_error, exit_rank, explain_failure, report_failure
 from lit_mnist.distributed.launcher import Work, launch
 from lit_mnist.distributed.rank import Rank, launched_from_outside
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.rendezvous import choose_interface, use_loopback
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.terminal import print_failure, shown
+from lit_mnist.distributed.terminal import display_path, print_failure
 from lit_mnist.engines.rank_work import do_job
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.run.finish import program
@@ -89,7 +89,7 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
             print_failure(error, _how_to_resume(prepared.job), RANK_STATUS.print_error)
         if prepared.folder:
             prepared.folder.release()
-        end_rank(error)
+        exit_rank(error)
 
     STOP.listen(end)
     try:
@@ -100,14 +100,14 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
     except DistNetworkError as error:
         report = report_failure(error)
         if "EADDRINUSE" not in str(error):
-            raise RankLostError(own_failure(report)) from error
+            raise RankLostError(explain_failure(report)) from error
         port = os.environ["MASTER_PORT"]
         raise InputError(f"The port {port} is taken by another program: set another MASTER_PORT.") from error
     except Exception as error:
         report = report_failure(error)
-        if isinstance(known := disk_error(error), LitMnistError):
+        if isinstance(known := convert_disk_error(error), LitMnistError):
             raise known from error
-        raise RankLostError(own_failure(report)) from error
+        raise RankLostError(explain_failure(report)) from error
 
 
 def _how_to_resume(job: Job | None, *, only_with_checkpoint: bool = False) -> str:
@@ -115,13 +115,13 @@ def _how_to_resume(job: Job | None, *, only_with_checkpoint: bool = False) -> st
     if job is None or not job.trains or not job.resumable:
         return ""
     damaged: list[str] = []
-    found = newest_valid(job.folder, damaged.append)
+    found = find_newest_valid(job.folder, damaged.append)
     notes = "".join(f"\n{note}" for note in damaged)
-    command, folder = program(job.engine), shlex.quote(shown(job.folder))
+    command, folder = program(job.engine), shlex.quote(display_path(job.folder))
     if found is None:
         none = "\nThere is no checkpoint to resume from: --save-every 30s saves within an epoch."
         return notes if only_with_checkpoint else notes + none
     if found.step >= job.plan.total_steps:
         return f"{notes}\nThe training was complete: test its weights with: {command} test --ckpt {folder}"
-    newest = f"The newest valid checkpoint, after step {found.step}, is {shown(found.path)}"
+    newest = f"The newest valid checkpoint, after step {found.step}, is {display_path(found.path)}"
     return f"{notes}\n{newest}; resume with: {command} --resume {folder}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_mnist.checkpoint.format import LAST, find_checkpoint, find_weights
 from lit_mnist.checkpoint.resume import Saved
-from lit_mnist.checkpoint.store import newest_valid
+from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.parser import Request
 from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, warn_once
@@ -112,14 +112,14 @@ def _find_saved(request: Request) -> Saved | None:
     found = None
     if continues_in_place(request):
         place = Path(str(request.run_dir))
-        found = newest_valid(place, warn_once)
+        found = find_newest_valid(place, warn_once)
         if found is None and list(place.glob("checkpoints/*.ckpt")):
             raise InputError(f"The folder {place} holds checkpoints, but no valid one: move them away to start again.")
     if found is None and request.resume and request.resume != "auto":
         place = Path(request.resume)
         if not place.is_dir():
             return Saved.read(find_checkpoint(place, (LAST,)))
-        found = newest_valid(place, warn_once)
+        found = find_newest_valid(place, warn_once)
         if found is None:
             raise InputError(f"The folder {place} holds no valid checkpoint to resume from.")
     return Saved.read(found.path) if found else None

@@ -21,7 +21,7 @@ from lit_mnist.data.dataset import load_dataset
 from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.distributed.rank import launched_from_outside, threads_per_rank
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.terminal import print_line, shown
+from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.schema import as_flags
@@ -111,7 +111,7 @@ def compare(request: Request, command: str, main: Main) -> int:
     write_text(folder.path / JSON, json.dumps(comparison, indent=2) + "\n")
     write_comparison(folder.path / PAGE, comparison)
     print(text(comparison))
-    print(f"results   {shown(folder.path / JSON)}, {shown(folder.path / PAGE)}", flush=True)
+    print(f"results   {display_path(folder.path / JSON)}, {display_path(folder.path / PAGE)}", flush=True)
     return 0 if comparison["equal"] else 1
 
 

@@ -1,9 +1,9 @@
-"""Private parts of torch that this folder uses, each with the test that detects a change in torch.
+"""The private parts of torch that this folder uses, with the tests that detect a change in torch.
 
 - `RankAgent` overrides private methods of torch's elastic agent. Detected in tests/distributed/test_launcher.py by
-  `test_a_refusal_in_a_rank_is_never_restarted` and
-  `test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed`, and in tests/faults/test_kill.py by
-  `test_nothing_is_left_of_a_run_of_which_one_process_is_killed`.
+  `test_an_input_error_in_a_rank_never_causes_a_restart` and
+  `test_files_that_another_user_plants_in_the_temporary_folder_are_not_executed`, and in tests/faults/test_kill.py by
+  `test_no_process_remains_after_one_process_is_killed`.
 - `set_env_rendezvous` replaces a registered handler, and `AGENT_STORE` is an undocumented variable. Detected by
   `test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle` (tests/distributed/test_launcher.py).
 - `write_error_file` writes a file that torchrun reads, and `is_gloo_error` matches the text of gloo's errors. Detected
@@ -34,7 +34,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 from lit_mnist.distributed.private_folder import temporary_files_in
 from lit_mnist.distributed.signals import STOP, blocked
 
-# If it is "True", rank 0 opens no store, since the launcher has opened one.
+# If it is "True", rank 0 does not open a store, since the launcher has opened one.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # gloo's errors begin with the place in its source that raised them.
@@ -45,11 +45,11 @@ _SECONDS_TO_DIE = 10
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """The ranks at the moment when a failure was noticed, before the other ranks were ended.
+    """The ranks at the time of a failure, before the agent ends the remaining ranks.
 
     Attributes:
-        exit_codes: The exit code of each rank: None if it was still running, negative for the number of a signal.
-        pids: The process of each rank.
+        exit_codes: The exit code of each rank: None if it was running, -N if signal N killed it.
+        pids: The process ID of each rank.
     """
 
     exit_codes: dict[int, int | None]
@@ -57,28 +57,28 @@ class FailedAttempt:
 
 
 class RankAgent(LocalElasticAgent):
-    """torch's agent for the ranks of this machine, which ends failed launches faster and restarts them less often.
+    """torch's elastic agent with faster shutdown, restarts that depend on the exit code, and failure reports.
 
-    torch's own agent restarts the ranks after any failure, waits 30 seconds for the remaining ones, reports one rank's
-    exit code, and raises an exception on a signal.
+    The base class restarts the ranks after any failure, waits 30 seconds for the remaining ranks, reports the exit code
+    of one rank, and raises an exception on a signal.
 
     Args:
-        private: The private folder of the launch. torch unpickles error files, so that they must be in there.
-        final_codes: Exit codes after which the ranks are not restarted.
-        on_failure: Called after each failed attempt, with whether the ranks are restarted.
-        while_running: Called repeatedly with the processes of the ranks.
+        private: The private folder of the launch. torch unpickles error files, so they must be in this folder.
+        no_restart_exit_codes: Exit codes after which the ranks are not restarted.
+        on_failure: Called after each failed attempt with the attempt, and with whether the ranks are restarted.
+        while_running: Called repeatedly with the process IDs of the ranks.
     """
 
     def __init__(
         self,
         *args: Any,
         private: Path,
-        final_codes: Container[int],
+        no_restart_exit_codes: Container[int],
         on_failure: Callable[[FailedAttempt, bool], None],
         while_running: Callable[[Iterable[int]], None],
         **kwargs: Any,
     ) -> None:
-        # This project reports failures and handles signals itself. The agent must handle some signal.
+        # The project reports failures and handles signals itself. The agent must handle at least one signal.
         for name in list(logging.root.manager.loggerDict):
             if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -88,12 +88,12 @@ class RankAgent(LocalElasticAgent):
             kwargs["shutdown_timeout"] = _SECONDS_TO_EXIT
         super().__init__(*args, **kwargs)
         self._private = private
-        self._final_codes = final_codes
+        self._final_codes = no_restart_exit_codes
         self._on_failure = on_failure
         self._while_running = while_running
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        # Blocked until the ranks have installed their handlers. Older releases of torch install handlers of their own.
+        # Signals stay blocked until the ranks have installed their handlers. Older releases of torch replace handlers.
         with blocked(), temporary_files_in(self._private):
             started = super()._start_workers(worker_group)
             STOP.register()
@@ -112,11 +112,11 @@ class RankAgent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
             if not codes:
-                # A rank has ended in between, and torch has ended the others: only its result tells which was first.
+                # A rank has exited since the check, and torch has ended the others: only its result has the first one.
                 first = {rank: failure.exitcode for rank, failure in result.failures.items()}
                 attempt = FailedAttempt(dict.fromkeys(attempt.exit_codes) | first, attempt.pids)
                 codes = list(first.values())
-            if STOP.received or any(code in self._final_codes for code in codes):
+            if STOP.received_signal or any(code in self._final_codes for code in codes):
                 self._remaining_restarts = 0
             self._on_failure(attempt, self._remaining_restarts > 0)
         return result
@@ -131,13 +131,13 @@ class RankAgent(LocalElasticAgent):
 
 
 def end_processes(processes: Iterable[BaseProcess]) -> None:
-    """Waits a second for processes to exit, and kills the remaining ones, such as stopped ones."""
+    """Waits a second for processes to exit, and kills those that remain."""
     processes = list(processes)
     _join(processes, _SECONDS_TO_EXIT)
     for process in processes:
         with suppress(ProcessLookupError):
             process.kill()
-    # A process that waits for a GPU's driver does not even react to SIGKILL.
+    # A process that waits for a GPU driver does not react even to SIGKILL.
     _join(processes, _SECONDS_TO_DIE)
 
 
@@ -148,21 +148,17 @@ def _join(processes: Sequence[BaseProcess], seconds: float) -> None:
 
 
 def set_env_rendezvous(handler: Callable[..., Iterator[tuple[dist.Store, int, int]]]) -> None:
-    """Replaces the rendezvous of `init_method="env://"` in this process.
-
-    Args:
-        handler: Takes a URL and a timeout, and yields the store, this rank and the world size.
-    """
+    """Sets the rendezvous handler of `init_method="env://"`, which yields the store, the rank and the world size."""
     _rendezvous_handlers["env"] = handler
 
 
 def write_error_file(message: str, stack: str, seconds: float) -> None:
-    """Writes an error where torchrun looks for it, if torchrun has started this process.
+    """Writes torchrun's error file if torchrun has started this process.
 
     Args:
-        message: The error's message.
-        stack: Its traceback.
-        seconds: When it was raised, in seconds since 1970.
+        message: The error message.
+        stack: The traceback.
+        seconds: Time of the error in seconds since 1970.
     """
     if path := os.environ.get(_ERROR_FILE):
         extra = {"py_callstack": stack, "timestamp": str(int(seconds))}
@@ -171,5 +167,5 @@ def write_error_file(message: str, stack: str, seconds: float) -> None:
 
 
 def is_gloo_error(error: BaseException) -> bool:
-    """Returns whether the text of an error is that of gloo's connections."""
+    """Returns whether the message of an error is one of gloo's transport."""
     return type(error) is RuntimeError and _RAISED_BY_GLOO.match(str(error)) is not None

@@ -1,4 +1,4 @@
-"""The consensus of the ranks: what one rank knows (a signal, a due checkpoint) and all act on after the same step."""
+"""The consensus of the ranks: all ranks react to a signal or a due checkpoint after the same step."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _SECONDS_BETWEEN = 0.25
 
 
 class Decision(NamedTuple):
-    """What the ranks have decided: the signal to stop by, or None, and whether to save."""
+    """What the ranks have decided: the signal that stops them, if any, and whether to save."""
 
     stop: signal.Signals | None = None
     save: bool = False
 
 
 class Consensus:
-    """Lets the ranks decide together about every quarter of a second, by one all-reduce of a few numbers.
+    """Reaches a decision about every quarter of a second, with one all-reduce of a few numbers.
 
-    The number of steps between two decisions is computed from the time per step of the slowest rank, and is part of
-    each decision, so that the ranks agree on it too.
+    The all-reduce also yields the time per step of the slowest rank. It determines the number of steps until the next
+    decision, which is thus the same on all ranks.
 
     Args:
         rank: This rank.
         device: Its device.
-        steps: A fixed number of steps between decisions instead.
+        steps: A fixed number of steps between decisions.
     """
 
     def __init__(self, rank: Rank, device: torch.device, steps: int | None = None) -> None:
@@ -40,12 +40,12 @@ class Consensus:
         self._left = self._between = steps or 1
         self._since = time.monotonic()
 
-    def step_done(self, step: int, received: signal.Signals | None, *, save: bool) -> Decision:
-        """Counts a step, and decides if it is time to; every rank must call it after every step."""
+    def on_step_end(self, step: int, received: signal.Signals | None, *, save: bool) -> Decision:
+        """Counts a step, and decides if a decision is due; every rank must call it after every step."""
         self._left -= 1
-        return self.settle(step, received, save=save) if self._left <= 0 else Decision()
+        return self.decide(step, received, save=save) if self._left <= 0 else Decision()
 
-    def settle(self, step: int, received: signal.Signals | None, *, save: bool = False) -> Decision:
+    def decide(self, step: int, received: signal.Signals | None, *, save: bool = False) -> Decision:
         """Decides now; every rank must call it.
 
         Args:
@@ -70,7 +70,7 @@ class Consensus:
                 "checkpoints. The run folder must be on a file system that all machines share."
             )
         steps = int(_SECONDS_BETWEEN / max(per_step, 1e-9))
-        # At most doubled: the next steps may be far slower than the few that were measured.
+        # At most doubled: the next steps may be far slower than those that were measured.
         self._between = self.fixed or max(1, min(steps, 2 * self._between))
         self._left, self._since = self._between, time.monotonic()
         stop = next((signum for signum, came in zip(STOPPING, signals, strict=True) if came), None)

@@ -1,4 +1,4 @@
-"""The devices of this machine that a run uses."""
+"""The choice of this machine's devices."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lit_mnist.experiment import TrainerSettings
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of this machine that a run uses.
+    """The devices of a run on this machine.
 
     Attributes:
         kind: `cpu` or `cuda`.
-        numbers: The GPU of each local rank, or 0 to n - 1 for n ranks on a CPU.
+        numbers: The GPU index of each local rank; 0 to n - 1 for n ranks on the CPU.
     """
 
     kind: str
@@ -34,10 +34,10 @@ class Devices:
 
 
 def choose_devices(trainer: TrainerSettings) -> Devices:
-    """Returns the devices of this machine that the settings select, without initializing a GPU.
+    """Returns the devices that the settings select, without initializing a GPU.
 
     Raises:
-        InputError: The machine does not have the GPUs.
+        InputError: This machine does not have these GPUs.
     """
     gpus = torch.cuda.device_count() if trainer.accelerator != "cpu" else 0
     if trainer.accelerator == "gpu" and gpus == 0:

@@ -1,4 +1,4 @@
-"""File locks between processes, which the kernel releases when the holder ends."""
+"""File locks between processes, which the kernel releases when the holder exits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ _LOCKS_NEEDED = (
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Opens a lock file for reading and writing, and creates it if it is missing.
-
-    A symbolic link is not followed, since others may be able to write to the folder.
+    """Opens or creates a lock file for reading and writing.
 
     Raises:
-        OSError: The file cannot be opened, or is a symbolic link or no regular file.
+        OSError: The file cannot be opened, or is not a regular file. Other users may have planted a symbolic link.
     """
     try:
         return open(path, "r+", opener=_open_regular)
@@ -32,7 +30,6 @@ def open_lock(path: Path) -> IO[str]:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Opens a regular file, and creates it if it is missing."""
     descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -41,10 +38,10 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def try_lock(file: IO[str]) -> bool:
-    """Locks an open file unless another process holds the lock, and returns whether this process holds it now.
+    """Tries to lock an open file, and returns whether this process holds the lock.
 
     Raises:
-        OSError: The file cannot be locked, for example because its file system does not support it.
+        OSError: The file cannot be locked, for example because the file system does not support locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

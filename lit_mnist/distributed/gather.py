@@ -1,4 +1,4 @@
-"""An all-gather of JSON values: torch's own all-gather of objects unpickles, and so executes, what other ranks send."""
+"""An all-gather of JSON values. torch's `all_gather_object` unpickles, and so may execute, what other ranks send."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import torch.distributed as dist
 
 
 def all_gather_json(own: Any) -> list[Any]:
-    """Returns the values of all ranks as JSON gives them back; every rank must call it.
-
-    Numbers come back exactly, also infinite ones and NaN. Tuples come back as lists, paths as text.
+    """Gathers a value from every rank; every rank must call it.
 
     Args:
-        own: This rank's value: numbers, text, paths, None, and lists and dictionaries of them.
+        own: The value of this rank: numbers, strings, paths, None, and lists and dictionaries of these.
+
+    Returns:
+        The values in rank order, after a JSON round trip: numbers, infinities and NaN are exact, tuples become lists,
+        and paths become strings.
 
     Raises:
         TypeError: JSON cannot express the value.
@@ -24,7 +26,7 @@ def all_gather_json(own: Any) -> list[Any]:
     written = json.dumps(own, default=os.fspath).encode()
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [json.loads(written)]
-    # NCCL cannot send tensors of the CPU.
+    # NCCL cannot send CPU tensors.
     device = "cpu" if "cpu:" in dist.get_backend_config() else f"cuda:{torch.cuda.current_device()}"
     content = torch.frombuffer(bytearray(written), dtype=torch.uint8)
     length = torch.tensor([len(content)], device=device)

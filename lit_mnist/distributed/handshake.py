@@ -1,8 +1,8 @@
-"""Connects the ranks by sockets. Each rank authenticates itself, and other programs that connect delay nobody.
+"""Connects the ranks by sockets with authentication. Other programs that connect delay no rank.
 
-On one machine the ranks of a launch connect in its private folder, which other users cannot enter. Elsewhere they use
-a port that anybody may reach: a connection that does not begin with the secret of the rank that it reaches is closed.
-The ranks exchange their secrets through the process group.
+On one machine the ranks of a launch use Unix sockets in its private folder, which other users cannot enter. Otherwise
+they use TCP ports, which anybody may reach. Each rank has a secret, which the ranks exchange through the process group.
+A rank closes a connection that does not begin with its secret.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from hmac import compare_digest
 from pathlib import Path
 
@@ -27,30 +26,30 @@ from lit_mnist.distributed.rendezvous import own_address
 from lit_mnist.errors import InputError
 
 _SECRET_BYTES = 16
-# A rank's secret and address, for the other ranks.
+# The secret and the address of a rank.
 _ENDPOINT = struct.Struct(f"!{_SECRET_BYTES}s24s")
-# The first bytes of a connection: the secret of the rank that is called, and the calling rank.
+# The first bytes of a connection: the secret of the rank that accepts it, and the rank that connects.
 _HELLO = struct.Struct(f"!{_SECRET_BYTES}sI")
 _SECONDS_TO_SAY_HELLO = 10.0
-# Beyond them the oldest unauthenticated connection is closed.
+# If there are more unauthenticated connections, the oldest one is closed.
 _MOST_PENDING = 128
 _BACKLOG = 1024
 
 
 def connect(rank: int, world_size: int, timeout: float) -> dict[int, socket.socket]:
-    """Connects this rank to those before it, and accepts those after it; every rank of the default group must call it.
+    """Connects this rank to all others; every rank of the default group must call it.
 
     Args:
         rank: This rank.
         world_size: Number of ranks.
-        timeout: Seconds to wait for the others, also in each later use of a connection.
+        timeout: Seconds to wait for the other ranks, also in each later use of a connection.
 
     Returns:
-        The connections, by rank.
+        The connections by rank.
 
     Raises:
-        InputError: The others cannot reach this rank.
-        OSError: Another rank has ended, or has not connected in time.
+        InputError: The other ranks cannot reach this one.
+        OSError: Another rank has exited, or has not connected in time.
     """
     deadline = time.monotonic() + timeout
     folder = own_private_folder()
@@ -80,7 +79,7 @@ def connect(rank: int, world_size: int, timeout: float) -> dict[int, socket.sock
 
 @contextmanager
 def _listening(folder: Path | None) -> Iterator[tuple[socket.socket, str]]:
-    """Opens a listening socket and gives its address: in the private folder, or a port if there is no such folder."""
+    """Yields a listening socket and its address, in the private folder or, without one, on a TCP port."""
     if folder is None:
         with socket.create_server((own_address(), 0), backlog=_BACKLOG) as listener:
             host, port = listener.getsockname()
@@ -93,7 +92,7 @@ def _listening(folder: Path | None) -> Iterator[tuple[socket.socket, str]]:
                 listener.bind(path)
         except OSError as error:
             raise InputError(
-                f"No socket can be made in {folder} ({error.strerror}): set TMPDIR to a folder on a local disk."
+                f"No socket can be created in {folder} ({error.strerror}): set TMPDIR to a folder on a local disk."
             ) from error
         listener.listen(_BACKLOG)
         try:
@@ -104,7 +103,6 @@ def _listening(folder: Path | None) -> Iterator[tuple[socket.socket, str]]:
 
 
 def _connect_to(folder: Path | None, address: str, deadline: float) -> socket.socket:
-    """Returns a connection to the rank that listens at an address."""
     left = max(0.001, deadline - time.monotonic())
     if folder is None:
         host, _, port = address.rpartition(":")
@@ -120,34 +118,16 @@ def _connect_to(folder: Path | None, address: str, deadline: float) -> socket.so
     return peer
 
 
-@dataclass
-class _Pending:
-    """A connection that has not been authenticated yet.
-
-    Attributes:
-        deadline: When it is closed.
-        received: The bytes that it has sent so far.
-    """
-
-    deadline: float
-    received: bytes = b""
-
-
 class _Acceptor:
-    """Accepts connections and authenticates them, all at the same time, so that none delays another.
-
-    Args:
-        listener: The listening socket.
-        secret: The secret of this rank, which the other ranks know.
-    """
+    """Accepts and authenticates all connections concurrently, so that none delays another."""
 
     def __init__(self, listener: socket.socket, secret: bytes) -> None:
         listener.setblocking(False)
         self._listener, self._secret = listener, secret
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
-        # The oldest first.
-        self._pending: dict[socket.socket, _Pending] = {}
+        # The deadline of each unauthenticated connection and the bytes received from it, oldest first.
+        self._pending: dict[socket.socket, tuple[float, bytes]] = {}
 
     def __enter__(self) -> _Acceptor:
         return self
@@ -158,22 +138,18 @@ class _Acceptor:
         self._selector.close()
 
     def accept(self, missing: set[int], peers: dict[int, socket.socket], deadline: float) -> None:
-        """Waits until the missing ranks have connected, and moves them to `peers`.
-
-        Raises:
-            TimeoutError: A rank has not connected in time.
-        """
+        """Waits until the missing ranks have connected, and moves them to `peers`."""
         while missing:
             now = time.monotonic()
             if now >= deadline:
                 raise TimeoutError(f"timed out: rank {min(missing)} has not connected")
-            for late in [connection for connection, state in self._pending.items() if state.deadline <= now]:
+            for late in [connection for connection, (until, _) in self._pending.items() if until <= now]:
                 self._forget(late).close()
-            wait = min([deadline, *(state.deadline for state in self._pending.values())]) - now
+            wait = min([deadline, *(until for until, _ in self._pending.values())]) - now
             for key, _ in self._selector.select(wait):
                 if key.fileobj is self._listener:
                     self._accept_one()
-                # It may have been closed in place of a newer one.
+                # It may have been closed to make room for a newer one.
                 elif isinstance(connection := key.fileobj, socket.socket) and connection in self._pending:
                     self._authenticate(connection, missing, peers)
 
@@ -181,33 +157,35 @@ class _Acceptor:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
-            # Others may have used up the descriptors. With any other error the program has closed the connection.
+            # Other programs may use up the file descriptors. Any other error means that the connection was closed.
             if error.errno in {errno.EMFILE, errno.ENFILE}:
                 if not self._pending:
                     raise
                 self._forget(next(iter(self._pending))).close()
             return
         connection.setblocking(False)
-        self._pending[connection] = _Pending(time.monotonic() + _SECONDS_TO_SAY_HELLO)
+        self._pending[connection] = (time.monotonic() + _SECONDS_TO_SAY_HELLO, b"")
         self._selector.register(connection, selectors.EVENT_READ)
         if len(self._pending) > _MOST_PENDING:
             self._forget(next(iter(self._pending))).close()
 
     def _authenticate(self, connection: socket.socket, missing: set[int], peers: dict[int, socket.socket]) -> None:
-        """Reads what a connection has sent, and keeps it if that is the hello of a missing rank."""
-        state, chunk = self._pending[connection], b""
+        """Reads what a connection has sent, and keeps the connection if that is the hello of a missing rank."""
+        until, received = self._pending[connection]
+        chunk = b""
         try:
-            chunk = connection.recv(_HELLO.size - len(state.received))
+            chunk = connection.recv(_HELLO.size - len(received))
         except BlockingIOError:
             return
         except OSError:
             pass
-        state.received += chunk
-        if chunk and len(state.received) < _HELLO.size:
+        received += chunk
+        if chunk and len(received) < _HELLO.size:
+            self._pending[connection] = (until, received)
             return
         self._forget(connection)
-        if len(state.received) == _HELLO.size:
-            secret, other = _HELLO.unpack(state.received)
+        if len(received) == _HELLO.size:
+            secret, other = _HELLO.unpack(received)
             if compare_digest(secret, self._secret) and other in missing:
                 missing.remove(other)
                 peers[other] = connection

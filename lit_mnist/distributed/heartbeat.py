@@ -1,4 +1,4 @@
-"""The heartbeat: the ranks exchange their progress once a second, in a thread of their own, to detect a late rank."""
+"""The heartbeat: a background thread of each rank exchanges progress once a second to detect a late rank."""
 
 from __future__ import annotations
 
@@ -23,49 +23,37 @@ from lit_mnist.distributed.rendezvous import connect_to_master
 
 _SECONDS_BETWEEN = 1.0
 _SECONDS_UNTIL_LATE = 10.0
-# The heartbeat of a rank that has sent none yet.
+# Stands for a rank that has not sent a heartbeat yet.
 _NO_HEARTBEAT: dict[str, Any] = {"beats": 0, "begun": 0, "step": 0, "pid": None, "host": None}
 
 
 class _FolderStore:
-    """A store with a file per key, in a folder of this machine. torch's FileStore grows with each value that is set.
-
-    Args:
-        folder: The folder.
-    """
+    """A store with one file per key. torch's FileStore grows with each value that is set."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self._folder = folder
 
     def set(self, key: str, value: str) -> None:
-        """Writes a value in one step."""
         temporary = self._folder / f"{key}.new"
         temporary.write_text(value)
         temporary.replace(self._folder / key)
 
     def get(self, key: str) -> bytes:
-        """Returns a value."""
         return (self._folder / key).read_bytes()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Returns whether all keys have values."""
         return all((self._folder / key).exists() for key in keys)
 
 
 @dataclass
 class _Peer:
-    """What is known of another rank.
-
-    Attributes:
-        heartbeat: Its last heartbeat.
-        alive: When that one came.
-        moved: When it last made progress, or was not behind this rank.
-        reported: Whether it was reported as late.
-    """
+    """The last heartbeat of another rank, and its state."""
 
     heartbeat: dict[str, Any]
+    # Time of the last heartbeat.
     alive: float
+    # Time of the last progress, or the last time that the rank was not behind this one.
     moved: float
     reported: bool = False
 
@@ -79,16 +67,16 @@ class _Peer:
 
 
 class Heartbeat:
-    """Sends the heartbeats of this rank, and reports a rank that is late by more than 10 seconds.
+    """Sends the heartbeats of this rank, and reports ranks that are late by more than 10 seconds.
 
-    Progress is the number of micro-batches that have entered the network. A rank that waits in a collective is as far
-    as the others, a rank that computes, reads or sleeps for long is behind, and a stopped or disconnected rank sends
-    nothing. Rank 0 watches all others, and rank 1 watches rank 0.
+    Progress is the number of micro-batches that have entered the network. A rank that waits in a collective has the
+    same progress as the others, a rank that computes or reads for long is behind, and a stopped or disconnected rank
+    sends nothing. Rank 0 watches all other ranks, and rank 1 watches rank 0.
 
     Args:
         rank: This rank.
         net: The bare network.
-        step: The step that the training begins with.
+        step: The first step of the training.
     """
 
     def __init__(self, rank: Rank, net: nn.Module, step: int) -> None:
@@ -126,12 +114,12 @@ class Heartbeat:
                 self._report()
             except (DistError, RuntimeError, OSError) as error:
                 if not self._closed.is_set():
-                    logging.getLogger(__name__).warning("the store does not answer: %s", error)
+                    logging.getLogger(__name__).warning("the store does not respond: %s", error)
                 store = None
             self._closed.wait(_SECONDS_BETWEEN)
 
     def _open_store(self) -> Store | _FolderStore:
-        """Returns a store for the heartbeats: a request to the process group's own store could wait behind another."""
+        # In the process group's own store, a request could wait behind another one.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if folder := own_private_folder():
             return _FolderStore(folder / f"heartbeat-{attempt}-{self._first_step}")
@@ -142,13 +130,13 @@ class Heartbeat:
         peer = self._peers.setdefault(other, _Peer(heartbeat, now, now))
         if heartbeat["beats"] != peer.heartbeat["beats"]:
             peer.alive = now
-        # Only the time during which this rank is ahead counts.
+        # Only the time counts during which this rank is ahead.
         if heartbeat["begun"] != peer.heartbeat["begun"] or heartbeat["begun"] >= self._begun:
             peer.moved = now
         peer.heartbeat = heartbeat
 
     def _report(self) -> None:
-        """Reports ranks that have become late, or are late no more."""
+        """Reports each rank that has become late or has caught up."""
         late = {other: self._describe(other) for other, peer in self._peers.items() if peer.is_late}
         RANK_STATUS.late_rank = " ".join(late.values())
         for other, peer in self._peers.items():

@@ -1,33 +1,32 @@
-"""Starts the ranks of this machine, watches them, and raises the error of the first failed rank.
+"""Starts the ranks of this machine, watches them, and raises the error of the rank that failed first.
 
-By default torch's elastic agent forks the ranks from this process, which has imported, parsed and loaded already: they
-start at once and share the data. This process therefore runs no parallel torch operation and touches no GPU before. A
-spawned rank, as in most tutorials, is a new Python process, which imports everything again and receives its work
-through a pipe.
+On Linux torch's elastic agent forks the ranks from this process, which has parsed the arguments and loaded the data:
+the ranks start at once and share the data. Before the fork this process must not run a parallel torch operation and
+must not touch a GPU. Elsewhere the ranks are spawned: each one is a new Python process that imports everything again.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from pathlib import Path
 
+from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from lit_mnist.distributed._private import FailedAttempt, RankAgent
-from lit_mnist.distributed.failure import disk_error, end_rank, first_failure
-from lit_mnist.distributed.private_folder import PrivateFolder, private_folder
+from lit_mnist.distributed.failure import convert_disk_error, exit_rank, find_first_failure
+from lit_mnist.distributed.private_folder import PrivateFolder, private_folder, run_id
 from lit_mnist.distributed.rank import Rank, die_with_parent
 from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER, RANK_STATUS, STATUS_FILE, StatusFile
-from lit_mnist.distributed.rendezvous import LocalRendezvous, use_file_rendezvous, use_loopback
+from lit_mnist.distributed.rendezvous import use_file_rendezvous, use_loopback
 from lit_mnist.distributed.signals import SECONDS_TO_STOP, STOP, STOPPING, require_main_thread
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import LitMnistError, StoppedError
@@ -35,23 +34,8 @@ from lit_mnist.errors import LitMnistError, StoppedError
 Work = Callable[[Rank], None]
 
 _START_METHOD = "fork" if platform.system() == "Linux" else "spawn"
-_FINAL_CODES = (2, 4, *(128 + signum for signum in STOPPING))
+_NO_RESTART_EXIT_CODES = (2, 4, *(128 + signum for signum in STOPPING))
 _SECONDS_BETWEEN_CHECKS = 0.05
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """What the launcher and its ranks share.
-
-    Attributes:
-        logs: Folder of the logs.
-        status_path: The status file.
-        private: The private folder of the launch.
-    """
-
-    logs: Path
-    status_path: Path
-    private: PrivateFolder
 
 
 def launch(
@@ -67,19 +51,28 @@ def launch(
     Args:
         work: The work of each rank.
         world_size: Number of ranks.
-        max_restarts: How often all ranks are restarted after one was lost.
+        max_restarts: Maximum number of restarts after a worker failure.
         logs: Folder of the logs.
-        start_method: `fork`, the default on Linux, or `spawn`; then `work` must be picklable.
+        start_method: `fork` (the default on Linux) or `spawn`, which requires a picklable `work`.
 
     Raises:
-        InputError: The calling thread is not the main one.
-        LitMnistError: A rank failed; the message names it and the cause.
+        InputError: The calling thread is not the main thread.
+        LitMnistError: A rank failed; the message names the rank and the cause.
     """
+    require_main_thread()
+    use_loopback()
+    logs.mkdir(parents=True, exist_ok=True)
     failures: list[LitMnistError] = []
-    with _shared_files(logs, world_size) as (shared, status_file):
+    with (
+        # In the run folder, so that the next start finds and removes what a killed launcher has left.
+        tempfile.TemporaryDirectory(prefix=LAUNCHER_FOLDER, dir=logs.absolute(), ignore_cleanup_errors=True) as folder,
+        closing(StatusFile(status_path := Path(folder) / STATUS_FILE, world_size)) as status_file,
+        private_folder() as private,
+        STOP.record_only(),
+    ):
 
         def on_failure(attempt: FailedAttempt, restarting: bool) -> None:
-            failures.append(first_failure(attempt, status_file))
+            failures.append(find_first_failure(attempt, status_file))
             status_file.clear()
             if restarting:
                 print_error(f"{failures[-1]}\nRestarting all ranks.")
@@ -88,17 +81,17 @@ def launch(
             role="rank",
             local_world_size=world_size,
             entrypoint=_run_rank,
-            args=(work, shared),
-            rdzv_handler=LocalRendezvous(),
+            args=(work, logs, status_path, private),
+            rdzv_handler=_LocalRendezvous(),
             max_restarts=max_restarts,
             monitor_interval=_SECONDS_BETWEEN_CHECKS,
         )
         agent = RankAgent(
             spec,
-            logs_specs=DefaultLogsSpecs(log_dir=str(shared.status_path.parent)),
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
             start_method=start_method or _START_METHOD,
-            private=shared.private.path,
-            final_codes=_FINAL_CODES,
+            private=private.path,
+            no_restart_exit_codes=_NO_RESTART_EXIT_CODES,
             on_failure=on_failure,
             while_running=_SignalForwarder(),
         )
@@ -107,21 +100,39 @@ def launch(
         raise failures[-1]
 
 
-@contextmanager
-def _shared_files(logs: Path, world_size: int) -> Iterator[tuple[_Shared, StatusFile]]:
-    """Makes what the launcher and its ranks share, and removes it at the end."""
-    require_main_thread()
-    use_loopback()
-    logs.mkdir(parents=True, exist_ok=True)
-    # In the run folder, so that the next start finds and removes what a killed launcher has left.
-    folder = Path(tempfile.mkdtemp(prefix=LAUNCHER_FOLDER, dir=logs)).absolute()
-    status_file = StatusFile(folder / STATUS_FILE, world_size)
-    try:
-        with private_folder() as private, STOP.only_recorded():
-            yield _Shared(logs, folder / STATUS_FILE, private), status_file
-    finally:
-        status_file.close()
-        shutil.rmtree(folder, ignore_errors=True)
+class _LocalRendezvous(RendezvousHandler):
+    """The rendezvous handler of torch's agent for ranks of one machine.
+
+    torch's own handlers open a store that listens on every interface, and unpickle what they find in it. The ranks find
+    each other through `use_file_rendezvous`.
+    """
+
+    @property
+    def use_agent_store(self) -> bool:
+        # No rank opens a store, which would listen.
+        return True
+
+    def get_backend(self) -> str:
+        return "local"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        # Some libraries read the master's address and port even if nothing listens there.
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Does nothing: the store ends with this process."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return run_id()
+
+    def shutdown(self) -> bool:
+        return True
 
 
 class _SignalForwarder:
@@ -131,11 +142,10 @@ class _SignalForwarder:
         self._since: float | None = None
 
     def __call__(self, pids: Iterable[int]) -> None:
-        """Checks for a signal; called repeatedly while the ranks run."""
-        if STOP.received is None:
+        if STOP.received_signal is None:
             return
         if self._since is None:
-            self._since, signum = time.monotonic(), STOP.received
+            self._since, signum = time.monotonic(), STOP.received_signal
         elif time.monotonic() - self._since > SECONDS_TO_STOP:
             signum = signal.SIGKILL
         else:
@@ -145,18 +155,18 @@ class _SignalForwarder:
                 os.kill(pid, signum)
 
 
-def _run_rank(work: Work, shared: _Shared) -> None:
-    """Runs `work` in the process of a rank. After an error, it is reported and the process ends at once.
+def _run_rank(work: Work, logs: Path, status_path: Path, private: PrivateFolder) -> None:
+    """Runs `work` in the process of a rank. After an error the process exits at once.
 
-    The other ranks may wait for this one in a collective, and only its end frees them.
+    Other ranks may be waiting for this one in a collective, and only its exit frees them.
     """
-    die_with_parent(shared.private.launcher)
-    shared.private.enter()
-    use_file_rendezvous(shared.private.path)
+    die_with_parent(private.launcher)
+    private.enter()
+    use_file_rendezvous(private.path)
     rank = Rank.from_environment()
-    RANK_STATUS.open(rank, shared.logs, StatusFile(shared.status_path))
-    STOP.listen(lambda signum: end_rank(StoppedError(f"Stopped by {signum.name}.", signum)))
+    RANK_STATUS.open(rank, logs, StatusFile(status_path))
+    STOP.listen(lambda signum: exit_rank(StoppedError(f"Stopped by {signum.name}.", signum)))
     try:
         work(rank)
     except BaseException as error:
-        end_rank(disk_error(error))
+        exit_rank(convert_disk_error(error))

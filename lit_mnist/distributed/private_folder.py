@@ -1,4 +1,4 @@
-"""The private folder of a launch, in which its processes exchange files that no other user can reach."""
+"""The private folder of a launch, which only this user can enter and in which its processes exchange files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from lit_mnist.errors import InputError
 
 # The variable that holds the folder's path in the ranks.
 VARIABLE = "LIT_MNIST_PRIVATE_FOLDER"
-# The beginning of the names of a launch and of its private folder.
 _PREFIX = "lit_mnist-"
 _LOCK = "lock"
 # Bytes; Linux accepts 107, other systems a few less.
@@ -24,12 +23,12 @@ _LONGEST_SOCKET_PATH = 100
 
 @dataclass(frozen=True)
 class PrivateFolder:
-    """A folder that only this user can enter, for the time of a launch.
+    """The private folder of a running launch.
 
     Attributes:
         path: The folder.
-        temporary: The user's temporary folder; ranks are forked within `temporary_files_in` and must restore it.
-        launcher: The launcher's process.
+        temporary: The user's temporary folder, which ranks must restore since they are forked in `temporary_files_in`.
+        launcher: The launcher's process ID.
     """
 
     path: Path
@@ -37,31 +36,31 @@ class PrivateFolder:
     launcher: int
 
     def enter(self) -> None:
-        """Makes the folder known to this process, a rank, and restores the user's temporary folder."""
+        """Sets up this process, a rank: exports the folder and restores the user's temporary folder."""
         os.environ[VARIABLE] = str(self.path)
         tempfile.tempdir = self.temporary
 
 
 @contextmanager
 def private_folder() -> Iterator[PrivateFolder]:
-    """Makes a folder with mode 0700 and removes it at the end, together with those that killed launchers have left.
+    """Creates a folder with mode 0700 and removes it at the end. Also removes the folders that killed launchers left.
 
-    It is in the system's temporary folder, since the run folder may be on a network file system.
+    The folder is in the system's temporary folder, since the run folder may be on a network file system.
 
     Raises:
-        InputError: The folder cannot be made.
+        InputError: The folder cannot be created.
     """
     try:
         _remove_abandoned()
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
     except OSError as error:
         raise InputError(
-            f"No temporary folder can be made ({error}): set TMPDIR to a folder that you can write to."
+            f"No temporary folder can be created ({error}): set TMPDIR to a folder that you can write to."
         ) from error
     try:
         with (path / f"{_LOCK}.new").open("w") as lock:
-            # The kernel holds the lock until the last process of the launch has ended. The file is renamed after it is
-            # locked, so that no other launcher finds it before.
+            # The kernel holds the lock until the last process of the launch has exited. The file gets its name after
+            # it is locked, so that no other launcher finds it unlocked.
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 (path / f"{_LOCK}.new").rename(path / _LOCK)
@@ -71,7 +70,6 @@ def private_folder() -> Iterator[PrivateFolder]:
 
 
 def _remove_abandoned() -> None:
-    """Removes this user's private folders that no process uses any more."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if path.lstat().st_uid == os.geteuid() and not path.is_symlink():
@@ -81,19 +79,19 @@ def _remove_abandoned() -> None:
 
 
 def own_private_folder() -> Path | None:
-    """Returns the private folder of the launch that this rank belongs to; None under an external launcher."""
+    """Returns the private folder of this rank's launch, or None under an external launcher."""
     ours = os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(_PREFIX)
     return Path(os.environ[VARIABLE]) if ours and VARIABLE in os.environ else None
 
 
 def run_id() -> str:
-    """Returns the name of a launch by this process."""
+    """Returns the ID of a launch by this process."""
     return f"{_PREFIX}{os.getpid()}"
 
 
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Makes a folder the temporary folder of this process and of those that it forks meanwhile."""
+    """Makes `folder` the temporary folder of this process and of the processes that it forks in the body."""
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
         yield
@@ -103,7 +101,7 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def socket_path(folder: Path, name: str) -> Iterator[str]:
-    """Gives a path of a file that is short enough for a Unix socket, even if the folder's path is long."""
+    """Yields a path of `folder / name` that is short enough for a Unix socket."""
     path = str(folder / name)
     if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
         yield path

@@ -1,4 +1,4 @@
-"""A rank: its numbers, from the launcher's or Slurm's environment, and the setup of its process."""
+"""The rank of this process, from the environment of the launcher or of Slurm, and the setup of the process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from lit_mnist.distributed.terminal import print_line
 from lit_mnist.errors import InputError
 
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 1 << 30
-# Larger step IDs are not tasks of srun, but the batch script itself, an interactive shell, ...
+# Larger step IDs stand for the batch script itself, an interactive shell, ...
 _SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of a run.
+    """The position of a process in a run.
 
     Attributes:
         rank: Index among all ranks.
@@ -47,21 +48,19 @@ class Rank:
 
     @classmethod
     def from_environment(cls) -> Rank:
-        """Returns the rank that the launcher has written into the environment."""
-        values = [int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
-        return cls(*values)
+        """Returns the rank that the launcher has set in the environment."""
+        return cls(*(int(os.environ[name]) for name in _VARIABLES))
 
 
 def launched_from_outside() -> bool:
-    """Returns whether an external launcher such as torchrun has started this process as one of several ranks."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"))
+    """Returns whether an external launcher such as torchrun has started this process."""
+    return {*_VARIABLES, "MASTER_ADDR"} <= os.environ.keys()
 
 
 def adopt_slurm() -> None:
-    """Translates Slurm's environment to torchrun's if srun has started this process as one of several tasks.
+    """Translates Slurm's environment variables to torchrun's if srun has started this process as one of several tasks.
 
-    A shell of `salloc`, and a batch script that starts the command without srun, have some of Slurm's variables as
-    well, but are not tasks of a step.
+    A shell of `salloc` and a batch script without srun have some of these variables, but are not tasks of a step.
 
     Raises:
         InputError: MASTER_ADDR or MASTER_PORT is not set, or the machines have unequal numbers of tasks.
@@ -89,7 +88,6 @@ def adopt_slurm() -> None:
 
 
 def _tasks_per_node(tasks: int) -> int:
-    """Returns the number of tasks that srun has started on each machine."""
     layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_NTASKS_PER_NODE")
     # `2(x3)` means 2,2,2.
     counts = {int(count) for count in re.findall(r"(?<![x\d])\d+", layout or "")}
@@ -103,21 +101,21 @@ def _tasks_per_node(tasks: int) -> int:
     return counts.pop()
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_per_rank(threads: int | None, local_world_size: int) -> int:
     """Returns `run.threads`, or by default the cores that this process may use divided by the ranks."""
-    return threads or max(1, cores() // local_world_size)
+    return threads or max(1, count_cores() // local_world_size)
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Lets the kernel kill this process when its parent ends (Linux; elsewhere it does nothing).
+    """Lets the kernel kill this process when its parent exits (Linux only).
 
     Args:
-        parent: The parent if it is known: it may have ended already.
+        parent: The parent's process ID. If it is given and the parent has exited already, this process is killed.
     """
     if platform.system() == "Linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -126,10 +124,10 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def keep_memory() -> None:
-    """Lets malloc reuse the freed memory of a step in the next one (glibc; elsewhere it does nothing).
+    """Lets malloc reuse the freed memory of a step in the next one (glibc only).
 
-    By default malloc returns large blocks to the kernel, which clears each page before the next step gets it: 2,000
-    pages in each step of 128 images.
+    By default malloc returns large blocks to the kernel, which clears each page before the next use: 2,000 pages in
+    each step of 128 images.
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
@@ -141,11 +139,11 @@ def keep_memory() -> None:
 
 
 def print_once(text: str) -> None:
-    """Prints a text, under an external launcher on rank 0 only."""
+    """Prints a text. Under an external launcher only rank 0 prints it."""
     if not launched_from_outside() or Rank.from_environment().is_first:
         print_line(text)
 
 
 def warn_once(text: str) -> None:
-    """Prints a warning, under an external launcher on rank 0 only."""
+    """Prints a warning; see `print_once`."""
     print_once(f"warning: {text}")

@@ -1,4 +1,4 @@
-"""The status of a rank: its step and its failure, in a file that outlives the rank, and its log."""
+"""The status of a rank: its log, and a file with its step and failure report that outlives its process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.terminal import guard_streams, print_error, printable
+from lit_mnist.distributed.terminal import escape_control, guard_streams, print_error
 
 # The launcher's folder among the logs while it runs, and the status file in it.
 LAUNCHER_FOLDER, STATUS_FILE = ".launcher-", "status"
@@ -24,15 +24,15 @@ _LONGEST_STACK = 10_000
 
 
 class FailureReport(TypedDict):
-    """Why a rank ends.
+    """Why a rank exits.
 
     Attributes:
-        message: The error's message.
-        stack: Its traceback; empty for a signal.
-        expected: Whether the message is for the user as it stands, without a traceback.
-        peer_failed: Whether the rank ends only because its connection to another rank failed.
-        late_rank: What is known of a rank that the others wait for, as a sentence; empty if there is none.
-        time: When the error was raised, in seconds since 1970.
+        message: The error message.
+        stack: The traceback; empty for a signal.
+        expected: Whether the message is printed without a traceback.
+        peer_failed: Whether the connection to another rank failed.
+        late_rank: A sentence about a rank that is late; empty if there is none.
+        time: Time of the error in seconds since 1970.
     """
 
     message: str
@@ -44,32 +44,31 @@ class FailureReport(TypedDict):
 
 
 class StatusFile:
-    """A file with the step and the failure report of each rank of this machine, written by the ranks.
+    """A file in which each rank of this machine writes its step and its failure report.
 
-    The space is allocated at the start, so that a rank can write when the disk is full. What a killed rank has written
-    remains. Each rank has its step, the length of its report, and the report as JSON.
+    The launcher allocates the space, so that a rank can write when the disk is full. The block of a rank has its step,
+    the length of its report, and the report as JSON.
 
     Args:
         path: The file.
-        ranks: Number of ranks if the file is to be created, None if it exists.
+        ranks: Number of ranks if this process creates the file.
     """
 
-    def __init__(self, path: Path, ranks: int | None = None) -> None:
+    def __init__(self, path: Path, ranks: int = 0) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._ranks = ranks
         self.clear()
 
     def clear(self) -> None:
-        """Clears the file for a restart, in the process that has created it."""
-        if self._ranks is not None:
-            os.pwrite(self._file, bytes(_BYTES_PER_RANK * self._ranks), 0)
+        """Clears the file for a restart, in the process that created it."""
+        os.pwrite(self._file, bytes(_BYTES_PER_RANK * self._ranks), 0)
 
     def begin_step(self, local_rank: int, step: int) -> None:
-        """Writes the current step of a rank, from 1; 0 for none."""
+        """Writes the current step of a rank, from 1."""
         os.pwrite(self._file, _INTEGER.pack(step), _BYTES_PER_RANK * local_rank)
 
     def write(self, local_rank: int, report: FailureReport) -> None:
-        """Writes the failure report of a rank, of a long traceback only its end."""
+        """Writes the failure report of a rank, with the end of a long traceback."""
         content = json.dumps({**report, "stack": report["stack"][-_LONGEST_STACK:]}).encode()
         if len(content) > _BYTES_PER_RANK - 2 * _INTEGER.size:
             content = json.dumps({**report, "stack": "", "message": report["message"][:1000]}).encode()
@@ -79,7 +78,7 @@ class StatusFile:
         os.pwrite(self._file, _INTEGER.pack(len(content)), start + _INTEGER.size)
 
     def read(self, local_rank: int) -> tuple[int, FailureReport | None]:
-        """Returns the last step of a rank and its failure report."""
+        """Returns the last step of a rank (0 for none) and its failure report."""
         content = os.pread(self._file, _BYTES_PER_RANK, _BYTES_PER_RANK * local_rank)
         if len(content) < _BYTES_PER_RANK:
             return 0, None
@@ -98,8 +97,8 @@ class RankStatus:
     Attributes:
         rank: This rank.
         step: The current step, from 1; 0 before the training.
-        late_rank: What is known of a rank that the others wait for, as a sentence; empty if there is none.
-        clear_display: Removes the progress bar, which would mix with a message.
+        late_rank: A sentence about a rank that is late; empty if there is none.
+        clear_display: Removes the progress bar before a message.
     """
 
     def __init__(self) -> None:
@@ -112,12 +111,12 @@ class RankStatus:
         self._has_log = False
 
     def open(self, rank: Rank, logs: Path, file: StatusFile | None = None) -> None:
-        """Opens the log of this rank. It receives all log records, and the output of each rank but rank 0.
+        """Opens the log of this rank, which receives all log records and, except on rank 0, the output.
 
         Args:
             rank: This rank.
             logs: Folder of the logs.
-            file: The launcher's status file, if there is one.
+            file: The status file of the launcher, if there is one.
         """
         self.rank, self._file = rank, file
         logs.mkdir(parents=True, exist_ok=True)
@@ -132,26 +131,26 @@ class RankStatus:
             os.dup2(descriptor, 2)
             os.close(descriptor)
         handler = logging.FileHandler(path)
-        # A full disk must not end the rank here: what cannot do without the disk reports it.
+        # A full disk must not end the rank here: saving a checkpoint reports it.
         handler.handleError = lambda record: None  # type: ignore[method-assign]
         handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         self._has_log = True
 
     def begin_step(self, step: int) -> None:
-        """Records that a step begins, in the status file too."""
+        """Records the step that begins, also in the status file."""
         self.step = step
         if self._file:
             self._file.begin_step(self.rank.local_rank, step)
 
     def write(self, report: FailureReport) -> bool:
-        """Writes a failure report into the status file, and returns whether there is one."""
+        """Writes a failure report to the status file, and returns whether there is such a file."""
         if self._file:
             self._file.write(self.rank.local_rank, report)
         return self._file is not None
 
     def log(self, text: str, level: int = logging.ERROR) -> None:
-        """Writes to the log, if this rank has one."""
+        """Writes to the log if this rank has one."""
         if self._has_log:
             logging.getLogger(__name__).log(level, text)
 
@@ -169,14 +168,13 @@ class RankStatus:
 
     def _write_to_terminal(self, text: str) -> None:
         with suppress(OSError):
-            os.write(self._terminal, f"{printable(text)}\n".encode())
+            os.write(self._terminal, f"{escape_control(text)}\n".encode())
 
 
 class _Formatter(logging.Formatter):
-    """Escapes control characters, which would act on a terminal that shows the log."""
-
+    # Control characters would act on a terminal that shows the log.
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return escape_control(super().format(record))
 
 
 RANK_STATUS = RankStatus()

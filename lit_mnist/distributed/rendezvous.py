@@ -1,6 +1,6 @@
-"""How ranks find each other: the store that they meet in, and the network interface that they connect through.
+"""The rendezvous of the ranks: the store through which they find each other, and the network interface that they use.
 
-On one machine the ranks meet in a file that only this user can read. Under torchrun they meet in torchrun's store.
+On one machine the store is a file that only this user can read. Under torchrun it is torchrun's store.
 """
 
 from __future__ import annotations
@@ -20,71 +20,25 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from lit_mnist.distributed._private import AGENT_STORE, set_env_rendezvous
-from lit_mnist.distributed.private_folder import own_private_folder, run_id
+from lit_mnist.distributed.private_folder import own_private_folder
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 
-# Libraries read MASTER_ADDR and MASTER_PORT even if nothing listens there.
-NO_MASTER = RendezvousStoreInfo("127.0.0.1", 0)
 _LOOPBACK = "lo" if platform.system() == "Linux" else "lo0"
 _SIOCGIFADDR = 0x8915
 # An address for documentation (RFC 5737): the kernel only looks up the route, and nothing is sent.
 _REMOTE_ADDRESS = "192.0.2.1"
 
 
-class LocalRendezvous(RendezvousHandler):
-    """The rendezvous of torch's agent if all ranks are on this machine: the agent has no others to find.
-
-    torch's own handlers open a store that listens on every interface for any user, and unpickle what they find in it.
-    The ranks themselves meet by `use_file_rendezvous`.
-    """
-
-    @property
-    def use_agent_store(self) -> bool:
-        """True: no rank opens a store of its own, which would listen."""
-        return True
-
-    def get_backend(self) -> str:
-        """Returns the name of this handler."""
-        return "local"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Returns a new store for each start and restart."""
-        return RendezvousInfo(HashStore(), 0, 1, NO_MASTER)
-
-    def is_closed(self) -> bool:
-        """Returns False."""
-        return False
-
-    def set_closed(self) -> None:
-        """Does nothing: the store ends with this process."""
-
-    def num_nodes_waiting(self) -> int:
-        """Returns 0: there is one machine."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """Returns the name of the launch."""
-        return run_id()
-
-    def shutdown(self) -> bool:
-        """Does nothing: nothing is open."""
-        return True
-
-
 def use_file_rendezvous(folder: Path) -> None:
-    """Lets this rank find the others in a file of the launch's private folder.
-
-    It applies to every process group with `init_method="env://"` (torch's default), also to those of libraries.
-    """
+    """Replaces the rendezvous of `init_method="env://"` (torch's default) by a file in the launch's private folder."""
     groups = count()
 
     def handler(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, int, int]]:
         rank = Rank.from_environment()
-        # One file per group: the addresses of an earlier group remain in its file.
+        # One file per group, since the addresses of an earlier group stay in its file.
         path = folder / f"store-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(groups)}"
         store = FileStore(str(path), rank.world_size)
         store.set_timeout(timeout)
@@ -94,18 +48,18 @@ def use_file_rendezvous(folder: Path) -> None:
 
 
 def rendezvous_store(rank: Rank, timeout: float) -> Store | None:
-    """Returns the store for a process group, or None if torch finds a new one by the environment.
+    """Returns the store for a process group, or None if torch can create one from the environment.
 
-    torchrun keeps one store over all restarts, which still holds the addresses of ranks that are gone: each start needs
-    a prefix of its own. The ranks agree on it here: each rank sends a random name, rank 0 answers every name that it
-    receives, and all of them acknowledge the answer.
+    torchrun keeps one store over all restarts, which still holds the addresses of exited ranks. Each start therefore
+    needs a new prefix, on which the ranks agree here: each rank sends a random name, rank 0 answers every name with the
+    prefix, and all ranks acknowledge it.
 
     Args:
         rank: This rank.
-        timeout: Seconds to wait for the others.
+        timeout: Seconds to wait for the other ranks.
 
     Raises:
-        DistStoreError: A rank has not come in time.
+        DistStoreError: A rank has not joined in time.
     """
     if rank.world_size == 1:
         return HashStore()
@@ -124,7 +78,7 @@ def rendezvous_store(rank: Rank, timeout: float) -> Store | None:
 
 
 def connect_to_master(timeout: float) -> TCPStore:
-    """Returns a connection to the store at MASTER_ADDR and MASTER_PORT, which another process has opened."""
+    """Returns a client of the store at MASTER_ADDR and MASTER_PORT."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
 
@@ -137,24 +91,23 @@ def _answer_ranks(messages: Store, start: str, world_size: int, timeout: float) 
             if messages.check([f"name/{other}"]):
                 messages.set(f"answer/{messages.get(f'name/{other}').decode()}", start)
         if time.monotonic() > deadline:
-            raise DistStoreError(f"not all of {world_size} ranks have come within {timeout:.0f} s")
+            raise DistStoreError(f"not all of {world_size} ranks have joined within {timeout:.0f} s")
         time.sleep(0.02)
 
 
 def use_loopback() -> None:
-    """Keeps the connections of the ranks within this machine, unless the user names an interface.
+    """Selects the loopback interface for the ranks of one machine, unless the user has selected one.
 
-    By default gloo listens on the address that the host's name resolves to, which may be reachable from outside.
+    By default gloo listens on the address that the host name resolves to, which other machines may reach.
     """
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, _LOOPBACK)
 
 
 def choose_interface() -> None:
-    """Chooses the network interface for the ranks of several machines, unless the user names one.
+    """Selects the interface that leads to MASTER_ADDR, unless the user has selected one.
 
-    It is the interface through which this machine reaches MASTER_ADDR. By default gloo listens on the address that the
-    host's name resolves to, which often is 127.0.1.1, and which no other machine can reach.
+    By default gloo listens on the address that the host name resolves to, which is often 127.0.1.1.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ or platform.system() != "Linux":
         return
@@ -165,10 +118,10 @@ def choose_interface() -> None:
 
 
 def own_address() -> str:
-    """Returns the IPv4 address at which the other ranks reach this one; a loopback address on one machine.
+    """Returns the IPv4 address at which other ranks reach this one, which is a loopback address on one machine.
 
     Raises:
-        InputError: Ranks of other machines cannot reach this one.
+        InputError: Other machines cannot reach this rank.
     """
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     if name and platform.system() == "Linux":
@@ -187,9 +140,8 @@ def own_address() -> str:
 
 
 def _external_address() -> str | None:
-    """Returns this machine's address for other machines, or None if there is no route."""
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    # The master's own name may resolve to loopback on the master: then use the route to any remote address.
+    # On the master itself, its name may resolve to loopback: then use the route to any remote address.
     for target in (master, _REMOTE_ADDRESS):
         address = _address_towards(target)
         if address and (not address.startswith("127.") or master.startswith(("127.", "localhost"))):
@@ -209,7 +161,6 @@ def _address_towards(host: str) -> str | None:
 
 
 def _interface_with(address: str) -> str | None:
-    """Returns the name of the interface that has an IPv4 address, or None."""
     for _, name in socket.if_nameindex():
         with suppress(OSError):
             if _address_of(name) == address:
@@ -218,11 +169,7 @@ def _interface_with(address: str) -> str | None:
 
 
 def _address_of(interface: str) -> str:
-    """Returns the IPv4 address of an interface (Linux).
-
-    Raises:
-        OSError: The interface does not exist or has no address.
-    """
+    """Returns the IPv4 address of an interface; raises an OSError if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
         answer = fcntl.ioctl(datagrams, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
     # The address follows the name (16 bytes), the family (2) and the port (2).

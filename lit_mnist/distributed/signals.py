@@ -1,4 +1,4 @@
-"""The signals that stop a run: at once, or after a checkpoint during the training.
+"""The signals that stop a run: during the training after a checkpoint, otherwise at once.
 
 This module imports neither torch nor Lightning, so that a program can install the handlers before it imports them.
 """
@@ -16,71 +16,14 @@ from typing import NoReturn
 from lit_mnist.distributed.terminal import print_stop
 from lit_mnist.errors import InputError
 
-# Slurm and others send SIGUSR1 before a time limit. SIGHUP says that the terminal has been closed.
+# Slurm sends SIGUSR1 before a time limit. SIGHUP arrives when the terminal is closed.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-# After it the launcher kills the ranks that a signal has not stopped.
+# The launcher then kills the ranks that a signal has not stopped.
 SECONDS_TO_STOP = 9.0
 
 
-class StopSignals:
-    """The handler of these signals; its only instance is `STOP`.
-
-    Attributes:
-        received: The first signal that was received, or None.
-    """
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._deferred = False
-        self._end: Callable[[signal.Signals], object] = end_process
-
-    def listen(self, end: Callable[[signal.Signals], object] | None = None) -> None:
-        """Installs the handlers, and receives the signals that came while they were blocked.
-
-        Args:
-            end: Ends the process; by default with a message and the exit code 128 + signal.
-        """
-        # A forked process inherits the state of its parent.
-        self.received, self._deferred, self._end = None, False, end or end_process
-        self.register()
-
-    def register(self) -> None:
-        """Installs the handlers again, after a library has replaced them."""
-        for signum in STOPPING:
-            # nohup ignores SIGHUP, so that the program outlives its terminal.
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, self._handle)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-
-    def _handle(self, signum: int, _: object) -> None:
-        self.received = self.received or signal.Signals(signum)
-        # An exception here could be swallowed by any code, and a collective could hang.
-        if not self._deferred:
-            self._end(self.received)
-
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Only records a signal during the body, which checks `received`, and ends the process after it."""
-        self._deferred = True
-        try:
-            yield
-        finally:
-            self._deferred = False
-        if self.received:
-            self._end(self.received)
-
-    @contextmanager
-    def only_recorded(self) -> Iterator[None]:
-        """Only records a signal during the body: a launcher forwards it and waits for its ranks."""
-        before, self._deferred = self._deferred, True
-        try:
-            yield
-        finally:
-            self._deferred = before
-
-
 def end_process(signum: signal.Signals) -> NoReturn:
-    """Ends this process with the exit code 128 + signal, and on rank 0 with a message."""
+    """Exits with the code 128 + signal, and prints a message on rank 0."""
     # The terminal may be closed.
     with suppress(Exception):
         if os.environ.get("RANK", "0") == "0":
@@ -89,8 +32,62 @@ def end_process(signum: signal.Signals) -> NoReturn:
     os._exit(128 + signum)
 
 
+class StopSignals:
+    """The handler of the stop signals; its only instance is `STOP`.
+
+    Attributes:
+        received_signal: The first signal that this process has received, or None.
+    """
+
+    def __init__(self) -> None:
+        self.received_signal: signal.Signals | None = None
+        self._deferred = False
+        self._end: Callable[[signal.Signals], object] = end_process
+
+    def listen(self, end: Callable[[signal.Signals], object] = end_process) -> None:
+        """Installs the handlers, and receives the signals that arrived while they were blocked.
+
+        Args:
+            end: Ends the process.
+        """
+        # A forked process inherits the state of its parent.
+        self.received_signal, self._deferred, self._end = None, False, end
+        self.register()
+
+    def register(self) -> None:
+        """Installs the handlers again after a library has replaced them."""
+        for signum in STOPPING:
+            # nohup ignores SIGHUP, so that the program outlives its terminal.
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+    def _handle(self, signum: int, _: object) -> None:
+        self.received_signal = self.received_signal or signal.Signals(signum)
+        # An exception raised here could be swallowed by any code, and a collective could hang.
+        if not self._deferred:
+            self._end(self.received_signal)
+
+    @contextmanager
+    def record_only(self) -> Iterator[None]:
+        """Records signals within the body instead of ending the process. A launcher forwards them to its ranks."""
+        before, self._deferred = self._deferred, True
+        try:
+            yield
+        finally:
+            self._deferred = before
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Records signals within the body, which checks `received_signal`, and ends the process after it."""
+        with self.record_only():
+            yield
+        if self.received_signal:
+            self._end(self.received_signal)
+
+
 def signal_name(signum: int) -> str:
-    """Returns the name of a signal; Python names only the first and the last real-time signal."""
+    """Returns the name of a signal. Python names only the first and the last real-time signal."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -98,23 +95,20 @@ def signal_name(signum: int) -> str:
 
 
 def require_main_thread() -> None:
-    """Requires that the calling thread is the main one.
+    """Raises an InputError unless the calling thread is the main thread.
 
-    The kernel would kill the ranks when another thread ends, and Python handles signals in the main thread only.
-
-    Raises:
-        InputError: It is another thread.
+    The kernel kills the ranks when the thread that started them ends, and Python handles signals in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise InputError(
-            "Ranks can be started from the main thread only: they end with the thread that has started them. From "
-            "another thread, call lit_mnist.train, which starts a process of its own."
+            "Ranks can be started from the main thread only: they end with the thread that started them. In another "
+            "thread, call lit_mnist.train, which starts a separate process."
         )
 
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Blocks the signals, also in processes that are started meanwhile, until those install their handlers."""
+    """Blocks the stop signals in this process, and in those started meanwhile until they install their handlers."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield

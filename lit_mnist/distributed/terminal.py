@@ -1,7 +1,7 @@
-"""Output: control characters are escaped, and a stream that cannot be written does not end the run.
+"""Output to the terminal, with control characters escaped.
 
-Python's `print` raises if the reader of a pipe has ended (`| head -1`, a killed `tee`) or the disk is full. That must
-not end a training: see `guard_streams`.
+Python's `print` raises an error if the reader of a pipe has exited (`| head -1`, a killed `tee`) or the disk is full.
+This must not end a training: see `guard_streams`.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _NAMES = {"stdout": (1, "standard output"), "stderr": (2, "standard error")}
 Report = Callable[[str], None]
 
 
-def printable(text: str) -> str:
-    r"""Returns a text with its control characters escaped (such as `\x1b`), except newlines.
+def escape_control(text: str) -> str:
+    r"""Returns a text with its control characters except newlines escaped (such as `\x1b`).
 
-    Messages may quote a file, such as the keys of a checkpoint, which must not control the terminal.
+    Messages may quote untrusted text, such as the keys of a checkpoint, which must not control the terminal.
     """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def print_line(text: str = "") -> None:
     """Prints a note, a warning or a summary to standard output."""
-    print(printable(text), flush=True)
+    print(escape_control(text), flush=True)
 
 
 def print_error(text: str) -> None:
     """Prints an error to standard error."""
-    print(printable(text), file=sys.stderr, flush=True)
+    print(escape_control(text), file=sys.stderr, flush=True)
 
 
 def print_stop(text: str, signum: int) -> None:
-    """Prints that a signal has ended the command; a signal handler may call it.
+    """Prints that a signal has ended the command. A signal handler may call it.
 
-    Ctrl-C is not an error. On a terminal the message replaces the `^C` that the terminal has echoed.
+    Ctrl-C is not an error. On a terminal the message replaces the echoed `^C`.
     """
     interrupted = signum == signal.SIGINT
-    line = printable(text if interrupted else f"error: {text}") + "\n"
+    line = escape_control(text if interrupted else f"error: {text}") + "\n"
     if interrupted and os.isatty(2):
         plain = os.environ.get("TERM", "dumb") == "dumb"
         line = ("\n" if plain else "\r\x1b[2K") + line
@@ -57,39 +57,33 @@ def print_stop(text: str, signum: int) -> None:
 
 
 def print_failure(error: LitMnistError, advice: str = "", report: Report = print_error) -> None:
-    """Prints why a command ends early.
-
-    Args:
-        error: Why it ends.
-        advice: How to continue.
-        report: Prints an error.
-    """
+    """Prints the error that ends a command, followed by advice on how to continue."""
     if isinstance(error, StoppedError):
         print_stop(f"{error}{advice}", error.signum)
     else:
         report(f"error: {error}{advice}")
 
 
-def shown(path: Path) -> str:
-    """Returns a path as a user would type it: relative if it is below the working folder."""
+def display_path(path: Path) -> str:
+    """Returns a path for messages, relative if it is below the working folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def clear_bar() -> None:
-    """Clears the progress bar of a rank that was lost, and shows the cursor that the rank had hidden."""
+    """Clears the progress bar of a lost rank, and shows the cursor that the rank has hidden."""
     with suppress(OSError, ValueError):
         if sys.stdout.isatty():
             os.write(sys.stdout.fileno(), b"\r\x1b[2K\x1b[?25h")
 
 
 class GuardedStream:
-    """A standard stream that turns itself off if it cannot be written, instead of raising an OSError.
+    """A standard stream that is redirected to /dev/null if it cannot be written, instead of raising an OSError.
 
     Args:
         stream: The stream.
-        name: Its name in a message.
-        report: Called once when it is turned off.
+        name: Its name in the message.
+        report: Receives the message when the stream is redirected.
     """
 
     def __init__(self, stream: TextIO, name: str, report: Report | None) -> None:
@@ -97,7 +91,6 @@ class GuardedStream:
         self.report = report
 
     def __getattr__(self, name: str) -> Any:
-        """Returns any other attribute of the stream."""
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
@@ -105,7 +98,7 @@ class GuardedStream:
         try:
             return self._stream.write(text)
         except OSError as error:
-            self._turn_off(error)
+            self._redirect(error)
             return len(text)
 
     def flush(self) -> None:
@@ -113,10 +106,10 @@ class GuardedStream:
         try:
             self._stream.flush()
         except OSError as error:
-            self._turn_off(error)
+            self._redirect(error)
 
-    def _turn_off(self, error: OSError) -> None:
-        """Redirects the stream and its buffered text to /dev/null."""
+    def _redirect(self, error: OSError) -> None:
+        # The buffered text goes to /dev/null, too.
         with suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -124,17 +117,17 @@ class GuardedStream:
         with suppress(OSError):
             self._stream.flush()
         if self.report:
-            self.report(f"cannot write its {self._name} any more ({error.strerror}), and continues without it.")
+            self.report(f"can no longer write its {self._name} ({error.strerror}), and continues without it.")
 
 
 def guard_streams(report: Report | None = None) -> None:
-    """Lets standard output and standard error turn themselves off if they cannot be written, for any code.
+    """Replaces standard output and standard error by a `GuardedStream`.
 
-    A stream that is closed at the start is opened to /dev/null: else the next file that is opened would get its number
-    and receive the output.
+    A stream that is closed at the start is opened to /dev/null. Otherwise the next file that is opened would get its
+    file descriptor and receive the output.
 
     Args:
-        report: Called when a stream is turned off, with a text that continues the name of this process.
+        report: Receives the message when a stream is redirected. The message has no subject: "can no longer ...".
     """
     for attribute, (descriptor, name) in _NAMES.items():
         stream = getattr(sys, attribute)
@@ -148,7 +141,6 @@ def guard_streams(report: Report | None = None) -> None:
 
 
 def _open_null(descriptor: int) -> None:
-    """Opens a descriptor to /dev/null if it is closed."""
     try:
         os.fstat(descriptor)
     except OSError:

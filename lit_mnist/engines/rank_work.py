@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from lit_mnist.checkpoint.store import newest_valid
+from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.distributed.rank import Rank, keep_memory
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.engines.capabilities import load_engine
@@ -27,6 +27,6 @@ def do_job(job: Job, rank: Rank) -> None:
         torch.use_deterministic_algorithms(True)
     if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         # Restarted after a lost rank: resume from the newest checkpoint.
-        found = newest_valid(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)
+        found = find_newest_valid(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)
         job = replace(job, checkpoint=found.path if found else job.checkpoint)
     load_engine(job.engine).run(job, rank)

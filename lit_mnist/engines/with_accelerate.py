@@ -91,7 +91,7 @@ def run(job: Job, rank: Rank) -> None:
         validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
         validation = validated or validation
         recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
-        manager.epoch_done(state.step, recorder.show_epoch)
+        manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
     trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}

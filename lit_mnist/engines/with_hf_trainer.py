@@ -207,7 +207,7 @@ class _Report(TrainerCallback):
             validated = evaluate(self.job, self.rank, self.training.net, self.job.splits.validation)
         self.validation = validated or self.validation
         self.recorder.epoch_done(self.epoch, validated, is_best=self.manager.update_best(validated))
-        self.manager.epoch_done(self.training.step, self.recorder.show_epoch)
+        self.manager.on_epoch_end(self.training.step, self.recorder.show_epoch)
         self.epoch += 1
 
 

@@ -1,7 +1,7 @@
 """The uses of Lightning's private parts, each with the test that detects a change in Lightning.
 
 1. `leave_signals_alone`: the handler of SIGTERM, and the broadcast in each step. Detected by
-   `test_lightning_leaves_signals_and_steps_alone` in tests/faults/test_signals.py.
+   `test_lightning_does_not_handle_signals` in tests/faults/test_signals.py.
 2. `inspect_signature_once`: the arguments of `training_step`. Detected by
    `test_the_signature_of_a_training_step_is_inspected_once` in tests/test_template.py.
 """

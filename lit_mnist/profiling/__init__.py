@@ -1,1 +1,1 @@
-"""Traces, per-part timings, and injected faults."""
+"""Traces, timings of the parts of a step, and injected faults."""

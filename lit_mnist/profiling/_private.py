@@ -1,9 +1,9 @@
-"""Private parts of torch that the measurements use, each with the test that detects a change in torch.
+"""The private parts of torch that the measurements use, with the tests that detect a change in torch.
 
 - `measure_every_step` and `hidden_all_reduce_ms` use a prototype of DDP's own measurements. Detected by
   `test_all_parts_are_timed_and_make_up_the_step` in tests/benchmarks/test_waterfall.py.
-- `operations_of` reads the dtypes of arguments from below torch's profiler, whose events have them in newer releases
-  only. Detected by `test_the_formulas_count_what_a_rank_sends` in tests/benchmarks/test_scaling_model.py.
+- `list_operations` reads the dtypes of arguments from torch's profiler, whose public events have them only in
+  newer releases. Detected by `test_the_formulas_count_what_a_rank_sends` in tests/benchmarks/test_scaling.py.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from torch.profiler import profile
 
 
 def measure_every_step(model: DistributedDataParallel) -> None:
-    """Lets DDP measure its communication in each step, instead of in each hundredth."""
+    """Lets DDP measure its communication in every step instead of every hundredth step."""
     model._set_ddp_runtime_logging_sample_rate(1)
 
 
 def hidden_all_reduce_ms(model: DistributedDataParallel) -> float | None:
-    """Returns how long gradients were reduced while others were computed, in milliseconds per step; None if unknown."""
+    """Returns the overlap of the all-reduce with the backward pass in milliseconds per step; None if unknown."""
     found = model._get_ddp_logging_data()
     if found.get("num_buckets_reduced") == 1:
-        # It is reduced after the last gradient: DDP measures the time to launch it.
+        # The only bucket is reduced after the last gradient. DDP would return the time to launch the all-reduce.
         return 0.0
     hidden = found.get("avg_backward_compute_comm_overlap_time")
     return None if hidden is None else float(hidden) / 1e6
 
 
-def operations_of(profiled: profile) -> list[tuple[str, list[list[int]], list[str]]]:
-    """Returns the operations of a profile: name, and shapes and dtypes of the arguments."""
+def list_operations(profiled: profile) -> list[tuple[str, list[list[int]], list[str]]]:
+    """Returns the name of each operation of a profile, and the shapes and dtypes of its arguments."""
     results = profiled.profiler.kineto_results if profiled.profiler else None
     return [(event.name(), event.shapes(), event.dtypes()) for event in (results.events() if results else ())]

@@ -1,4 +1,4 @@
-"""Injected faults, to see how a run survives them: `--inject kill:rank=1,step=50`."""
+"""Injected faults, which show how a run handles them: `--inject kill:rank=1,step=50`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class InjectedError(Exception):
 
 
 def inject(job: Job, rank: Rank, net: nn.Module, step: int) -> None:
-    """Installs the fault that a job asks for on this rank.
+    """Installs the fault of a job on this rank, as a forward hook of the network that works in every engine.
 
-    A hook of the network causes it in the forward pass of the step's first micro-batch, so that no engine's loop knows
-    of it: `kill` and `stop` send this process SIGKILL or SIGSTOP, `raise` raises an error, and `nan` makes the outputs
-    of all micro-batches of the step NaN. A marker file in the run folder keeps it from happening again after a restart.
+    In the first micro-batch of the step, `kill` and `stop` send SIGKILL or SIGSTOP to this process, and `raise` raises
+    an error. In all micro-batches of the step, `nan` replaces the outputs by NaN. A marker file in the run folder
+    prevents the fault from happening again after a restart.
 
     Args:
         job: The job.
@@ -51,7 +51,7 @@ def inject(job: Job, rank: Rank, net: nn.Module, step: int) -> None:
         batches += 1
         if batches - 1 not in fatal:
             return None
-        # Without a folder that all ranks share, there is no restart either.
+        # Without a run folder there is no restart.
         with suppress(FileNotFoundError):
             marker.write_text(str(job.experiment.run.inject))
         if kind == "nan":
@@ -65,5 +65,5 @@ def inject(job: Job, rank: Rank, net: nn.Module, step: int) -> None:
 
 
 def fault_marker(folder: Path) -> Path:
-    """Returns the file that marks that a run's fault has happened."""
+    """Returns the path of the file that marks that the fault of a run has happened."""
     return folder / "logs" / "injected"

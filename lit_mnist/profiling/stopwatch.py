@@ -1,12 +1,12 @@
-"""Times the parts of an optimizer step, which all engines call, for `--run.trace times`.
+"""Times the parts of an optimizer step in any engine, for `--run.trace times`.
 
-A probe is a wrapper around a function that all engines share (the batches, the network, the backward pass, the
-collectives, the optimizer, the recorder, the manager). The time of a part excludes the parts within it. The remaining
-time is the engine's loop. The probes are installed for some steps and removed for as many: the steps of one run show
-their cost. torch's profiler, with `record_function`, would record every operation of a step.
+A probe wraps a function that all engines call (data loading, network, backward pass, collectives, optimizer, metrics
+recorder, checkpoint manager). The time of a part excludes the parts within it, and the remaining time is the engine's
+loop. The probes are installed for 7 steps and removed for 7 steps, so that a run shows their cost. torch's profiler
+would instead record every operation of a step.
 
-All times are the host's, without synchronization: on a GPU a part is the time to queue its work, and the computing
-appears where the host waits for it.
+All times are host times without synchronization. On a GPU, the time of a part is the time to queue its work, and the
+computation is counted in the part in which the host waits for it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from lit_mnist.profiling.timer import (
     PROGRESS,
     Step,
     Timer,
-    summary,
+    summarize,
 )
 from lit_mnist.profiling.trace import FOLDER
 
 if TYPE_CHECKING:
     from lit_mnist.run.recorder import StepMonitor
 
-# Not a divisor of the steps between two updates of the display, so that these fall on both kinds of steps.
+# Not a divisor of the steps between two updates of the display, so that the updates fall on both kinds of steps.
 STEPS_WATCHED = 7
 # Some names exist in older or newer releases of torch only.
 _NAMES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "broadcast", "isend", "irecv")
@@ -63,7 +63,7 @@ _COLLECTIVES = (
     (dist.Work, "wait"),
     (PeerExchange, "all_gather"),
 )
-# Where each part is called, by every engine.
+# The functions of each part.
 _CALLS: tuple[tuple[Any, str, str], ...] = (
     (Batch, "to", COPY),
     (F, "cross_entropy", FORWARD),
@@ -71,17 +71,17 @@ _CALLS: tuple[tuple[Any, str, str], ...] = (
     *((torch.amp.GradScaler, name, OPTIMIZER) for name in ("scale", "unscale_", "step", "update", "get_scale")),
     (Optimizer, "zero_grad", OPTIMIZER),
     (LRScheduler, "step", OPTIMIZER),
-    (CheckpointManager, "step_done", KEEPING),
+    (CheckpointManager, "on_step_end", KEEPING),
 )
-# The part that a collective belongs to, by the part that calls it; in any other part it belongs to that part.
+# The part of a collective by the part that calls it. In all other parts it belongs to the caller.
 _PART_OF_COLLECTIVE = {FORWARD: BATCH_NORM, BACKWARD: BATCH_NORM, OUTSIDE: ALL_REDUCE}
 
 
 class Stopwatch:
-    """Times the parts of a rank's steps, from `start` to `close`, which writes `trace/times-rankN.json`.
+    """Times the parts of the steps of a rank, and writes them to `trace/times-rankN.json`.
 
     Args:
-        recorder: The rank's recorder.
+        recorder: The metrics recorder of this rank.
         folder: The run folder.
     """
 
@@ -100,15 +100,15 @@ class Stopwatch:
     def start(self) -> None:
         """Installs the probes."""
         clock = self.recorder.clock
-        # For the whole run: an epoch's loader is iterated once.
+        # For the whole run, since the loader of an epoch is iterated once.
         self._replace(TrainBatches, "__iter__", self._batches(TrainBatches.__iter__))
         self._replace(DistributedDataParallel, "forward", self._first_forward(DistributedDataParallel.forward))
         self._replace(clock, "pause", functools.partial(self._pause, clock.pause))
         self._always = len(self._undo)
         self._install_probes()
 
-    def step_done(self) -> None:
-        """Ends a step; called when the clock's step ends."""
+    def on_step_end(self) -> None:
+        """Ends a step, at the same time as the step clock."""
         timer, before = self._timer, self._ended
         timer.switch(timer.running)
         self._ended = time.perf_counter()
@@ -126,9 +126,9 @@ class Stopwatch:
         self._always = 0
         self._remove_probes()
         hidden, self._model = hidden_all_reduce_ms(self._model) if self._model else None, None
-        content = {**summary(self._steps), "hidden_all_reduce_ms": hidden}
+        content = {**summarize(self._steps), "hidden_all_reduce_ms": hidden}
         (folder := self.folder / FOLDER).mkdir(exist_ok=True)
-        write_text(folder / times_file(self.recorder.rank.rank), json.dumps(content, indent=2) + "\n")
+        write_text(folder / f"times-rank{self.recorder.rank.rank}.json", json.dumps(content, indent=2) + "\n")
 
     def _install_probes(self) -> None:
         recorder, timer = self.recorder, self._timer
@@ -158,7 +158,6 @@ class Stopwatch:
             self._undo.pop()()
 
     def _replace(self, place: Any, name: str, new: Callable[..., Any]) -> None:
-        """Replaces a function until the probes are removed."""
         own = vars(place).get(name)
         setattr(place, name, new)
         self._undo.append(functools.partial(setattr, place, name, own) if own else lambda: delattr(place, name))
@@ -199,18 +198,18 @@ class Stopwatch:
             timer.enter(BACKWARD)
             original(loss, *arguments, **options)
             if self._last_gradient is not None and timer.running == BACKWARD:
-                # After the last gradient a backward pass only waits for their all-reduce.
+                # After the last gradient, the backward pass only waits for the all-reduce.
                 timer.switch(ALL_REDUCE, self._last_gradient)
             timer.leave()
 
         return backward
 
     def _gradient_done(self, _: torch.Tensor) -> None:
-        # On a GPU a thread of the backward pass calls it.
+        # On a GPU, autograd calls it in a separate thread.
         self._last_gradient = time.perf_counter()
 
     def _step_begins(self, _: Optimizer, arguments: Any, options: Any) -> tuple[Any, Any]:
-        """Begins an optimizer's step, without the forward and backward passes of a closure."""
+        """Starts the optimizer's part, from which the closure of a step is excluded."""
         self._timer.enter(OPTIMIZER)
         arguments = tuple(self._outside(value) for value in arguments)
         return arguments, {name: self._outside(value) for name, value in options.items()}
@@ -230,8 +229,3 @@ class Stopwatch:
     def _pause(self, original: Callable[[], None]) -> None:
         self._ended = None
         original()
-
-
-def times_file(rank: int) -> str:
-    """Returns the name of a rank's file in the folder `trace` of the run."""
-    return f"times-rank{rank}.json"

@@ -20,12 +20,10 @@ OUTSIDE = "outside"
 
 
 class Timer:
-    """Divides the time of the thread that creates it: each moment belongs to the innermost part that runs.
-
-    Calls of other threads are ignored.
+    """Divides the time of the thread that creates it among nested parts. Calls from other threads are ignored.
 
     Attributes:
-        running: The part that runs now.
+        running: The innermost part that runs.
         spent: Seconds of each part.
     """
 
@@ -37,36 +35,36 @@ class Timer:
         self._since = time.perf_counter()
 
     def enter(self, part: str) -> None:
-        """Begins a part within the running one."""
+        """Starts a part within the running part."""
         if threading.get_ident() == self._thread:
             self._outer.append(self.running)
             self.switch(part)
 
     def leave(self) -> None:
-        """Ends the running part, and continues the outer one."""
+        """Ends the running part, and continues the outer part."""
         if threading.get_ident() == self._thread:
             self.switch(self._outer.pop())
 
     def switch(self, part: str, at: float | None = None) -> None:
-        """Replaces the running part by another one, from now or from a moment since the running one began."""
+        """Replaces the running part by another part, from now on or from a time since the running part started."""
         now = time.perf_counter() if at is None else max(at, self._since)
         self.spent[self.running] += now - self._since
         self.running, self._since = part, now
 
     def restart(self) -> None:
-        """Resets the times; the running parts continue."""
+        """Resets the times of all parts, which continue to run."""
         self.spent = dict.fromkeys(self.spent, 0.0)
         self._since = time.perf_counter()
 
 
 class Step(NamedTuple):
-    """An optimizer step.
+    """The times of an optimizer step in seconds.
 
     Attributes:
-        seconds: Its duration.
-        own: The part of it that the stopwatch took.
-        spent: Seconds of each part; None in a step without probes.
-        counts: Whether it is part of the summary: not if the probes were installed or removed before it.
+        seconds: The duration of the step.
+        own: The time that the stopwatch took.
+        spent: The time of each part; None in a step without probes.
+        counts: Whether the summary includes the step. It does not if the probes were changed before the step.
     """
 
     seconds: float
@@ -75,11 +73,11 @@ class Step(NamedTuple):
     counts: bool
 
 
-def summary(steps: Sequence[Step]) -> dict[str, Any]:
-    """Returns the times of the steps after the warm-up, in milliseconds; None for a time without a step.
+def summarize(steps: Sequence[Step]) -> dict[str, Any]:
+    """Summarizes the steps after the warm-up in milliseconds. A time without any step is None.
 
-    `step_ms` is the mean of the steps with probes and the sum of `parts_ms`, `outside_ms` and `own_ms`.
-    `plain_step_ms` is the mean of the steps without probes, and `median_step_ms` the median of all.
+    `step_ms` is the mean of the steps with probes, and the sum of `parts_ms`, `outside_ms` and `own_ms`.
+    `plain_step_ms` is the mean of the steps without probes, and `median_step_ms` is the median of all steps.
     """
     steps = steps[WARM_UP_STEPS:]
     watched = [(step, step.spent) for step in steps if step.counts and step.spent is not None]

@@ -1,13 +1,19 @@
-"""A trace of the samples, losses and weights of each step, to compare two trainings.
+"""A trace of the samples, losses and weights of each step, for comparing two trainings.
 
-It observes the images that enter the network, the weights of the network, and the kernel's counters of sent bytes. It
-changes nothing and takes part in no collective.
+It observes the images that enter the network, the weights, and the kernel's counters of sent bytes. It does not change
+the training and calls no collective.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import socket
+import struct
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +21,33 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.checkpoint.digest import tensor_sha256, weights_sha256
 from lit_mnist.data.rng import random_bits
+from lit_mnist.distributed.peer_exchange import SENT
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.profiling.traffic import Traffic
+from lit_mnist.profiling._private import list_operations
 
 FOLDER = "trace"
 _FIRST_COUNTED = 3
+# The offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19).
+_TCP_INFO_SIZE, _BYTES_SENT = 248, 200
+# Bytes per element of the profiler's dtypes.
+_ITEM_SIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "unsigned char": 1}
 
 
 class Trace:
-    """Records the steps, and writes `trace/rank-N.json` in the run folder at the end of the training.
+    """Records the steps, and writes `trace/rank-N.json` to the run folder at the end of the training.
 
     Args:
         net: The bare network.
         folder: The run folder.
         rank: This rank.
-        dtype: The dtype that the network computes in: some engines convert the images before.
-        last_counted: The traffic is counted during at most 8 steps, from step 4 to this one; 0 for none.
-        keep: A step after which the weights are saved in `trace/rank-N-step-S.npz`.
+        dtype: The dtype of the network, to which some engines convert the images.
+        last_counted: The last step whose traffic is counted, of at most 8 from step 4 on; 0 for none.
+        keep: The step after which the weights are saved to `trace/rank-N-step-S.npz`.
     """
 
     def __init__(
@@ -44,32 +56,32 @@ class Trace:
         self.net, self.folder, self.rank, self.keep = net, folder / FOLDER, rank, keep
         self._dtype = dtype
         self._counted = range(_FIRST_COUNTED, min(last_counted, _FIRST_COUNTED + 8))
-        self._traffic = Traffic()
+        self._traffic = _Traffic()
         self._initial: dict[str, str] = {}
         self._steps: list[dict[str, Any]] = []
         self._losses: list[torch.Tensor] = []
         self._samples = 0
-        # Each replica of nn.DataParallel calls the hook in a thread of its own.
+        # Each replica of nn.DataParallel calls the hook in its own thread.
         self._lock = threading.Lock()
         self._hook = net.register_forward_pre_hook(self._add_images)
 
     def _add_images(self, net: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Adds the digests of the images that enter the network. The sums of the ranks can be added, too."""
+        """Adds the digests of the images that enter the network. The sum over the ranks has the same meaning."""
         if not net.training:
             return
         with self._lock:
-            # At the first step: engines convert and restore a network after they have made it.
+            # In the first step, since engines convert and restore a network after they have created it.
             self._initial = self._initial or self._digests()
             digests = image_digests(arguments[0].to(self._dtype))
             self._samples = (self._samples + int(digests.sum(dtype=np.uint64))) % 2**64
 
-    def batch_done(self, loss: torch.Tensor) -> None:
+    def on_batch_end(self, loss: torch.Tensor) -> None:
         """Records the mean loss of a micro-batch."""
         self._losses.append(loss)
 
-    def step_done(self, step: int, lr: float) -> None:
-        """Records an optimizer step, from 1, and its learning rate."""
-        self._traffic.step_done()
+    def on_step_end(self, step: int, lr: float) -> None:
+        """Records an optimizer step (from 1) and its learning rate."""
+        self._traffic.on_step_end()
         losses = [float(loss) for loss in self._losses]
         self._steps.append(
             {
@@ -108,10 +120,93 @@ class Trace:
 
 
 def image_digests(images: torch.Tensor) -> npt.NDArray[np.uint64]:
-    """Returns a 64-bit digest of each image of a batch, uint64 [batch]."""
+    """Returns the 64-bit digests of the images of a batch, uint64 [batch]."""
     flat = images.detach().cpu().contiguous().view(torch.uint8).reshape(len(images), -1).numpy()
     words = flat.view(np.uint32).astype(np.uint64)
     weights = random_bits(0, "image digest", np.arange(words.shape[1])) | np.uint64(1)
     with np.errstate(over="ignore"):
         sums = (words * weights).sum(axis=1, dtype=np.uint64)
     return random_bits(0, "image", sums)
+
+
+class _Traffic:
+    """Counts the traffic of the steps between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self._profile: profile | None = None
+        self._steps = 0
+        self._sent_before: int | None = None
+        self._sent: int | None = None
+        self._collectives: Counter[str] = Counter()
+        self._payload = 0
+        self._exchanged: Counter[str] = Counter()
+
+    def start(self) -> None:
+        # Only the first call has an effect.
+        if self._profile or self._steps:
+            return
+        # Otherwise the profiler writes to standard error.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+        self._profile.start()
+        self._exchanged = SENT.copy()
+        self._sent_before = _bytes_sent()
+
+    def on_step_end(self) -> None:
+        self._steps += self._profile is not None
+
+    def stop(self) -> None:
+        if self._profile is None:
+            return
+        sent = _bytes_sent()
+        exchanged = SENT - self._exchanged
+        by_unix = exchanged.pop("unix", 0)
+        if sent is not None and self._sent_before is not None:
+            self._sent = sent - self._sent_before + by_unix
+        self._profile.stop()
+        self._payload += exchanged.pop("payload", 0)
+        self._collectives.update(exchanged)
+        for operation, shapes, dtypes in list_operations(self._profile):
+            backend, _, name = operation.partition(":")
+            if backend == "nccl":
+                # NCCL does not use only TCP connections.
+                self._sent = None
+            if backend in {"gloo", "nccl"}:
+                self._collectives[name] += 1
+                self._payload += _payload(shapes, dtypes) if name != "recv" else 0
+        self._profile = None
+
+    def per_step(self) -> dict[str, Any]:
+        steps = self._steps or math.nan
+        return {
+            "steps": self._steps,
+            "bytes_sent": None if self._sent is None or not self._steps else self._sent / steps,
+            "payload_bytes": self._payload / steps if self._steps else None,
+            "collectives": {name: count / steps for name, count in sorted(self._collectives.items())},
+        }
+
+
+def _bytes_sent() -> int | None:
+    """Returns the bytes sent through the open TCP connections of this process, or None if they are unknown."""
+    try:
+        links = list(Path("/proc/self/fd").iterdir())
+    except OSError:
+        return None
+    total = 0
+    for link in links:
+        try:
+            if not str(link.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(link.name))) as connection:
+                if connection.type != socket.SOCK_STREAM or connection.family not in {socket.AF_INET, socket.AF_INET6}:
+                    continue
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
+        except OSError:
+            continue
+        if len(info) >= _BYTES_SENT + 8:
+            total += struct.unpack_from("=Q", info, _BYTES_SENT)[0]
+    return total
+
+
+def _payload(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int:
+    return sum(math.prod(shape) * _ITEM_SIZES.get(dtype, 0) for shape, dtype in zip(shapes, dtypes, strict=False))

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from lit_mnist.checkpoint.atomic_io import write_text
-from lit_mnist.distributed.terminal import printable
+from lit_mnist.distributed.terminal import escape_control
 from lit_mnist.report import formats
 from lit_mnist.report.formats import MISSING
 
@@ -68,7 +68,7 @@ def _printable(value: object) -> object:
     """Returns what a template prints: text without control characters, and a dash for what is missing."""
     if isinstance(value, Markup):
         return value
-    return MISSING if value is None or isinstance(value, ChainableUndefined) else printable(str(value))
+    return MISSING if value is None or isinstance(value, ChainableUndefined) else escape_control(str(value))
 
 
 def yaml_sections(config: Mapping[str, Any] | None) -> list[str]:

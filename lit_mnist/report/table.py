@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from lit_mnist.distributed.terminal import printable
+from lit_mnist.distributed.terminal import escape_control
 from lit_mnist.report.formats import MISSING, SPACE
 
 TONES = {"": "", "bad": "bold red", "muted": "dim"}
@@ -90,9 +90,9 @@ def text_table(table: Table, gap: int = 1) -> RichTable:
     found = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0), header_style="dim")
     for n, column in enumerate(table.columns):
         place: Any = "right" if "num" in column.style else "center" if column.style == "mark" else "left"
-        found.add_column(Text(printable(column.head)), justify=place, no_wrap=n > 0, overflow="fold")
+        found.add_column(Text(escape_control(column.head)), justify=place, no_wrap=n > 0, overflow="fold")
     for row in table.rows:
-        found.add_row(*(Text(printable(cell.text).replace(SPACE, " "), TONES[cell.tone]) for cell in row))
+        found.add_row(*(Text(escape_control(cell.text).replace(SPACE, " "), TONES[cell.tone]) for cell in row))
     return found
 
 
@@ -102,7 +102,7 @@ def text_list(entries: Iterable[Entry]) -> RichTable:
     found.add_column(max_width=36, overflow="fold")
     found.add_column(overflow="fold")
     for name, text, command in entries:
-        found.add_row(Text(printable(name)), Text(printable(f"{text}\n{command}".rstrip())))
+        found.add_row(Text(escape_control(name)), Text(escape_control(f"{text}\n{command}".rstrip())))
     return found
 
 

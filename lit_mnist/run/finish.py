@@ -13,7 +13,7 @@ import torch
 
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.terminal import print_line, shown
+from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.predict import Prediction, predictions_of
 from lit_mnist.report.page import Mistake, write_report
@@ -127,9 +127,9 @@ def _summarize(
             right = sum(evaluation.confusion[i][i] for i in range(len(evaluation.confusion)))
             share = f"{evaluation.accuracy:.2%} ({right} of {evaluation.count})"
             print_line(f"{name:<9} {share}, loss {evaluation.loss:.4f}")
-    print_line(f"results   {shown(job.folder / RESULT)}, {shown(job.folder / REPORT)}")
+    print_line(f"results   {display_path(job.folder / RESULT)}, {display_path(job.folder / REPORT)}")
     if trained:
-        folder, command = shlex.quote(shown(job.folder)), program(job.engine)
+        folder, command = shlex.quote(display_path(job.folder)), program(job.engine)
         model, trainer = job.experiment.model, job.experiment.trainer
         stretchable = model.schedule == "constant" and not model.warmup
         if job.resumable and stretchable and trained.steps == job.plan.total_steps:
@@ -166,5 +166,5 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
         raise NonFiniteError("The outputs of the network are not finite: the training of this checkpoint has diverged.")
     if rank.is_first:
         assert [row[0] for row in rows] == list(range(len(job.splits.test)))
-        places = ", ".join(shown(job.folder / name) for name in predictions.write(job, rows))
+        places = ", ".join(display_path(job.folder / name) for name in predictions.write(job, rows))
         print_line(f"predicted {len(rows)} image{'s' * (len(rows) != 1)}: {places}")

@@ -18,7 +18,7 @@ from lit_mnist.checkpoint.atomic_io import remove_temporary_files, write_text
 from lit_mnist.checkpoint.store import CONFIG
 from lit_mnist.distributed.file_lock import open_lock, try_lock
 from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER
-from lit_mnist.distributed.terminal import print_line, shown
+from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import InputError
 
 RESULT, METRICS, REPORT = "result.json", "metrics.csv", "report.html"
@@ -87,7 +87,7 @@ class RunFolder:
             raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
         lock.seek(0)
         if before := lock.read().strip():
-            print_line(f"note: the run before this one in {shown(path)} ({before}) was killed")
+            print_line(f"note: the run before this one in {display_path(path)} ({before}) was killed")
         remove_temporary_files(path)
         remove_temporary_files(path / "checkpoints")
         for left in (path / "logs").glob(f"{LAUNCHER_FOLDER}*"):
@@ -133,7 +133,7 @@ def lock_folder(path: Path, patience: float = 0) -> IO[str]:
             if time.monotonic() >= deadline:
                 raise InputError(f"The run folder {path} is in use by {_holder(lock)}: choose another --run-dir.")
             if not waits:
-                print_line(f"note: waiting for {_holder(lock)}, which holds {shown(path)}")
+                print_line(f"note: waiting for {_holder(lock)}, which holds {display_path(path)}")
             waits = True
             time.sleep(0.2)
     except OSError as error:

@@ -83,7 +83,7 @@ class StepMonitor:
         loss = loss.detach()
         self.finite.batch_done(loss)
         if self.trace:
-            self.trace.batch_done(loss)
+            self.trace.on_batch_end(loss)
 
     def gradients_done(self, parameters: Iterable[nn.Parameter]) -> None:
         """Records a step's gradient before the optimizer uses it; see `FiniteCheck.gradients_done`."""
@@ -110,11 +110,11 @@ class StepMonitor:
         self.step += 1
         self.clock.step_done(waited=self.finite.at_once or metrics is not None)
         if self.stopwatch:
-            self.stopwatch.step_done()
+            self.stopwatch.on_step_end()
         self.finite.forget()
         RANK_STATUS.begin_step(self.step + 1)
         if self.trace:
-            self.trace.step_done(self.step, lr)
+            self.trace.on_step_end(self.step, lr)
         if metrics is None:
             return
         loss = float(metrics["train_loss"])

@@ -15,7 +15,7 @@ from lit_mnist.data.sampler import train_indices
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
-from lit_mnist.distributed.terminal import shown
+from lit_mnist.distributed.terminal import display_path
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.training.job import Job
 from lit_mnist.training.precision import needs_scaler
@@ -155,7 +155,7 @@ class FiniteCheck:
 
     def _log(self) -> str:
         """Returns the log of rank 0, which is there however the ranks were started."""
-        return shown(self.job.folder / "logs" / "rank-0.log")
+        return display_path(self.job.folder / "logs" / "rank-0.log")
 
     def _log_samples(self, step: int, ranks: Sequence[int]) -> None:
         """Writes the training samples of a step on some ranks into this rank's log, by their numbers."""

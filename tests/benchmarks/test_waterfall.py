@@ -92,7 +92,7 @@ def test_a_closed_stopwatch_leaves_everything_as_it_was(tmp_path: Path) -> None:
             (torch.amp.GradScaler, "step"),
             (Batch, "to"),
             (TrainBatches, "__iter__"),
-            (CheckpointManager, "step_done"),
+            (CheckpointManager, "on_step_end"),
             (F, "cross_entropy"),
             (dist, "all_reduce"),
             (dist.Work, "wait"),

@@ -35,7 +35,7 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_written_is_read(written: Path) -> None:
+def test_a_checkpoint_round_trip_is_exact(written: Path) -> None:
     found = read_checkpoint(written)
     assert content_sha256(found["state_dict"]) == content_sha256(CONTENT["state_dict"])
     assert found["loops"] == CONTENT["loops"]
@@ -44,7 +44,7 @@ def test_what_is_written_is_read(written: Path) -> None:
 
 @pytest.mark.parametrize("name", [".a_new_record", "data/notes", "hashes/weights", "Index-2.json"])
 def test_a_record_that_a_newer_torch_adds_is_accepted(written: Path, name: str) -> None:
-    """It holds no code, and nothing unpickles it."""
+    """The record has no code, and nothing unpickles it."""
     with zipfile.ZipFile(written, "a") as archive:
         folder = archive.namelist()[0].partition("/")[0]
         archive.writestr(f"{folder}/{name}", pickle.dumps(Hostile()))
@@ -65,7 +65,7 @@ def test_a_record_that_may_hold_code_is_rejected(written: Path, name: str) -> No
 
 
 def test_torch_s_own_files_pass_the_safety_check(tmp_path: Path) -> None:
-    """Whatever this release of torch writes for the values of a checkpoint."""
+    """The check accepts what this release of torch writes for the values of a checkpoint."""
     dtypes = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
     tensors = {name: torch.ones(3, 2, dtype=getattr(torch, name)).t() for name in dtypes}
     state = {**torch.nn.BatchNorm1d(3).state_dict(), **tensors}
@@ -110,7 +110,7 @@ def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
+def test_a_zip_bomb_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "bomb.ckpt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(50_000_000))
@@ -125,7 +125,7 @@ def test_a_failed_write_leaves_the_old_file(written: Path) -> None:
     assert [path.name for path in written.parent.iterdir()] == ["some.ckpt"]
 
 
-def test_another_program_s_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_program_is_rejected(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(InputError, match="not a checkpoint of this project"):
         read_checkpoint(tmp_path / "other.ckpt")
@@ -134,7 +134,7 @@ def test_another_program_s_checkpoint_is_refused(tmp_path: Path) -> None:
 TINY = ("--max-steps", 2, "--data.train_size", 300, "--data.test_size", 50, "--data.val_size", 50)
 
 
-def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
+def test_the_checkpoint_of_a_run_is_a_lightning_checkpoint(program: Program) -> None:
     folder = program.train(*TINY)
     path = folder / "checkpoints" / "best.ckpt"
     module = LitClassifier.load_from_checkpoint(path, weights_only=True)
@@ -144,7 +144,7 @@ def test_a_run_s_checkpoint_is_lightning_s(program: Program) -> None:
     assert weights_sha256(module.net.state_dict()) == weights_sha256(bare)
     assert "_instantiator" not in saved["hyper_parameters"]
     assert saved["hyper_parameters"]["lr"] == 0.1
-    # A folder means its best checkpoint, and damage is found.
+    # A folder stands for its best checkpoint, and damage is detected.
     found = LitClassifier.load_from_checkpoint(folder)
     assert weights_sha256(found.net.state_dict()) == weights_sha256(bare)
     content, value = path.read_bytes(), bare["fc.weight"].numpy().tobytes()
@@ -170,7 +170,7 @@ def test_safetensors_stores_the_weights_of_a_checkpoint(program: Program, engine
 def test_a_checkpoint_from_another_gpu_loads_on_a_machine_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each tensor is stored with the name of its device: here those of a second GPU."""
+    """Each tensor is stored with the name of its device, here a second GPU."""
     monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:1")
     path = tmp_path / "gpu.ckpt"
     write_checkpoint(path, CONTENT)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import Program, result_of, weights_of
-from processes import forked, refused, wait_for
+from processes import assert_rejected, forked, wait_for
 
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.resume import Saved
@@ -62,31 +62,33 @@ def test_a_constant_schedule_resumed_after_an_epoch_is_bit_identical(
     assert re.search(
         rf"trained   {steps * 2 // 3} steps on .* in [\d.]+ s since the resume after step {steps // 3}", done.out
     )
-    told = f"the last {steps * 2 // 3} of {steps} steps, since the resume"
-    assert told in (parts / "report.html").read_text()
+    output = f"the last {steps * 2 // 3} of {steps} steps, since the resume"
+    assert output in (parts / "report.html").read_text()
     assert "since the resume" not in (whole / "report.html").read_text()
-    # All but the speed.
+    # All columns except the speed.
     rows = [[{**row, "images_per_s": None} for row in read_metrics(folder)] for folder in (parts, whole)]
     assert rows[0] == rows[1]
 
 
-def test_auto_means_the_precision_that_the_training_began_with(program: Program) -> None:
+def test_auto_resumes_with_the_precision_of_the_first_start(program: Program) -> None:
     """A scheduler may submit the same command with its configuration file again."""
     trained = program.train(*SMALL, "--precision", "32-true", "--model.schedule", "constant", "--epochs", 1)
-    refused(program("--resume", trained, "--epochs", 2, "--precision", "bf16-mixed"), "trainer.precision", "32-true")
+    assert_rejected(
+        program("--resume", trained, "--epochs", 2, "--precision", "bf16-mixed"), "trainer.precision", "32-true"
+    )
     done = program("--resume", trained, "--epochs", 2, "--precision", "auto")
     assert done.code == 0, done.err
     assert result_of(trained)["precision"] == "32-true"
     assert result_of(trained)["epochs"] == 2
 
 
-def test_what_would_be_another_training_is_refused(program: Program) -> None:
+def test_settings_of_another_training_are_rejected(program: Program) -> None:
     trained = program.train(*SMALL, "--epochs", 1)
-    refused(program("--resume", trained, "--lr", 0.5), "model.lr", "0.5", "0.05")
-    refused(program("--resume", trained, "--model.net", "basicnet"), "model.net", "basicnet", "convnet")
-    refused(program("--resume", trained, "--data.val_size", 0), "data.val_size")
-    refused(program("--resume", trained, "--seed", 1), "seed_everything")
-    refused(program("test", "--ckpt", trained, "--model.net", "basicnet"), "model.net", "basicnet", "convnet")
+    assert_rejected(program("--resume", trained, "--lr", 0.5), "model.lr", "0.5", "0.05")
+    assert_rejected(program("--resume", trained, "--model.net", "basicnet"), "model.net", "basicnet", "convnet")
+    assert_rejected(program("--resume", trained, "--data.val_size", 0), "data.val_size")
+    assert_rejected(program("--resume", trained, "--seed", 1), "seed_everything")
+    assert_rejected(program("test", "--ckpt", trained, "--model.net", "basicnet"), "model.net", "basicnet", "convnet")
 
 
 def test_the_saved_configuration_repeats_the_run(program: Program) -> None:
@@ -97,7 +99,7 @@ def test_the_saved_configuration_repeats_the_run(program: Program) -> None:
 
 
 def test_a_checkpoint_elsewhere_resumes_in_a_new_folder(program: Program) -> None:
-    """Only a run folder is resumed in place: a file elsewhere must not turn its folder into a run folder."""
+    """Only a run folder is resumed in place. A file elsewhere must not turn its folder into a run folder."""
     trained = program.train(*SMALL, "--epochs", 1, "--model.schedule", "constant")
     place = program.folder / "downloads"
     place.mkdir()
@@ -112,7 +114,7 @@ def test_a_checkpoint_elsewhere_resumes_in_a_new_folder(program: Program) -> Non
     assert result_of(folder)["steps"] == 20
 
 
-def test_the_best_weights_of_a_future_that_was_given_up_are_not_tested(program: Program) -> None:
+def test_the_best_weights_of_discarded_steps_are_not_tested(program: Program) -> None:
     flags = (*SMALL, "--model.schedule", "constant", "--keep", 4)
     trained, wanted = program.train(*flags, "--epochs", 3), program.train(*flags, "--epochs", 2)
     first = trained / "checkpoints" / "step-00000010.ckpt"
@@ -124,13 +126,13 @@ def test_the_best_weights_of_a_future_that_was_given_up_are_not_tested(program: 
     assert result_of(trained)["test"] == result_of(wanted)["test"]
 
 
-def test_what_is_said_at_the_end_of_a_schedule_trains_further(program: Program) -> None:
+def test_the_advice_at_the_end_of_a_schedule_works(program: Program) -> None:
     """The test runs the command of the message."""
     trained = program.train(*SMALL, "--epochs", 1)
     cases = {(): ("10 steps", "nothing to resume"), ("--epochs", 2): ("onecycle", "cannot be changed to 20")}
-    for flags, told in cases.items():
+    for flags, output in cases.items():
         done = program("--resume", trained, *flags)
-        refused(done, *told)
+        assert_rejected(done, *output)
         words = shlex.split(done.err.partition("begin a new run with these weights: ")[2])
         assert words == ["--config", "run-1/config.yaml", "--model.weights", "run-1"]
     # With such a learning rate the weights do not change.
@@ -140,10 +142,10 @@ def test_what_is_said_at_the_end_of_a_schedule_trains_further(program: Program) 
     assert max(float((before[name] - after[name]).abs().max()) for name in moved) < 1e-6
 
 
-def test_a_resume_on_another_machine_takes_the_threads_that_were_used(
+def test_a_resume_on_another_machine_uses_the_same_number_of_threads(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of threads affects the last bits, and by default depends on the machine's cores."""
+    """The number of threads affects the last bits, and its default depends on the cores of the machine."""
 
     def machine(cores: int) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
@@ -156,29 +158,29 @@ def test_a_resume_on_another_machine_takes_the_threads_that_were_used(
     assert done.code == 0, done.err
     assert result_of(parts)["threads"] == result_of(whole)["threads"] == 3
     assert result_of(parts)["weights_sha256"] == result_of(whole)["weights_sha256"]
-    assert "warning: each rank computes with 3 threads, as before, where 1 cores would give it 1" in done.out
+    assert "warning: each rank uses 3 threads, as before; the default for 1 cores is 1." in done.out
     # The configuration still has no number.
     assert "threads: null" in (parts / "config.yaml").read_text()
     # With other ranks or another setting the result is not bit-identical, and a message says so.
     machine(4)
     saved, said = Saved.read(parts / "checkpoints" / "last.ckpt"), list[str]()
     assert saved.threads(None, 2, said.append) == 2
-    assert "with 2 threads, but with 3 before (there were 1 ranks per machine before, and here are 2)" in said.pop()
+    assert "uses 2 threads, but 3 before (there were 1 ranks per machine before, and here are 2)" in said.pop()
     assert saved.threads(2, 1, said.append) == 2
-    assert "with 2 threads, but with 3 before (run.threads is 2)" in said.pop()
+    assert "uses 2 threads, but 3 before (run.threads is 2)" in said.pop()
     assert saved.threads(3, 2, said.append) == 3
     assert not said
 
 
 class Predecessor:
-    """A run that ends while the next start waits for its folder, and that still saves its newest checkpoints."""
+    """A run that saves its newest checkpoints and ends while the next start waits for its folder."""
 
     def __init__(self, folder: Path, newer: dict[str, bytes]) -> None:
         self.folder, self.newer = folder, newer
 
     def hold(self, successor: Path) -> int:
-        """Holds the folder until the successor has found it held, then saves, and ends."""
-        # Kept, since the lock ends with the object.
+        """Holds the folder until the successor waits for it, then saves, and ends."""
+        # An attribute, since the lock ends with the object.
         self.held = RunFolder.claim(self.folder, writes=(), resumed=True)
         successor.with_name("held").touch()
         lock = str(self.folder / "run.lock")
@@ -199,11 +201,11 @@ def opened_by(pid: int) -> set[str]:
     return found
 
 
-def test_a_start_waits_for_the_run_before_it_and_reads_what_that_saved_last(program: Program) -> None:
+def test_a_start_waits_for_the_previous_run_and_reads_its_last_checkpoint(program: Program) -> None:
     flags = (*SMALL, "--model.schedule", "constant", "--epochs", 3, "--save-every", 4, "--keep", 20)
     folder = program.train(*flags)
     wanted, checkpoints = result_of(folder), folder / "checkpoints"
-    # First as after step 14 of 30, then as the predecessor leaves it: after step 24, with the best of step 20.
+    # At first the state after step 14 of 30. The predecessor leaves that after step 24, with the best of step 20.
     newer = {"last.ckpt": "step-00000024.ckpt", "best.ckpt": "step-00000020.ckpt"}
     saved = {name: (checkpoints / source).read_bytes() for name, source in newer.items()}
     (checkpoints / "last.ckpt").unlink()
@@ -262,34 +264,32 @@ OTHERS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", [*OTHERS, "damaged", "missing", "its own"])
-def test_a_best_checkpoint_is_kept_only_where_it_is_that_training_s_best(
+def test_the_best_checkpoint_is_kept_only_if_it_belongs_to_this_training(
     tmp_path: Path, trained: Path, case: str
 ) -> None:
     """Data, model and score are compared, not only the step."""
     last, best = trained / "checkpoints" / "step-00000016.ckpt", tmp_path / "best.ckpt"
     # Of two epochs of 10 steps, the first is the best after step 16.
     shutil.copy(trained / "checkpoints" / "step-00000010.ckpt", best)
-    told = "There is no checkpoint at"
+    output = "There is no checkpoint at"
     if case in OTHERS:
-        change, told = OTHERS[case]
+        change, output = OTHERS[case]
         content = read_checkpoint(best)
         change(content)
         write_checkpoint(best, content)
     elif case == "damaged":
         best.write_bytes(best.read_bytes()[:-500])
-        told = "not a checkpoint"
+        output = "not a checkpoint"
     elif case == "missing":
         best.unlink()
     else:
         Saved.read(last).check_best(best)
         return
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=output):
         Saved.read(last).check_best(best)
 
 
-def test_the_best_of_a_training_that_continues_from_one_file_is_an_epoch_of_its_own(
-    program: Program, trained: Path
-) -> None:
+def test_the_best_of_a_run_resumed_from_a_file_is_one_of_its_epochs(program: Program, trained: Path) -> None:
     """Weights that were never the best, or that belong to another run, are not called the best."""
     downloads, folder = program.folder / "downloads", program.folder / "run"
     downloads.mkdir()
@@ -318,7 +318,7 @@ def test_the_best_of_a_training_that_continues_from_one_file_is_an_epoch_of_its_
     assert read_checkpoint(folder / "checkpoints" / "best.ckpt")["global_step"] == 10
 
 
-def test_a_best_checkpoint_of_another_run_is_put_aside_and_never_tested(program: Program, trained: Path) -> None:
+def test_a_best_checkpoint_of_another_run_is_renamed_and_never_tested(program: Program, trained: Path) -> None:
     folder = program.folder / "run"
     shutil.copytree(trained, folder)
     (folder / "result.json").unlink()
@@ -328,7 +328,7 @@ def test_a_best_checkpoint_of_another_run_is_put_aside_and_never_tested(program:
     best.unlink()
     shutil.copy(other / "checkpoints" / "best.ckpt", best)
     done = program("--resume", "auto", "--run-dir", folder)
-    refused(done, "its best weights are not known", f"test --ckpt {folder}/checkpoints/last.ckpt")
+    assert_rejected(done, "its best weights are not known", f"test --ckpt {folder}/checkpoints/last.ckpt")
     assert "seed_everything is 1, not 42" in done.out
     assert read_checkpoint(best.with_name("best-put-aside.ckpt"))["global_step"] == 10
     assert not best.exists()
@@ -338,9 +338,7 @@ def test_a_best_checkpoint_of_another_run_is_put_aside_and_never_tested(program:
     assert result_of(program.folder / "own")["test"] == result_of(trained)["test"]
 
 
-def test_a_folder_that_fills_up_while_it_is_prepared_is_refused(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_during_preparation_is_rejected(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = program.train(*SMALL, "--epochs", 1, "--model.schedule", "constant")
 
     def full(path: object, text: str) -> None:
@@ -348,19 +346,19 @@ def test_a_folder_that_fills_up_while_it_is_prepared_is_refused(
 
     monkeypatch.setattr(run_folder, "write_text", full)
     again = program.folder / "again"
-    refused(program("--resume", trained, "--epochs", 2, "--run-dir", again), "cannot be written: No space left")
+    assert_rejected(program("--resume", trained, "--epochs", 2, "--run-dir", again), "cannot be written: No space left")
     assert (again / "run.lock").read_text() == ""
 
 
-def test_an_evaluation_tells_the_weights_that_it_evaluated(program: Program) -> None:
+def test_an_evaluation_reports_the_weights_that_it_evaluated(program: Program) -> None:
     trained = program.train(*SMALL, "--epochs", 1)
-    for verb in ("test", "validate"):
-        found = result_of(program.train(verb, "--ckpt", trained))
+    for subcommand in ("test", "validate"):
+        found = result_of(program.train(subcommand, "--ckpt", trained))
         assert found["weights_sha256"] == result_of(trained)["weights_sha256"]
     validation = result_of(program.train("validate", "--ckpt", trained))["validation"]
     assert validation == result_of(trained)["validation"]
-    refused(program("validate", "--ckpt", trained, "--seed", 7), "seed_everything")
-    refused(program("validate", "--ckpt", trained, "--data.val_size", 50), "data.val_size")
+    assert_rejected(program("validate", "--ckpt", trained, "--seed", 7), "seed_everything")
+    assert_rejected(program("validate", "--ckpt", trained, "--data.val_size", 50), "data.val_size")
 
 
 def test_an_evaluation_names_the_checkpoint_that_it_evaluated(program: Program) -> None:
@@ -374,7 +372,7 @@ def test_an_evaluation_names_the_checkpoint_that_it_evaluated(program: Program) 
     assert done.code == 0, done.err
     assert f"{trained} has no best.ckpt: these are the last weights, {last}" in done.out
     assert result_of(folder)["checkpoint"] == str(last)
-    # A file that is named needs no note.
+    # A file that is given explicitly causes no note.
     assert "note" not in program("test", "--ckpt", last).out
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Program
-from processes import refused
+from processes import assert_rejected
 
 import lit_mnist
 from lit_mnist.cli.parser import parse
@@ -120,7 +120,7 @@ COMMANDS = {
 def test_command_line_is_refused(program: Program, case: str) -> None:
     words, parts = COMMANDS[case]
     before = set(program.folder.iterdir())
-    refused(program(*words), *parts)
+    assert_rejected(program(*words), *parts)
     left = {path.name for path in set(program.folder.iterdir()) - before}
     assert left <= {"stdout.txt", "stderr.txt"}
 
@@ -147,14 +147,14 @@ def test_configuration_file_is_refused(program: Program, case: str) -> None:
     text, parts = CONFIGS[case]
     path = program.folder / "config.yaml"
     path.write_text(text)
-    refused(program("--config", path), *parts)
+    assert_rejected(program("--config", path), *parts)
     assert not (program.folder / "runs").exists()
     assert not (program.folder / "pwned").exists()
 
 
 def test_a_configuration_that_is_no_text_is_refused(program: Program) -> None:
     (program.folder / "config.yaml").write_bytes(b"\xff\xfe\x00model")
-    refused(program("--config", program.folder / "config.yaml"), "config.yaml")
+    assert_rejected(program("--config", program.folder / "config.yaml"), "config.yaml")
 
 
 def test_a_foreign_class_is_refused_before_its_module_is_imported(
@@ -163,7 +163,9 @@ def test_a_foreign_class_is_refused_before_its_module_is_imported(
     (program.folder / "evil_module.py").write_text("open('imported', 'w').close()\nclass Logger: pass\n")
     (program.folder / "config.yaml").write_text("trainer:\n  logger:\n    class_path: evil_module.Logger\n")
     monkeypatch.syspath_prepend(program.folder)
-    refused(program("--config", program.folder / "config.yaml"), "evil_module.Logger", "lightning, torch, lit_mnist")
+    assert_rejected(
+        program("--config", program.folder / "config.yaml"), "evil_module.Logger", "lightning, torch, lit_mnist"
+    )
     assert not (program.folder / "imported").exists()
 
 
@@ -179,7 +181,7 @@ def test_damaged_data_are_refused(program: Program) -> None:
         (root / path.name).write_bytes(path.read_bytes())
     labels = root / "t10k-labels-idx1-ubyte.gz"
     labels.write_bytes(labels.read_bytes()[:-100])
-    refused(program("--data.root", root), "t10k-labels-idx1-ubyte")
+    assert_rejected(program("--data.root", root), "t10k-labels-idx1-ubyte")
     assert not (program.folder / "runs").exists()
 
 
@@ -187,30 +189,30 @@ def test_a_run_folder_that_holds_a_run_is_refused_and_left_as_it_was(program: Pr
     folder = program.folder / "taken"
     folder.mkdir()
     (folder / "result.json").write_text("precious")
-    refused(program("--run-dir", folder), "taken", "result.json")
+    assert_rejected(program("--run-dir", folder), "taken", "result.json")
     assert (folder / "result.json").read_text() == "precious"
     assert not (folder / "config.yaml").exists()
 
 
 def test_a_run_folder_that_cannot_be_made_is_refused(program: Program) -> None:
     (program.folder / "file").write_text("")
-    refused(program("--run-dir", program.folder / "file" / "run"), "file/run")
+    assert_rejected(program("--run-dir", program.folder / "file" / "run"), "file/run")
 
 
 def test_a_checkpoint_that_is_no_checkpoint_is_refused(program: Program) -> None:
     (program.folder / "some.ckpt").write_text("not a checkpoint")
-    refused(program("test", "--ckpt", program.folder / "some.ckpt"), "some.ckpt")
+    assert_rejected(program("test", "--ckpt", program.folder / "some.ckpt"), "some.ckpt")
     (program.folder / "empty").mkdir()
-    refused(program("test", "--ckpt", program.folder / "empty"), "empty", "best.ckpt")
+    assert_rejected(program("test", "--ckpt", program.folder / "empty"), "empty", "best.ckpt")
 
 
 def test_an_image_that_cannot_be_read_is_refused(program: Program) -> None:
     trained = program.train("--max-steps", 1, "--data.train_size", 200, "--data.val_size", 0, "--data.test_size", 10)
     (program.folder / "digit.png").write_bytes(b"no image")
-    refused(program("predict", "--ckpt", trained, "--images", program.folder / "digit.png"), "digit.png")
-    refused(program("predict", "--ckpt", trained, "--images", "nowhere"), "nowhere")
+    assert_rejected(program("predict", "--ckpt", trained, "--images", program.folder / "digit.png"), "digit.png")
+    assert_rejected(program("predict", "--ckpt", trained, "--images", "nowhere"), "nowhere")
     both = program("predict", "--ckpt", trained, "--images", "nowhere", "digit.png", "--run-dir", "none")
-    refused(both, "2 of 2 images cannot be read", "nowhere", "digit.png")
+    assert_rejected(both, "2 of 2 images cannot be read", "nowhere", "digit.png")
     assert not (program.folder / "none").exists()
 
 

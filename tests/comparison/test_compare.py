@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program
-from processes import refused
+from processes import assert_rejected
 
 import lit_mnist
 from lit_mnist.comparison.results import lines_of_code
@@ -200,7 +200,7 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_comparison_is_refused(program: Program, case: str) -> None:
     words, parts = REFUSALS[case]
-    refused(program("compare", *words), *parts)
+    assert_rejected(program("compare", *words), *parts)
     assert not (program.folder / "runs").exists()
 
 

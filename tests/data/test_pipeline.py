@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program, processes_of, ranks_of, result_of, wait_for
-from faults.conftest import end_of, errors_of, step_of
+from faults.conftest import read_errors, read_step, wait_for_exit
 
 from lit_mnist.cli.parser import parse
 from lit_mnist.data.dataset import Dataset
@@ -165,7 +165,7 @@ def test_nothing_is_left_of_workers_whatever_ends(
     folder = program.folder / "run"
     words = (*LONG, *PER_SAMPLE, 2, "--run-dir", folder)
     with program.started(*words, engine="raw_ddp") as group:
-        wait_for(lambda: step_of(folder) > 3, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 3, 60, program.folder)
         workers = workers_of(group)
         assert len(workers) == 4
         ranks = ranks_of(group, [pid for pid in processes_of(group) if pid not in workers])
@@ -173,8 +173,8 @@ def test_nothing_is_left_of_workers_whatever_ends(
             os.killpg(group, signum)
         else:
             os.kill({"worker": max(workers), "rank": ranks[1], "launcher": group}[victim], signum)
-        ended, _ = end_of(group, program, 20)
-    told = errors_of(program)
+        ended, _ = wait_for_exit(group, program, 20)
+    told = read_errors(program)
     assert ended == code, told
     if victim == "worker":
         assert re.search(r"Rank \d .* failed in step \d+:", told), told

@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import Program, as_nobody, result_of
 from PIL import Image
-from processes import refused
+from processes import assert_rejected
 from torchvision.datasets import VOCSegmentation
 from voc_folder import ONLY_BORDER, write_voc
 
@@ -237,7 +237,9 @@ def test_a_wrong_file_ends_the_command_before_a_rank_starts(
         (folder / place).unlink()
     else:
         (folder / place).write_bytes(change(b""))
-    refused(program(*SMALL, "--data.root", tmp_path, "--run-dir", tmp_path / "run"), str(folder / place), message)
+    assert_rejected(
+        program(*SMALL, "--data.root", tmp_path, "--run-dir", tmp_path / "run"), str(folder / place), message
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -313,4 +315,4 @@ def test_a_file_that_turns_bad_ends_the_run_with_one_message(
     path.write_bytes(b"\0" * found.st_size)
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
     run = ("--data.root", tmp_path, "--data.workers", workers, "--run-dir", tmp_path / "run")
-    refused(program(*SMALL, *run, engine=engine), str(path), "not an image in a known format (JPEG)")
+    assert_rejected(program(*SMALL, *run, engine=engine), str(path), "not an image in a known format (JPEG)")

@@ -42,25 +42,25 @@ def test_devices(
 
 
 @pytest.mark.parametrize(("devices", "culprit"), [(3, "3 GPUs"), ([0, 2], "GPU 2")])
-def test_more_gpus_than_there_are_are_refused(gpus: Callable[[int], None], devices: object, culprit: str) -> None:
+def test_too_many_gpus_are_rejected(gpus: Callable[[int], None], devices: object, culprit: str) -> None:
     gpus(2)
     with pytest.raises(InputError, match=f"{culprit}, but this machine has 2"):
         choose_devices(TrainerSettings(devices=devices))  # type: ignore[arg-type]
 
 
-def test_a_gpu_where_there_is_none_is_refused(gpus: Callable[[int], None]) -> None:
+def test_a_gpu_is_rejected_on_a_machine_without_gpus(gpus: Callable[[int], None]) -> None:
     gpus(0)
     with pytest.raises(InputError, match="has no GPU"):
         choose_devices(TrainerSettings(accelerator="gpu"))
 
 
-def test_a_cpu_may_be_asked_for_beside_gpus(gpus: Callable[[int], None]) -> None:
+def test_the_cpu_can_be_selected_on_a_machine_with_gpus(gpus: Callable[[int], None]) -> None:
     gpus(2)
     assert choose_devices(TrainerSettings(accelerator="cpu", devices=5)).kind == "cpu"
 
 
 @pytest.mark.parametrize("words", [["--devices", "0,2"], ["--devices=0,2"], ["--trainer.devices", "[0,2]"]])
-def test_a_list_of_devices_may_be_given_as_the_trainer_takes_it(words: list[str]) -> None:
+def test_devices_can_be_given_as_a_list(words: list[str]) -> None:
     assert parse(words).settings == {"trainer.devices": [0, 2]}
 
 
@@ -71,8 +71,8 @@ def test_threads_are_the_cores_divided_by_the_ranks() -> None:
     assert threads_per_rank(3, 2) == 3
 
 
-def test_memory_that_a_step_has_freed_is_there_for_the_next() -> None:
-    """Else the kernel clears some two thousand pages for each step of 128 images."""
+def test_the_next_step_reuses_freed_memory() -> None:
+    """Otherwise the kernel clears about two thousand pages in each step of 128 images."""
     script = """
         import json, resource
         import torch

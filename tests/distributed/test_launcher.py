@@ -28,6 +28,7 @@ from processes import (
     LOOPBACK,
     LOOPBACK_V4,
     ROOT,
+    assert_rejected,
     forked,
     kill,
     launched,
@@ -35,7 +36,6 @@ from processes import (
     named,
     processes_of,
     ranks_of,
-    refused,
     run_forked,
     torchrun,
     wait_for,
@@ -59,7 +59,7 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**os.environ, **environment}, check=False, **IN_FOLDER)  # type: ignore[call-overload, no-any-return]
 
 
-def test_forked_ranks_do_not_hang_whatever_openmp_is_told(tmp_path: Path) -> None:
+def test_forked_ranks_do_not_hang_with_any_openmp_setting(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("train.py", "--devices", 2, "--max-steps", 5, "--run-dir", folder, "--run.threads", 4, *SMALL)
     done = run(*words, OMP_NUM_THREADS="4")
@@ -71,12 +71,14 @@ def test_forked_ranks_do_not_hang_whatever_openmp_is_told(tmp_path: Path) -> Non
 AS_RANK_0 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
 
 
-def test_other_devices_than_an_outside_launcher_has_started_are_refused(
+def test_devices_that_contradict_an_external_launcher_are_rejected(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in AS_RANK_0.items():
         monkeypatch.setenv(name, value)
-    refused(program("--devices", 3, "--run-dir", program.folder / "run", *SMALL), "trainer.devices is 3", "2 ranks")
+    assert_rejected(
+        program("--devices", 3, "--run-dir", program.folder / "run", *SMALL), "trainer.devices is 3", "2 ranks"
+    )
     assert not (program.folder / "run").exists()
 
 
@@ -99,7 +101,7 @@ def no_pickle(*_: object) -> None:
 def test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle(
     program: Program, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """The ranks check themselves and their launcher in a step, and then train, evaluate and record to the end.
+    """The ranks check themselves and their launcher in a step, and complete the run.
 
     (nn.DataParallel is one process on several GPUs, and has no connections.)
     """
@@ -204,42 +206,42 @@ def test_torchrun_with_ranks_that_do_not_fit_the_batch_is_rejected_once(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("engine", "words", "restarts", "told"),
+    ("engine", "words", "restarts", "message"),
     [
         ("fabric", (), 3, "does not support torchrun's --max-restarts"),
         ("raw_ddp", ("--run.trace", "times"), 0, "name it to all of them by --run-dir"),
     ],
 )
-def test_what_ranks_of_torchrun_could_not_do_together_is_refused(
-    program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, words: tuple[str, ...], restarts: int, told: str
+def test_input_errors_under_torchrun_are_rejected(
+    program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, words: tuple[str, ...], restarts: int, message: str
 ) -> None:
     for name, value in {**AS_RANK_0, "TORCHELASTIC_MAX_RESTARTS": str(restarts)}.items():
         monkeypatch.setenv(name, value)
-    refused(program(*SMALL, *words, engine=engine), told)
+    assert_rejected(program(*SMALL, *words, engine=engine), message)
     assert not (program.folder / "runs").exists()
 
 
-def test_one_rank_of_each_machine_tells_what_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_of_each_machine_reports_a_rejection(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machines may differ."""
     for name, value in {**AS_RANK_0, "RANK": "2", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    refused(program("--data.root", program.folder / "nothing"), "nothing")
+    assert_rejected(program("--data.root", program.folder / "nothing"), "nothing")
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "1")
     silent = program("--data.root", program.folder / "nothing")
     assert (silent.code, silent.err) == (2, "")
 
 
-def test_a_taken_port_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_rejected(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         for name, value in {**AS_RANK_0, "MASTER_PORT": port}.items():
             monkeypatch.setenv(name, value)
-        refused(program(*SMALL, engine="raw_ddp"), f"port {port} is taken", "MASTER_PORT")
+        assert_rejected(program(*SMALL, engine="raw_ddp"), f"port {port} is taken", "MASTER_PORT")
 
 
 @pytest.mark.slow
-def test_accelerate_launch_that_starts_one_process_for_two_is_refused(tmp_path: Path) -> None:
+def test_accelerate_launch_with_too_few_processes_is_rejected(tmp_path: Path) -> None:
     launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", 2, "--module")
     words = ("--run-dir", tmp_path / "run", "--max-steps", 2, *SMALL)
     done = run(*launcher, "lit_mnist.engines.with_accelerate", *words)
@@ -248,18 +250,18 @@ def test_accelerate_launch_that_starts_one_process_for_two_is_refused(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_killed_spawned_rank_is_named_and_takes_the_others_with_it(program: Program) -> None:
+def test_a_killed_spawned_rank_is_named_and_ends_the_other_ranks(program: Program) -> None:
     victim, folder = 1, program.folder / "run"
     words = ("--devices", 2, "--launcher", "spawn", "--run-dir", folder, *LONG)
     with program.started(*words, engine="raw_ddp") as group:
         wait_for(lambda: trains(folder), 100, program.folder)
         os.kill(ranks_of(group)[victim], signal.SIGKILL)
         _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, 10)
-        # Spawning has a helper process of Python's own, which ends a moment after its parent.
+        # Spawning uses a helper process of Python, which exits shortly after its parent.
         wait_for(lambda: not processes_of(group), 5)
     assert os.waitstatus_to_exitcode(status) == 3
-    told = (program.folder / "stderr.txt").read_text()
-    assert re.search(rf"Rank {victim} \(process \d+ on .+\) was killed by SIGKILL in step \d+", told)
+    message = (program.folder / "stderr.txt").read_text()
+    assert re.search(rf"Rank {victim} \(process \d+ on .+\) was killed by SIGKILL in step \d+", message)
 
 
 @pytest.mark.slow
@@ -274,7 +276,7 @@ def test_a_signal_stops_spawned_ranks(program: Program) -> None:
     assert os.waitstatus_to_exitcode(status) == 143
 
 
-def test_exceptions_of_all_ranks_at_once_are_shown(tmp_path: Path) -> None:
+def test_simultaneous_exceptions_of_all_ranks_are_shown(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         raise ZeroDivisionError("planted")
 
@@ -295,7 +297,7 @@ def test_a_rank_s_own_exception_is_shown(tmp_path: Path) -> None:
     assert "ZeroDivisionError: planted" in done.out.splitlines()[-1]
 
 
-def test_a_refusal_in_a_rank_is_never_restarted(tmp_path: Path) -> None:
+def test_an_input_error_in_a_rank_never_causes_a_restart(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         with (tmp_path / "attempts").open("a") as file:
             file.write("x")
@@ -309,7 +311,7 @@ def test_a_refusal_in_a_rank_is_never_restarted(tmp_path: Path) -> None:
 
 
 class Attacker:
-    """Another user of the machine, who watches a shared folder and plants a pickle where a file was named and removed.
+    """Another user of the machine, who watches a shared folder and plants a pickle at the path of each removed file.
 
     Args:
         folder: The shared folder.
@@ -341,7 +343,7 @@ class Attacker:
 
 
 def raise_when_told(folder: Path, rank: Rank) -> None:
-    """Writes down this rank's temporary folder, and raises an error when the test says so."""
+    """Records the temporary folder of this rank, and raises an error on request of the test."""
     (folder / f"temporary-{os.getpid()}").write_text(tempfile.gettempdir())
     while not (folder / "raise").exists():
         time.sleep(0.01)
@@ -349,10 +351,10 @@ def raise_when_told(folder: Path, rank: Rank) -> None:
 
 
 @pytest.mark.parametrize(("launcher", "restarts"), [("agent", 1), ("spawn", 1)])
-def test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed(
+def test_files_that_another_user_plants_in_the_temporary_folder_are_not_executed(
     tmp_path: Path, launcher: str, restarts: int
 ) -> None:
-    """torch names a file there, removes it, and unpickles what it finds there when a rank has failed."""
+    """torch creates a file there, removes it, and unpickles what it finds at this path after a rank has failed."""
     shared, executed = make(tmp_path / "shared"), tmp_path / "executed"
     attacker = Attacker(shared, executed)
     work, logs = partial(raise_when_told, tmp_path), tmp_path / "logs"
@@ -386,13 +388,13 @@ def test_nothing_that_another_user_plants_in_the_temporary_folder_is_executed(
     assert "ZeroDivisionError: planted" in out
     assert attacker.planted == []
     assert modes == [0o700]
-    # The ranks, also the restarted ones, use the user's folder, and the launch has removed its own.
+    # All ranks, including restarted ones, use the user's folder, and the launch has removed its private folder.
     assert {path.read_text() for path in tmp_path.glob("temporary-*")} == {str(shared)}
     assert len(list(tmp_path.glob("temporary-*"))) == 2 * (1 + restarts)
     assert list(shared.iterdir()) == []
 
 
-def test_a_rank_that_a_signal_without_a_name_kills_is_named(tmp_path: Path) -> None:
+def test_a_rank_killed_by_an_unnamed_signal_is_named(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         if rank.rank == 1:
             os.kill(os.getpid(), signal.SIGRTMIN + 1)
@@ -405,7 +407,7 @@ def test_a_rank_that_a_signal_without_a_name_kills_is_named(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("start", ["launch", "main"])
 def test_a_launch_from_a_thread_is_rejected(tmp_path: Path, start: str) -> None:
-    """The kernel would kill the ranks when the thread ends, and Python gives signals to the main thread alone."""
+    """The kernel kills the ranks when the thread ends, and Python handles signals in the main thread."""
 
     def work(rank: Rank) -> None:
         raise AssertionError("started")

@@ -30,7 +30,7 @@ from lit_mnist.training.examples import Examples, Scored
 
 
 def leave_private_folder() -> None:
-    """Leaves this rank without the private folder of the launch, as under torchrun and Slurm."""
+    """Removes the private folder from the environment of this rank, as under torchrun and Slurm."""
     del os.environ[VARIABLE]
 
 
@@ -38,7 +38,7 @@ def leave_private_folder() -> None:
 def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_path: Path, world_size: int) -> None:
     def work(rank: Rank) -> None:
         exchange = PeerExchange(timeout=20)
-        # The largest does not fit into a connection's buffers.
+        # The largest tensor does not fit into the buffers of a connection.
         for size, dtype in ((1, torch.float32), (33, torch.float64), (1_000_003, torch.float32)):
             generator = torch.Generator().manual_seed(size)
             values = torch.randn(world_size, size, generator=generator).to(dtype)
@@ -48,7 +48,7 @@ def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_pat
                 total += row
             assert torch.equal(exchange.all_reduce(values[rank.rank]), total)
         payload = 2 * (4 + 8 * 33 + 4 * 1_000_003)
-        # A header of 16 bytes goes with each, to each other rank.
+        # Each call sends a header of 16 bytes to each other rank.
         expected = {"exchange": 6, "payload": payload, "unix": (world_size - 1) * (payload + 6 * 16)}
         assert expected == SENT
 
@@ -56,7 +56,7 @@ def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_pat
 
 
 def listeners_of(exchange: PeerExchange) -> list[socket.socket]:
-    """Returns the listening sockets that this rank has opened while it connected."""
+    """Returns the listening sockets that this rank opens to connect."""
     opened = []
     listen = socket.socket.listen
 
@@ -70,7 +70,7 @@ def listeners_of(exchange: PeerExchange) -> list[socket.socket]:
     return opened
 
 
-def test_the_ranks_of_a_launch_are_connected_by_sockets_that_nobody_else_reaches(tmp_path: Path) -> None:
+def test_the_ranks_of_a_launch_use_private_sockets(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         folder = own_private_folder()
         assert folder is not None
@@ -88,8 +88,8 @@ def test_the_ranks_of_a_launch_are_connected_by_sockets_that_nobody_else_reaches
     on_ranks(work, tmp_path, 3)
 
 
-def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path of a socket has at most 107 bytes."""
+def test_the_temporary_folder_can_have_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a Unix socket has at most 107 bytes."""
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -102,7 +102,7 @@ def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monk
     on_ranks(work, tmp_path, 2)
 
 
-def test_only_loopback_is_listened_on_and_nothing_once_all_are_connected(tmp_path: Path) -> None:
+def test_ranks_listen_on_loopback_only_and_only_while_they_connect(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         leave_private_folder()
         exchange = PeerExchange(timeout=20)
@@ -125,12 +125,12 @@ def test_only_loopback_is_listened_on_and_nothing_once_all_are_connected(tmp_pat
     on_ranks(work, tmp_path, 3)
 
 
-def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+def test_the_other_ranks_do_not_wait_for_a_rank_that_has_exited(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         exchange = PeerExchange(timeout=60)
         exchange.all_gather(torch.ones(1))
         if rank.rank == 1:
-            # As the kernel does for a process that has ended.
+            # As the kernel does for a process that has exited.
             exchange.close()
         else:
             with pytest.raises(OSError, match=r"closed by peer|reset by peer|Broken pipe"):
@@ -140,7 +140,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     on_ranks(work, tmp_path, 2)
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_the_timeout(tmp_path: Path) -> None:
+def test_the_other_ranks_wait_for_a_missing_rank_only_until_the_timeout(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         exchange = PeerExchange(timeout=30)
         exchange.all_gather(torch.ones(1))
@@ -155,7 +155,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_the_timeout(tmp
     on_ranks(work, tmp_path, 2)
 
 
-def test_a_rank_that_exchanges_something_else_is_noticed(tmp_path: Path) -> None:
+def test_a_rank_that_is_at_another_call_causes_an_error(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
         exchange = PeerExchange(timeout=30)
         exchange.all_gather(torch.ones(1))
@@ -166,27 +166,27 @@ def test_a_rank_that_exchanges_something_else_is_noticed(tmp_path: Path) -> None
     on_ranks(work, tmp_path, 2)
 
 
-def call(address: tuple[str, int], said: bytes | None, *, slowly: bool) -> socket.socket:
+def call(address: tuple[str, int], sent: bytes | None, *, slowly: bool) -> socket.socket:
     """Connects to a rank as another program, and sends something other than the rank's secret."""
-    stranger = socket.create_connection(address)
-    if said is None:
-        stranger.close()
+    client = socket.create_connection(address)
+    if sent is None:
+        client.close()
     elif not slowly:
-        stranger.sendall(said)
+        client.sendall(sent)
     else:
 
         def trickle() -> None:
             with suppress(OSError):
-                for byte in said:
-                    stranger.send(bytes([byte]))
+                for byte in sent:
+                    client.send(bytes([byte]))
                     time.sleep(1)
 
         threading.Thread(target=trickle, daemon=True).start()
-    return stranger
+    return client
 
 
 @pytest.mark.parametrize(
-    ("said", "count", "slowly"),
+    ("sent", "count", "slowly"),
     [
         pytest.param(bytes(20), 1, False, id="wrong"),
         pytest.param(b"half", 1, False, id="half"),
@@ -196,10 +196,10 @@ def call(address: tuple[str, int], said: bytes | None, *, slowly: bool) -> socke
         pytest.param(b"", 200, False, id="200 idle"),
     ],
 )
-def test_strangers_that_call_first_are_turned_away(
-    tmp_path: Path, said: bytes | None, count: int, slowly: bool
+def test_unknown_clients_that_connect_first_are_rejected(
+    tmp_path: Path, sent: bytes | None, count: int, slowly: bool
 ) -> None:
-    """Other programs connect while the ranks do, and before them; they do not know the secret.
+    """Other programs, which do not know the secret, connect before and during the connection of the ranks.
 
     The ranks wait for each other for 10 seconds in all, which no other program uses up.
     """
@@ -207,26 +207,26 @@ def test_strangers_that_call_first_are_turned_away(
     def work(rank: Rank) -> None:
         leave_private_folder()
         create = socket.create_server
-        strangers = []
+        clients = []
 
         def watched(address: tuple[str, int], **options: int) -> socket.socket:
             server = create(address, **options)
             if rank.rank < 2:
-                strangers.extend(call(server.getsockname(), said, slowly=slowly) for _ in range(count))
+                clients.extend(call(server.getsockname(), sent, slowly=slowly) for _ in range(count))
             return server
 
         socket.create_server = watched  # type: ignore[assignment]
         exchange = PeerExchange(timeout=10)
         own = torch.tensor([float(rank.rank)])
         assert exchange.all_gather(own).tolist() == [[0.0], [1.0], [2.0]]
-        if rank.rank == 0 and said:
+        if rank.rank == 0 and sent:
             with suppress(ConnectionResetError):
-                assert strangers[0].recv(1) == b""
+                assert clients[0].recv(1) == b""
 
     on_ranks(work, tmp_path, 3)
 
 
-def test_what_each_rank_tells_comes_back_exactly_and_is_no_pickle(tmp_path: Path) -> None:
+def test_all_gather_json_is_exact_and_uses_no_pickle(tmp_path: Path) -> None:
     values: list[Any] = ["", [], {"a": [1e-310, 0.1, -0.0, 2**63, None, True, "\u00e4"]}, list(range(100_000))]
 
     def work(rank: Rank) -> None:
@@ -249,7 +249,7 @@ def test_what_each_rank_tells_comes_back_exactly_and_is_no_pickle(tmp_path: Path
     on_ranks(work, tmp_path, 4)
 
 
-def test_the_address_is_that_of_the_interface_which_the_ranks_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_belongs_to_the_interface_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert own_address() == "127.0.0.1"

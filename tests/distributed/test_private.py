@@ -30,8 +30,11 @@ def test_an_error_of_a_gloo_connection_is_recognized(tmp_path: Path) -> None:
         store = dist.FileStore(str(tmp_path / "store"), 2)
         if (other := os.fork()) == 0:
             dist.init_process_group("gloo", store=store, rank=1, world_size=2, timeout=timedelta(seconds=20))
+            # An earlier exit would fail the connection of rank 0 instead of the all-reduce.
+            store.wait(["connected"])
             os._exit(0)
         dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=timedelta(seconds=20))
+        store.set("connected", "")
         os.waitpid(other, 0)
         try:
             dist.all_reduce(torch.ones(2))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program, largest_difference, result_of, weights_of
-from processes import refused
+from processes import assert_rejected
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.digest import content_sha256
@@ -214,7 +214,7 @@ def test_what_an_engine_does_not_offer_is_refused_by_name(program: Program, case
     engine, words, parts = REFUSALS[case]
     if "--ckpt" in words:
         words = ["test", "--ckpt", str(program.train("--max-steps", 1, *SMALL, engine="single"))]
-    refused(program(*words, engine=engine), *parts)
+    assert_rejected(program(*words, engine=engine), *parts)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_a_killed_run_leaves_nothing_and_is_started_again(program: Program, engi
     assert result_of(folder)["weights_sha256"] == expected["weights_sha256"]
 
 
-def test_more_gpus_than_there_are_are_refused(program: Program) -> None:
+def test_too_many_gpus_are_rejected(program: Program) -> None:
     done = program("--devices", 2, "--max-steps", 5)
     assert done.code == 2
     assert "this machine has 1" in done.err

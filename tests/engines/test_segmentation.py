@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import Program, largest_difference, on_ranks, result_of, weights_of
 from PIL import Image
-from processes import refused
+from processes import assert_rejected
 from voc_folder import write_voc
 
 from lit_mnist.data.segmentation.palette import palette_png
@@ -168,7 +168,7 @@ REFUSALS: dict[str, tuple[tuple[object, ...], list[str]]] = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_does_not_fit_is_refused(program: Program, flags: tuple[object, ...], case: str) -> None:
     words, parts = REFUSALS[case]
-    refused(program(*flags, *words), *parts)
+    assert_rejected(program(*flags, *words), *parts)
     assert not (program.folder / "runs").exists()
 
 

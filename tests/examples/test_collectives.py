@@ -20,7 +20,7 @@ from examples.collectives.group import joined, on_first
 from examples.collectives.initialize import show_ways
 from examples.collectives.operations import OPERATIONS, show_operations
 from examples.collectives.ring import Line, ring_all_reduce, server_all_reduce
-from examples.collectives.traffic import counted
+from examples.collectives.traffic import count_sent_bytes
 from lit_mnist.distributed.rank import Rank
 
 SIZES = (1, 5, 1000, 1001)
@@ -238,7 +238,7 @@ def count_bytes(rank: Rank) -> None:
                 all_reduce(torch.ones(size, dtype=torch.float64), line)
                 assert line.bytes_sent == really
                 found.append(really)
-        pair = counted(rank, 1200)
+        pair = count_sent_bytes(rank, 1200)
         sent = on_first(rank, (found, pair))
     if rank.is_first:
         print(json.dumps(sent))

@@ -1,4 +1,4 @@
-"""Shared by the fault tests: the progress of running commands, and the measurements that the tests print."""
+"""Helpers of the fault tests: the progress of running commands, and the measurements that the tests print."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from processes import processes_of, wait_for
 
 from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER, STATUS_FILE, StatusFile
 
-# 20 steps per epoch, for up to four ranks, with a validation at the end of each epoch.
+# 20 steps per epoch with up to four ranks, and a validation at the end of each epoch.
 SMALL: tuple[object, ...] = (
     *("--data.train_size", 720, "--data.val_size", 100, "--data.test_size", 100),
     *("--batch-size", 36, "--lr", 0.05, "--run.threads", 1),
 )
 
-Tell = Callable[[str, str], None]
+RecordMetric = Callable[[str, str], None]
 
 
-def write_figure(row: str, figure: str) -> None:
-    """Prints a measurement, and appends it to the file that FIGURES names, for docs/reliability.md."""
-    print(f"\n{row}: {figure}")
-    if path := os.environ.get("FIGURES"):
+def write_metric(row: str, value: str) -> None:
+    """Prints a measurement, and appends it to the file in FAULT_METRICS for docs/reliability.md."""
+    print(f"\n{row}: {value}")
+    if path := os.environ.get("FAULT_METRICS"):
         with Path(path).open("a") as file:
-            file.write(json.dumps({"row": row, "figure": figure}) + "\n")
+            file.write(json.dumps({"row": row, "value": value}) + "\n")
 
 
 @pytest.fixture
-def tell() -> Tell:
-    """Prints a measurement of a test."""
-    return write_figure
+def record_metric() -> RecordMetric:
+    """Returns the function that prints a measurement of a test."""
+    return write_metric
 
 
-def step_of(folder: Path, rank: int = 0) -> int:
-    """Returns the current step of a rank, from 1, from the launcher's status file; 0 before the training."""
+def read_step(folder: Path, rank: int = 0) -> int:
+    """Returns the current step of a rank (from 1) from the launcher's status file, or 0 before the training."""
     for path in (folder / "logs").glob(f"{LAUNCHER_FOLDER}*/{STATUS_FILE}"):
         with suppress(FileNotFoundError):
             file = StatusFile(path)
@@ -49,7 +49,7 @@ def step_of(folder: Path, rank: int = 0) -> int:
     return 0
 
 
-def end_of(group: int, program: Program, timeout: float) -> tuple[int, float]:
+def wait_for_exit(group: int, program: Program, timeout: float) -> tuple[int, float]:
     """Waits until a command and all its processes have ended, and returns its exit code and the seconds."""
     began = time.monotonic()
     _, status = wait_for(lambda: (found := os.waitpid(group, os.WNOHANG))[0] and found, timeout, program.folder)
@@ -57,6 +57,6 @@ def end_of(group: int, program: Program, timeout: float) -> tuple[int, float]:
     return os.waitstatus_to_exitcode(status), time.monotonic() - began
 
 
-def errors_of(program: Program) -> str:
+def read_errors(program: Program) -> str:
     """Returns the standard error of a command."""
     return (program.folder / "stderr.txt").read_text()

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 Maker = Callable[[Path], None]
-# The files name a module that leaves a file when it is imported, and a command that leaves another one.
+# The files refer to a module that creates a file when it is imported, and to a command that creates another file.
 CANARY = "open('imported', 'w').close()\nclass Canary: pass\ndef call(*args, **kwargs): open('executed', 'w').close()\n"
 TOUCH = "touch executed"
 CREATE = "open('executed', 'w').close()"
 
 
 class Reduced:
-    """Pickles as a call."""
+    """An object that is pickled as a call."""
 
     def __init__(self, call: Any, *arguments: Any) -> None:
         self.call, self.arguments = call, arguments
@@ -49,7 +49,7 @@ def archive(content: bytes, records: dict[str, bytes] | None = None, *, compress
 
 
 def values(opcodes: bytes) -> Maker:
-    """Gives an archive whose values are pickled by these opcodes."""
+    """Returns a maker of an archive whose values are pickled with the given opcodes."""
     return whole(archive(b"\x80\x02" + opcodes + b"."))
 
 
@@ -58,7 +58,7 @@ def whole(content: bytes) -> Maker:
 
 
 def later(make: Callable[[], Maker]) -> Maker:
-    """Makes a large file only when it is needed, since the tests fork and copy what they hold."""
+    """Delays the creation of a large value, since the tests fork and copy their memory."""
 
     def made(path: Path) -> None:
         make()(path)
@@ -78,7 +78,7 @@ def called(module: str, name: str, argument: bytes) -> Maker:
 
 
 def tensor(*, count: int, offset: bytes, shape: bytes, record: bytes = bytes(40), times: int = 1) -> bytes:
-    """Returns an archive with a float tensor of these parts."""
+    """Returns an archive with a float tensor that has the given fields."""
     storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu")
     storage += b"J" + struct.pack("<i", count) + b"tQ"
     made = (
@@ -122,7 +122,7 @@ def tar(path: Path) -> None:
 
 
 def overlapping(path: Path) -> None:
-    """A thousand entries with the same megabyte of the file."""
+    """A thousand entries that share one megabyte of the file."""
     content = archive(b"\x80\x02}.", {"archive/data/0": bytes(1 << 20)})
     end = content.rindex(b"PK\5\6")
     _, _, _, _, count, size, offset, _ = struct.unpack("<4s4H2LH", content[end:])
@@ -163,7 +163,7 @@ def twice(path: Path) -> None:
 
 
 def very_long(path: Path) -> None:
-    """A file of 100 GB that takes no place on the disk."""
+    """A sparse file of 100 GB."""
     with path.open("wb") as file:
         file.truncate(100 << 30)
 
@@ -175,7 +175,7 @@ def encrypted(path: Path) -> None:
 
 
 def legacy(content: bytes) -> bytes:
-    """Returns a file of the format before archives: five pickles after each other."""
+    """Returns a file of the format before archives: a sequence of five pickles."""
     magic = 0x1950A86A20F9469CFC6C
     parts = [pickle.dumps(part, 2) for part in (magic, 1001, {"protocol_version": 1001, "little_endian": True})]
     return b"".join(parts) + content + pickle.dumps([], 2)
@@ -185,7 +185,7 @@ _LAUGHS = b"](K\x01e" + b"".join(b"q%c](" % level + b"h%c" % level * 9 + b"e" fo
 _TUPLES = b")" + b"".join(b"q%ch%c\x86" % (level, level) for level in range(200))
 
 CHECKPOINTS: dict[str, Maker] = {
-    # what would be called or imported
+    # Calls and imports.
     "os.system": saved({"callbacks": Reduced(os.system, TOUCH)}),
     "os.system in protocol 4": saved({"callbacks": Reduced(os.system, TOUCH)}, pickle_protocol=4),
     "exec": called("builtins", "exec", text(CREATE)),
@@ -213,7 +213,7 @@ CHECKPOINTS: dict[str, Maker] = {
     "legacy pickle": whole(legacy(pickle.dumps(Reduced(os.system, TOUCH), 2))),
     "plain pickle": whole(pickle.dumps(Reduced(os.system, TOUCH))),
     "tar": tar,
-    # what would fill the memory, take for ever, or overflow the stack
+    # Exhausted memory, endless loops and stack overflows.
     "bytearray of a terabyte": called("builtins", "bytearray", number(10**12)),
     "entry 2 147 483 647 of the memo": values(b"}r\xff\xff\xff\x7f"),
     "entry of the memo as text": values(b"}p2147483647\n"),
@@ -249,7 +249,7 @@ CHECKPOINTS: dict[str, Maker] = {
     "overlapping entries": overlapping,
     "70 000 entries": later(lambda: entries(**{f"archive__data__{number}": b"" for number in range(70_000)})),
     "a file of 100 GB": very_long,
-    # what would be written elsewhere, or read in two ways
+    # Paths out of the archive, and archives with two interpretations.
     "absolute paths": named_entries("/tmp/executed", "archive/data/0"),
     "paths upwards": named_entries("archive/../../executed"),
     "two data.pkl": twice,
@@ -260,12 +260,12 @@ CHECKPOINTS: dict[str, Maker] = {
     "an archive with a comment": lambda path: path.write_bytes(archive(b"\x80\x02}.")[:-2] + b"\x04\0PK\5\6") and None,
     "contradicting ends": contradicting_ends,
     "encrypted": encrypted,
-    # tensors of other kinds
+    # Other kinds of tensors.
     "a sparse tensor": saved(sparse),
     "a quantized tensor": saved(quantized),
     "a numpy array": saved({"state_dict": {"weight": np.zeros(3)}}),
     "a whole module": saved(lambda: torch.nn.Linear(2, 2)),
-    # what is no file at all
+    # Special, empty and truncated files.
     "a FIFO": os.mkfifo,
     "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
     "a folder": Path.mkdir,
@@ -278,5 +278,5 @@ CHECKPOINTS: dict[str, Maker] = {
 }
 
 
-# Eleven lists, each of nine times the one before.
+# Eleven lists, each with nine aliases of the previous one.
 ALIASES = "[" + ",".join(f"&a{i} [{','.join([f'*a{i - 1}'] * 9) if i else 1}]" for i in range(11)) + "]"

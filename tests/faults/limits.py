@@ -1,4 +1,4 @@
-"""Runs commands on hostile input, with limited resources and beside a module that must not be imported."""
+"""Runs commands on hostile input, with limited resources and with a module that they must not import."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 from processes import run_forked
 
-from faults.conftest import write_figure
+from faults.conftest import write_metric
 from faults.hostile import CANARY
 from lit_mnist.cli.main import main
 
 _MOST_SECONDS = 10
 _MOST_KB = 400 << 10
-# The largest growth and the longest time of all cases so far.
+# The largest memory growth and the longest time of all cases so far.
 PEAKS: dict[str, tuple[float, str]] = {}
-REFUSED: list[str] = []
+MEASURED_CASES: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ Commands = list[tuple[object, ...]]
 
 
 def limited(cases: dict[str, Commands], folder: Path) -> dict[str, list[Ended]]:
-    """Runs command lines in one forked process with limited resources, beside a module that it must not import.
+    """Runs command lines in one forked process with limited resources, with a module that they must not import.
 
     For every second command torch's variable allows to load any content.
 
@@ -53,7 +53,7 @@ def limited(cases: dict[str, Commands], folder: Path) -> dict[str, list[Ended]]:
 
     def work() -> int:
         resource.setrlimit(resource.RLIMIT_CPU, (200, 200))
-        # Relative to what is mapped already: a command that would fill the memory ends this process only.
+        # Relative to the current size. A command that exhausts the memory ends only this process.
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + (3 << 30),) * 2)
         found = {}
@@ -64,7 +64,7 @@ def limited(cases: dict[str, Commands], folder: Path) -> dict[str, list[Ended]]:
             sys.path.insert(0, str(folder / case))
             found[case] = [_ended(command, force=number % 2 == 1) for number, command in enumerate(commands)]
             sys.path.pop(0)
-            # Now, since a module is imported only once.
+            # Import the module now, since a module is imported only once.
             assert not Path("imported").exists(), case
             assert not Path("executed").exists(), case
         (folder / "ended.json").write_text(json.dumps(found))
@@ -94,7 +94,7 @@ def _peak_kb() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def assert_refused(found: dict[str, list[Ended]], *parts: str) -> None:
+def assert_rejected_safely(found: dict[str, list[Ended]], *parts: str) -> None:
     for case, commands in found.items():
         for ended in commands:
             assert ended.code == 2, (case, ended)
@@ -108,11 +108,11 @@ def assert_refused(found: dict[str, list[Ended]], *parts: str) -> None:
             assert ended.peak_kb < _MOST_KB, (case, ended)
             for what, value in (("seconds", ended.seconds), ("peak_kb", float(ended.peak_kb))):
                 PEAKS[what] = max(PEAKS.get(what, (0.0, "")), (value, case))
-        REFUSED.append(case)
+        MEASURED_CASES.append(case)
 
 
 def reading(checkpoint: Path) -> Commands:
-    """Returns the commands that read a checkpoint, the last of them as that of a run folder."""
+    """Returns the commands that read a checkpoint. The last one reads it as that of a run folder."""
     folder = checkpoint.parent / "given"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints" / "last.ckpt").symlink_to(checkpoint)
@@ -125,7 +125,7 @@ def reading(checkpoint: Path) -> Commands:
 
 
 def parts(cases: Iterable[str]) -> list[list[str]]:
-    """Returns cases in groups that share a process, since a fork of this one takes longer than most of them."""
+    """Groups cases that share a process, since a fork takes longer than most cases."""
     names = list(cases)
     return [names[first : first + 12] for first in range(0, len(names), 12)]
 
@@ -134,12 +134,12 @@ def slug(name: str) -> str:
     return name.replace("/", "-")
 
 
-def figures(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Prints, after the tests of a file, how close to their limits its cases came."""
+def measurements(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Prints after the tests of a file how close its cases came to the limits."""
     PEAKS.clear()
-    REFUSED.clear()
+    MEASURED_CASES.clear()
     yield
     if PEAKS:
         (seconds, slowest), (peak, largest) = PEAKS["seconds"], PEAKS["peak_kb"]
         limits = f"at most {seconds:.1f} s ({slowest}) and {peak / 1024:.0f} MB ({largest})"
-        write_figure(f"rejected in {request.path.name}", f"{len(REFUSED)} cases, {limits}")
+        write_metric(f"rejected in {request.path.name}", f"{len(MEASURED_CASES)} cases, {limits}")

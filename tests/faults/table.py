@@ -11,18 +11,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
+BEGIN, END = "<!-- metrics -->\n", "<!-- end of metrics -->\n"
 
 
-def main(figures: Path) -> None:
+def main(measurements: Path) -> None:
     """Replaces the table on the page by the newest measurement of each row."""
-    rows = {row["row"]: row["figure"] for row in map(json.loads, figures.read_text().splitlines())}
+    rows = {row["row"]: row["value"] for row in map(json.loads, measurements.read_text().splitlines())}
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning"))
     cores = len(os.sched_getaffinity(0))
     table = [
         f"Seen on {time.strftime('%Y-%m-%d')}: {cores} cores, Python {platform.python_version()}, {packages}.\n",
         "\n| fault | seen |\n|---|---|\n",
-        *(f"| {row} | {figure} |\n" for row, figure in sorted(rows.items())),
+        *(f"| {row} | {value} |\n" for row, value in sorted(rows.items())),
     ]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}{''.join(table)}{END}{rest.partition(END)[2]}")

@@ -1,4 +1,4 @@
-"""A terminal for the tests: a pseudo-terminal that a command runs in, and the screen that its output makes."""
+"""A pseudo-terminal in which a command runs, and the screen that results from its output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Terminal:
 
     @property
     def output(self) -> str:
-        """What has been written to it so far."""
+        """The output so far."""
         return self._seen.decode(errors="replace")
 
     def press(self, keys: bytes) -> None:
@@ -45,7 +45,7 @@ class Terminal:
         os.write(self.master, keys)
 
     def screen(self) -> list[str]:
-        """Returns the lines that are seen."""
+        """Returns the visible lines."""
         return screen(self.output, self.columns)
 
     def read(self) -> None:
@@ -57,7 +57,7 @@ class Terminal:
 
 @contextmanager
 def in_terminal(work: Callable[[], int], folder: Path, columns: int) -> Iterator[Terminal]:
-    """Runs `work` in a forked process whose terminal has so many columns, as a shell does."""
+    """Runs `work` in a forked process with a terminal of `columns` columns, as a shell does."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     name = os.ttyname(slave)
@@ -67,7 +67,7 @@ def in_terminal(work: Callable[[], int], folder: Path, columns: int) -> Iterator
         for name_of_size in ("COLUMNS", "LINES", "NO_COLOR"):
             os.environ.pop(name_of_size, None)
         os.close(master)
-        # The first terminal that the leader of a session opens is the one that sends it signals.
+        # The first terminal that a session leader opens becomes its controlling terminal.
         opened = os.open(name, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(opened, descriptor)
@@ -86,7 +86,7 @@ def in_terminal(work: Callable[[], int], folder: Path, columns: int) -> Iterator
 
 
 def screen(output: str, columns: int) -> list[str]:
-    """Returns the lines that a terminal shows of what was written to it: text, and movements of the cursor."""
+    """Returns the lines that a terminal shows for an output of text and cursor movements."""
     lines, row, column = [""], 0, 0
     for found in _PART.finditer(output):
         text, argument, command = found[0], found[1], found[2]

@@ -1,7 +1,7 @@
 """Slurm's tasks become ranks, a job that receives a warning is queued again and resumes, Kubernetes' job file works.
 
 Slurm itself is not here: `srun` and `scontrol` are stand-ins, which start the tasks with Slurm's variables on this
-machine, pass a signal on to them, and write down what they are told.
+machine, pass a signal on to them, and record what they receive.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 import pytest
 import yaml
 from conftest import Program, result_of
-from processes import ROOT, processes_of, refused, wait_for
+from processes import ROOT, assert_rejected, processes_of, wait_for
 from torch.distributed.run import config_from_args, parse_args
 
-from faults.conftest import SMALL, Tell
+from faults.conftest import SMALL, RecordMetric
 from lit_mnist.cli.parser import parse
 from lit_mnist.distributed.rank import Rank, adopt_slurm, launched_from_outside
 from lit_mnist.distributed.rendezvous import choose_interface
@@ -36,9 +36,9 @@ TASK = {
 
 
 def task(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
-    """Sets the environment of one of srun's tasks, with some variables changed or removed."""
+    """Sets the environment of a task of srun, with some variables changed or removed."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        # So that what is written there is taken back at the end of the test.
+        # Restores the variables that the test sets.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     for name, value in {**TASK, **changes}.items():
@@ -72,13 +72,13 @@ def test_a_task_of_srun_is_a_rank(monkeypatch: pytest.MonkeyPatch, changes: dict
     [
         # A batch script, or a shell of salloc, has the job's variables but no step.
         {"SLURM_STEP_ID": None, "SLURM_PROCID": "0", "SLURM_NTASKS": "6"},
-        # A shell of salloc where it is a step by itself: 0xFFFFFFFA.
+        # A shell of salloc that is a step: 0xFFFFFFFA.
         {"SLURM_STEP_ID": "4294967290"},
         # `srun --ntasks 1 python train.py --devices 2` within a larger job.
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "6"},
     ],
 )
-def test_what_is_no_task_among_several_stays_alone(
+def test_a_process_that_is_not_one_of_several_tasks_trains_alone(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None]
 ) -> None:
     task(monkeypatch, **changes)
@@ -87,15 +87,15 @@ def test_what_is_no_task_among_several_stays_alone(
 
 
 @pytest.mark.parametrize("engine", ["lightning", "fabric", "raw_ddp"])
-def test_a_lone_rank_in_a_job_of_several_tasks_trains_alone(
+def test_a_single_process_in_a_job_of_several_tasks_trains_alone(
     program: Program, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """Neither Lightning's own detection of Slurm nor an address of the job's is for it."""
+    """Neither Lightning's detection of Slurm nor the address of the job applies to it."""
     task(monkeypatch, SLURM_STEP_ID=None, SLURM_PROCID="0", SLURM_NTASKS="6", MASTER_ADDR="192.0.2.1", MASTER_PORT="1")
     program.train("--max-steps", 2, *SMALL, engine=engine)
 
 
-def test_ranks_that_torchrun_has_started_within_a_task_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_torchrun_within_a_task_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     task(monkeypatch)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
@@ -111,18 +111,18 @@ def test_ranks_that_torchrun_has_started_within_a_task_stay_as_they_are(monkeypa
         {"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_NNODES": "4"},
     ],
 )
-def test_unequal_numbers_of_tasks_are_refused(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None]) -> None:
+def test_unequal_numbers_of_tasks_are_rejected(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None]) -> None:
     task(monkeypatch, **changes)
     with pytest.raises(InputError, match="unequal numbers of tasks"):
         adopt_slurm()
 
 
-def test_tasks_without_a_meeting_point_are_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_without_a_master_address_are_rejected(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     task(monkeypatch, MASTER_ADDR=None, MASTER_PORT=None)
-    refused(program(*SMALL), "MASTER_ADDR and MASTER_PORT is not set", "batch script")
+    assert_rejected(program(*SMALL), "MASTER_ADDR and MASTER_PORT is not set", "batch script")
 
 
-def test_the_interface_that_leads_to_the_meeting_point_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interface_that_leads_to_the_master_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -138,11 +138,11 @@ def test_the_interface_that_leads_to_the_meeting_point_is_named(monkeypatch: pyt
     assert os.environ["GLOO_SOCKET_IFNAME"] == "of-the-user"
 
 
-def test_the_kubernetes_job_starts_what_torchrun_and_the_project_understand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kubernetes_job_is_valid_for_torchrun_and_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = yaml.safe_load((ROOT / "configs" / "cluster" / "pytorchjob.yaml").read_text())["spec"]
     policy, worker = spec["elasticPolicy"], spec["pytorchReplicaSpecs"]["Worker"]
     [container] = worker["template"]["spec"]["containers"]
-    # What the operator makes of the elastic policy.
+    # The variables that the operator derives from the elastic policy.
     monkeypatch.setenv("PET_RDZV_BACKEND", policy["rdzvBackend"])
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "lit-mnist-worker-0:23456")
     monkeypatch.setenv("PET_RDZV_ID", policy["rdzvId"])
@@ -150,7 +150,7 @@ def test_the_kubernetes_job_starts_what_torchrun_and_the_project_understand(monk
     monkeypatch.setenv("PET_NNODES", f"{policy['minReplicas']}:{policy['maxReplicas']}")
     monkeypatch.setenv("PET_NPROC_PER_NODE", spec["nprocPerNode"])
     monkeypatch.setenv("PET_MAX_RESTARTS", str(policy["maxRestarts"]))
-    # torchrun's parser writes it into this process's environment.
+    # torchrun's parser sets it in the environment of this process.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert container["command"][0] == "torchrun"
     config, _, words = config_from_args(parse_args(container["command"][1:]))
@@ -175,7 +175,7 @@ done
 trap 'kill -USR1 "${tasks[@]}"' USR1
 highest=0
 for pid in "${tasks[@]}"; do
-    # A trap interrupts `wait`, which then has to be said again.
+    # A trap interrupts `wait`, which must be repeated.
     while wait "$pid"; code=$?; kill -0 "$pid" 2> /dev/null; do :; done
     [ "$code" -gt "$highest" ] && highest=$code
 done
@@ -200,7 +200,7 @@ def job_id() -> int:
 
 
 @pytest.mark.slow
-def test_a_warned_job_is_queued_again_and_resumes(program: Program, tell: Tell) -> None:
+def test_a_job_is_requeued_before_its_time_limit_and_resumes(program: Program, record_metric: RecordMetric) -> None:
     folder, job = program.folder, job_id()
     for name, script in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(script)
@@ -250,4 +250,6 @@ def test_a_warned_job_is_queued_again_and_resumes(program: Program, tell: Tell) 
     assert (folder / "scontrol.txt").read_text().count("requeue") == 1
     undisturbed = program.train("--devices", 2, *words)
     assert result_of(run)["weights_sha256"] == result_of(undisturbed)["weights_sha256"]
-    tell("Slurm's warning", "the job ends with 138, is queued again, and ends bit-identical to an undisturbed run")
+    record_metric(
+        "Slurm's warning", "the job ends with 138, is queued again, and ends bit-identical to an undisturbed run"
+    )

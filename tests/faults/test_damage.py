@@ -14,7 +14,7 @@ import pytest
 from conftest import Program
 from processes import forked
 
-from faults.conftest import SMALL, Tell
+from faults.conftest import SMALL, RecordMetric
 from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.errors import InputError
@@ -34,7 +34,7 @@ def trained_basicnet(shared_program: Program) -> Path:
 
 @dataclass
 class Damaged:
-    """What became of damaged copies of a checkpoint."""
+    """The outcomes for damaged copies of a checkpoint."""
 
     truncated: int = 0
     found: int = 0
@@ -42,7 +42,7 @@ class Damaged:
 
 
 def damage(path: Path, folder: Path, *, truncations: int, flips: int) -> Damaged:
-    """Damages copies of a checkpoint in two forked processes, and reads each: found, or of the same content.
+    """Damages copies of a checkpoint in two forked processes, and reads each one: damage is detected or harmless.
 
     Every second flip is outside of the tensors' bytes: they are nearly all of the file, and its structure the rest.
     """
@@ -89,8 +89,8 @@ def damage(path: Path, folder: Path, *, truncations: int, flips: int) -> Damaged
     with forked(lambda: work(0), folder / "0") as first, forked(lambda: work(1), folder / "1") as second:
         for part, process in enumerate((first, second)):
             _, status = os.waitpid(process, 0)
-            told = "".join((folder / f"{part}" / name).read_text() for name in ("place.txt", "stderr.txt"))
-            assert os.waitstatus_to_exitcode(status) == 0, told
+            message = "".join((folder / f"{part}" / name).read_text() for name in ("place.txt", "stderr.txt"))
+            assert os.waitstatus_to_exitcode(status) == 0, message
     halves = [json.loads((folder / f"{part}" / "damaged.json").read_text()) for part in (0, 1)]
     return Damaged(**{name: sum(half[name] for half in halves) for name in halves[0]})
 
@@ -105,14 +105,14 @@ def damage(path: Path, folder: Path, *, truncations: int, flips: int) -> Damaged
     ],
 )
 def test_every_damage_is_found_or_harmless(
-    tmp_path: Path, request: pytest.FixtureRequest, tell: Tell, net: str, flips: int
+    tmp_path: Path, request: pytest.FixtureRequest, record_metric: RecordMetric, net: str, flips: int
 ) -> None:
     folder = request.getfixturevalue("trained" if net == "convnet" else "trained_basicnet")
     done = damage(folder / "checkpoints" / "last.ckpt", tmp_path, truncations=50, flips=flips)
     assert done.truncated == 50
     assert done.found + done.harmless == flips
     assert done.found > flips // 2
-    tell(
+    record_metric(
         f"{net} checkpoints damaged",
         f"50 of 50 truncations and {done.found} of {flips} flipped bits found, the other {done.harmless} harmless",
     )

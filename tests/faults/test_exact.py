@@ -50,8 +50,8 @@ def words_of(engine: str, net: str, precision: str, accumulate: int) -> tuple[ob
     return (*SMALL, *model, *data, "--epochs", 2)
 
 
-def figures_of(folder: Path) -> list[dict[str, str]]:
-    """Returns the rows of `metrics.csv` without what depends on the clock or on the logged steps."""
+def logged_metrics(folder: Path) -> list[dict[str, str]]:
+    """Returns the rows of `metrics.csv` without the columns that depend on the clock or on the logged steps."""
     with (folder / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["val_loss"]]
     return [{name: value for name, value in row.items() if name != "images_per_s"} for row in rows]
@@ -66,11 +66,11 @@ def content_of(folder: Path) -> str:
 
 
 def assert_same_run(folder: Path, whole: Path) -> None:
-    """Asserts that a run ended as an uninterrupted one did, with the same metrics in between."""
+    """Asserts that a run has the result and the metrics of an uninterrupted run."""
     for key in ("weights_sha256", "steps", "skipped_steps", "epochs", "test", "validation"):
         assert result_of(folder)[key] == result_of(whole)[key], key
     assert content_of(folder) == content_of(whole)
-    assert figures_of(folder) == figures_of(whole)
+    assert logged_metrics(folder) == logged_metrics(whole)
 
 
 WHOLE: dict[tuple[Any, ...], Path] = {}
@@ -93,7 +93,7 @@ def test_a_run_lost_in_any_step_is_resumed_exactly(
     lost = program(*words, *fault, engine=engine)
     assert lost.code == (3 if ENGINES[engine] > 1 else -signal.SIGKILL), lost.err
     if step == 1:
-        # Nothing was saved: what was begun is given up for a new run.
+        # Nothing was saved: a new run starts.
         assert not list((folder / "checkpoints").iterdir())
         return
     done = program("--resume", folder, engine=engine)
@@ -110,7 +110,7 @@ LOSSES = {
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, losses: tuple[tuple[int, int], ...], notes: Path) -> None:
-    """Lets a run be killed at each of these places once, every second time on rank 0.
+    """Kills a run once at each of these places, every second time on rank 0.
 
     Each start is noted: the step it begins after, and the optimizer steps that were really made until then.
     """
@@ -146,7 +146,7 @@ def lose(monkeypatch: pytest.MonkeyPatch, losses: tuple[tuple[int, int], ...], n
     notes.mkdir()
     write = CheckpointManager.write
     monkeypatch.setattr(recorder, "inject", planted)
-    # So that a run resumes after the very step before the one in which it was lost.
+    # A checkpoint after every step, so that a run resumes directly before the step in which it was lost.
     monkeypatch.setattr(CheckpointManager, "write", write_at_once)
 
 
@@ -161,10 +161,10 @@ def lose(monkeypatch: pytest.MonkeyPatch, losses: tuple[tuple[int, int], ...], n
         pytest.param("raw_ddp", "bf16-mixed", 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_lost_at_every_place_of_a_list_ends_as_if_undisturbed(
+def test_a_run_lost_at_each_of_several_steps_is_bit_identical(
     program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, precision: str, accumulate: int
 ) -> None:
-    """It starts itself again after each loss but the last, and is resumed by a command after that.
+    """The run restarts after each loss except the last, after which a command resumes it.
 
     In float16 the scale overflows at the start, and again whenever it has grown: steps are skipped before most losses
     and after them.
@@ -195,7 +195,7 @@ def test_a_run_lost_at_every_place_of_a_list_ends_as_if_undisturbed(
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_another_number_of_ranks_resumes_within_the_epoch(program: Program, before: int, after: int) -> None:
-    """No sample is repeated or lost: in 64-bit precision the weights agree but for rounding."""
+    """No sample is repeated or lost: in 64-bit precision the weights agree up to rounding."""
     words = (*SMALL, "--precision", "64-true", "--data.augment", "affine", "--epochs", 2)
     whole = weights_of(program.train(*words, "--devices", 1))
     folder = program.folder / "run"
@@ -206,23 +206,23 @@ def test_another_number_of_ranks_resumes_within_the_epoch(program: Program, befo
     assert largest_difference(whole, weights_of(folder)) <= 1e-8
 
 
-def test_what_cannot_be_resumed_is_rejected_with_both_names(program: Program) -> None:
+def test_a_checkpoint_that_cannot_be_resumed_is_rejected_with_both_names(program: Program) -> None:
     folder = program.folder / "run"
     program(*SMALL, "--save-every", 1, "--inject", "kill:rank=0,step=5", "--run-dir", folder)
-    for flags, told in (
+    for flags, message in (
         (("--model.net", "basicnet"), ("basicnet", "convnet")),
         (("--data.name", "fashion_mnist"), ("fashion_mnist", "mnist")),
         (("--epochs", 3), ("60", "20")),
     ):
         done = program("--resume", folder, *flags)
         assert done.code == 2, done.out + done.err
-        assert all(word in done.err for word in told), done.err
+        assert all(word in done.err for word in message), done.err
     done = program("--resume", folder)
     assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("engine", ["single", "lightning"])
-def test_a_lone_rank_is_started_again_too(program: Program, engine: str) -> None:
+def test_a_single_rank_is_restarted(program: Program, engine: str) -> None:
     whole = program.train(*SMALL, engine=engine)
     folder = program.folder / "run"
     words = (*SMALL, "--save-every", 1, "--max-restarts", 1, "--run-dir", folder)
@@ -232,7 +232,7 @@ def test_a_lone_rank_is_started_again_too(program: Program, engine: str) -> None
     assert result_of(folder)["weights_sha256"] == result_of(whole)["weights_sha256"]
 
 
-def test_a_complete_run_is_not_taken_up_again_by_a_scheduler(program: Program) -> None:
+def test_a_scheduler_does_not_repeat_a_complete_run(program: Program) -> None:
     """`--resume auto` starts a new run, resumes an interrupted one, and says when a run is complete."""
     words = (*SMALL, "--devices", 2, "--resume", "auto", "--save-every", 1, "--run-dir", program.folder / "run")
     lost = program(*words, "--inject", "kill:rank=1,step=9")

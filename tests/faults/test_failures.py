@@ -16,10 +16,10 @@ import torch
 from conftest import Program, result_of
 from processes import forked, ranks_of, wait_for
 
-from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
+from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_for_exit
 from lit_mnist.checkpoint import store as checkpoint_folder
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.store import newest_valid
+from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.sampler import train_indices
@@ -32,11 +32,11 @@ WORDS = (*SMALL, "--devices", 2, "--epochs", 3, "--save-every", 4)
 
 
 class PlantedError(Exception):
-    """What the tests raise."""
+    """The error that the tests raise."""
 
 
 def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets one rank raise an error at a place, and write down when."""
+    """Makes one rank raise an error at a place, and record the time."""
 
     def fail() -> None:
         if os.environ.get("RANK") == str(rank):
@@ -74,7 +74,7 @@ def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("engine", ["lightning", pytest.param("raw_ddp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("place", "rank"), [("step", 1), ("validation", 1), ("loader", 0), ("save", 0)])
 def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
-    program: Program, monkeypatch: pytest.MonkeyPatch, tell: Tell, engine: str, place: str, rank: int
+    program: Program, monkeypatch: pytest.MonkeyPatch, record_metric: RecordMetric, engine: str, place: str, rank: int
 ) -> None:
     note = program.folder / "raised"
     fail_at(place, rank, note, monkeypatch)
@@ -89,11 +89,13 @@ def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
     if note.exists():
         seconds = ended - float(note.read_text())
         assert seconds < 5
-        tell(f"an exception in a rank's {place}, {engine}", f"all ended after {seconds:.1f} s, its own traceback last")
+        record_metric(
+            f"an exception in a rank's {place}, {engine}", f"all ended after {seconds:.1f} s, its own traceback last"
+        )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_slow_to_end_says_why_before_the_others_notice(
+def test_a_rank_that_exits_slowly_reports_its_error_before_the_others_fail(
     program: Program, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     revert = PortableLayerSync.revert
@@ -111,28 +113,30 @@ def test_a_rank_that_is_slow_to_end_says_why_before_the_others_notice(
 
 @pytest.mark.parametrize(("engine", "victim"), [("lightning", 1), pytest.param("raw_ddp", 0, marks=pytest.mark.slow)])
 def test_a_stopped_rank_is_named_and_ends_the_run_at_the_timeout(
-    program: Program, tell: Tell, engine: str, victim: int
+    program: Program, record_metric: RecordMetric, engine: str, victim: int
 ) -> None:
     folder = program.folder / "run"
     with program.started(
         *SMALL, "--devices", 2, "--epochs", 50, "--run.timeout", 14, "--run-dir", folder, engine=engine
     ) as group:
-        wait_for(lambda: step_of(folder) > 5, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 5, 60, program.folder)
         # Until its first heartbeat.
         time.sleep(1.5)
         os.kill(ranks_of(group)[victim], signal.SIGSTOP)
         began = time.monotonic()
-        wait_for(lambda: "warning" in errors_of(program), 14, program.folder)
+        wait_for(lambda: "warning" in read_errors(program), 14, program.folder)
         warned = time.monotonic() - began
-        code, _ = end_of(group, program, 20)
+        code, _ = wait_for_exit(group, program, 20)
         ended = time.monotonic() - began
-    told = errors_of(program)
+    told = read_errors(program)
     assert re.search(rf"warning: Rank {victim} \(process \d+ on \S+\) has sent no heartbeat for 1\d s", told), told
     assert code == 3
     assert f"error: Rank {1 - victim} " in told
     if victim:
-        assert re.search(rf"does not answer\. Rank {victim} \(.*\) has sent no heartbeat", told), told
-    tell("SIGSTOP of a rank", f"named after {warned:.0f} s, run ended after {ended:.0f} s with a timeout of 14 s")
+        assert re.search(rf"does not respond\. Rank {victim} \(.*\) has sent no heartbeat", told), told
+    record_metric(
+        "SIGSTOP of a rank", f"named after {warned:.0f} s, run ended after {ended:.0f} s with a timeout of 14 s"
+    )
 
 
 def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +178,7 @@ NAN_CASES = [
 
 
 @pytest.mark.parametrize(("engine", "devices", "every", "flags"), NAN_CASES)
-def test_a_loss_that_is_no_number_stops_all_ranks_and_names_its_samples(
+def test_a_nan_loss_stops_all_ranks_and_names_its_samples(
     program: Program, engine: str, devices: int, every: int, flags: tuple[object, ...]
 ) -> None:
     nan_is_named(program, engine, devices, every, flags)
@@ -192,10 +196,10 @@ def test_a_loss_that_is_no_number_stops_all_ranks_and_names_its_samples(
         pytest.param("single", 1, 50, (), id="single", marks=pytest.mark.slow),
     ],
 )
-def test_it_is_named_as_well_where_several_steps_are_looked_at_together(
+def test_the_step_is_named_if_several_steps_are_checked_together(
     program: Program, engine: str, devices: int, every: int, flags: tuple[object, ...]
 ) -> None:
-    """The first of them, though the weights of the later ones are no numbers, too; and nothing of them is saved."""
+    """The message has the first such step, although the weights of later steps are NaN, too. None of them is saved."""
     nan_is_named(program, engine, devices, every, flags)
 
 
@@ -224,7 +228,7 @@ def nan_is_named(program: Program, engine: str, devices: int, every: int, flags:
         whole = train_indices(42, 0, batch, count=720, batch_size=36)
         expected += whole[rank * share : (rank + 1) * share].tolist()
     assert list(map(int, told.split(", "))) == expected
-    saved = newest_valid(folder, pytest.fail)
+    saved = find_newest_valid(folder, pytest.fail)
     if every >= step:
         assert saved is None
         return
@@ -238,7 +242,7 @@ def nan_is_named(program: Program, engine: str, devices: int, every: int, flags:
 def test_a_gradient_that_is_not_finite_stops_all_ranks(
     program: Program, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, late: bool
 ) -> None:
-    """The loss is finite, its gradient is not: whose it was cannot be told, since the ranks share it."""
+    """The loss is finite, but its gradient is not. The message has no rank, since the ranks share the gradient."""
 
     class Hurt(torch.autograd.Function):
         @staticmethod
@@ -268,13 +272,13 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks(
         f"samples, which {log.relative_to(program.folder)} lists."
     )
     assert re.search(r"The samples of step 4 on ranks 0, 1 are \d+(, \d+){35}\.", log.read_text())
-    saved = newest_valid(folder, pytest.fail)
+    saved = find_newest_valid(folder, pytest.fail)
     assert saved is not None
     assert read_checkpoint(saved.path)["global_step"] == 3
 
 
 def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss and gradient are finite, and the step overflows all the same."""
+    """Loss and gradient are finite, but the step overflows."""
 
     class Overflowing(torch.optim.SGD):
         steps = 0
@@ -290,7 +294,7 @@ def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypat
     done = program(*SMALL, "--save-every", 1, "--run-dir", folder, engine="single")
     assert done.code == 4, done.out + done.err
     assert "A weight was not finite after step 3, which is not saved: lower --lr." in done.err
-    saved = newest_valid(folder, pytest.fail)
+    saved = find_newest_valid(folder, pytest.fail)
     assert saved is not None
     assert read_checkpoint(saved.path)["global_step"] == 2
 
@@ -298,7 +302,7 @@ def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypat
 def test_two_runs_never_share_a_folder(program: Program) -> None:
     folder = program.folder / "run"
     with program.started(*SMALL, "--epochs", 50, "--devices", 2, "--run-dir", folder) as group:
-        wait_for(lambda: step_of(folder) > 1, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 1, 60, program.folder)
         other = Program(program.folder / "other")
         other.folder.mkdir()
         done = other(*SMALL, "--run-dir", folder)
@@ -318,7 +322,7 @@ def at_once(program: Program, count: int) -> None:
         for output in outputs:
             output.mkdir()
         groups = [stack.enter_context(forked(work, output)) for output in outputs]
-        codes = [end_of(group, Program(output), 300)[0] for group, output in zip(groups, outputs, strict=True)]
+        codes = [wait_for_exit(group, Program(output), 300)[0] for group, output in zip(groups, outputs, strict=True)]
     assert codes == [0] * count, [(output / "stderr.txt").read_text() for output in outputs]
     folders = list((program.folder / "runs").iterdir())
     assert len(folders) == count
@@ -326,6 +330,8 @@ def at_once(program: Program, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_runs_started_at_once_do_not_disturb_each_other(program: Program, tell: Tell, count: int) -> None:
+def test_simultaneous_runs_do_not_interfere(program: Program, record_metric: RecordMetric, count: int) -> None:
     at_once(program, count)
-    tell("runs of two ranks started at once", f"{count}: no port conflict, folders of their own, bit-identical")
+    record_metric(
+        "runs of two ranks started at once", f"{count}: no port conflict, folders of their own, bit-identical"
+    )

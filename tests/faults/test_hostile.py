@@ -16,7 +16,7 @@ from conftest import Program, result_of
 import lit_mnist
 from faults.conftest import SMALL
 from faults.hostile import ALIASES, CHECKPOINTS
-from faults.limits import assert_refused, figures, limited, parts, reading, slug
+from faults.limits import assert_rejected_safely, limited, measurements, parts, reading, slug
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
 from lit_mnist.data.dataset import class_names
 from lit_mnist.data.segmentation.shapes_folder import NAME as SHAPES
@@ -29,7 +29,7 @@ from lit_mnist.run.folder import RunFolder
 
 FILES = Path(lit_mnist.__file__).parent / "data" / "digits" / "files"
 TINY: tuple[object, ...] = (*SMALL, "--max-steps", 2, "--model.schedule", "constant")
-tell_figures = pytest.fixture(scope="module", autouse=True)(figures)
+print_measurements = pytest.fixture(scope="module", autouse=True)(measurements)
 
 
 @pytest.mark.parametrize("cases", parts(CHECKPOINTS), ids=lambda cases: cases[0])
@@ -40,7 +40,7 @@ def test_hostile_checkpoints_are_rejected(tmp_path: Path, cases: list[str]) -> N
         path.parent.mkdir()
         CHECKPOINTS[name](path)
         commands[slug(name)] = reading(path)
-    assert_refused(limited(commands, tmp_path))
+    assert_rejected_safely(limited(commands, tmp_path))
     assert not Path("/tmp/executed").exists()
     assert not list(tmp_path.glob("*/runs"))
 
@@ -118,13 +118,13 @@ def test_well_hashed_content_that_is_not_of_a_run_is_rejected(tmp_path: Path, tr
         CONTENTS[name](content)
         (tmp_path / name).mkdir()
         write_checkpoint(tmp_path / name / "hostile.ckpt", content)
-        # Only the first and the last command: the others read the content in the same way.
+        # Only the first and the last command, since the others read the content in the same way.
         commands[name] = reading(tmp_path / name / "hostile.ckpt")[::3]
-    assert_refused(limited(commands, tmp_path))
+    assert_rejected_safely(limited(commands, tmp_path))
 
 
 def test_other_entries_of_a_valid_checkpoint_are_never_used(tmp_path: Path, trained: Path) -> None:
-    """Lightning takes `_class_path` and `_instantiator` for names of what to import; here they are mere values."""
+    """Lightning imports the values of `_class_path` and `_instantiator`; this project treats them as plain values."""
     content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
     names = {"_class_path": "canary_module.Canary", "_instantiator": "canary_module.call", "seed": 3}
     content |= {**names, "hparams_name": "canary_module.Canary", "hparams_type": "canary_module.Canary"}
@@ -133,7 +133,7 @@ def test_other_entries_of_a_valid_checkpoint_are_never_used(tmp_path: Path, trai
     content["datamodule_hyper_parameters"] = content["MNISTDataModule"] = names
     for name, value in (("inject", "kill:rank=0,step=1"), ("dir", str(tmp_path / "executed")), ("max_restarts", 9)):
         setting(f"run/{name}", value)(content)
-    # What is asked for by the run of before counts where a training goes on, not where weights are evaluated.
+    # The settings of the previous run count if a training resumes, but not if its weights are evaluated.
     setting("trainer/devices", 100_000)(content)
     setting("data/eval_batch_size", 10**9)(content)
     write_checkpoint(tmp_path / "odd.ckpt", content)
@@ -149,11 +149,11 @@ def test_other_entries_of_a_valid_checkpoint_are_never_used(tmp_path: Path, trai
     )
     valid = found.pop("valid")
     assert [ended.code for ended in valid] == [0, 0], valid
-    assert_refused(found, "100000 ranks")
+    assert_rejected_safely(found, "100000 ranks")
 
 
 def of_another_data_set(trained: Path, **data: Any) -> dict[str, Any]:
-    """Returns a checkpoint, well hashed when written, whose experiment names other data than it was trained on."""
+    """Returns a checkpoint whose experiment names data other than those it was trained on."""
     content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
     net = "deeplabv3_small" if data["name"] in SEGMENTATION.data_names else "convnet"
     settings = ModelSettings(net=net, schedule="constant")
@@ -182,7 +182,7 @@ def test_a_checkpoint_chooses_no_place_to_write_or_download_to(
         assert not victim.exists(), words
         assert not cache.exists(), words
     if name == "voc2012":
-        # Who asks for a download names its place, too.
+        # A user who requests a download also names the folder.
         done = program("--resume", hostile, "--data.download", "true", timeout=60)
         assert done.code == 2
         assert f"--data.name voc2012 --data.root {victim}" in done.err
@@ -204,7 +204,7 @@ def test_an_evaluation_reads_the_data_where_the_command_line_says(program: Progr
     assert "MNIST is not in /nowhere" in done.err
 
 
-def test_shapes_that_a_checkpoint_names_are_made_where_the_user_says(
+def test_shapes_of_a_checkpoint_are_written_to_the_folder_of_the_user(
     program: Program, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lit_mnist.data.segmentation.shapes_folder.TRAIN", 4)
@@ -223,14 +223,14 @@ def test_shapes_that_a_checkpoint_names_are_made_where_the_user_says(
         assert done.code == 0, done.out + done.err
         assert result_of(program.folder / name)["test"]["count"] > 0
     assert (own / SHAPES).is_dir()
-    # Where they lie already, the default place serves, too.
+    # The default folder is used if it has the data.
     shutil.copytree(own / SHAPES, program.folder / "cache" / "lit_mnist" / SHAPES)
     done = program(*words)
     assert done.code == 0, done.out + done.err
 
 
-def test_torch_s_variable_changes_no_command(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests show that all commands reject each hostile file even so."""
+def test_torch_s_variable_does_not_change_a_command(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests show that all commands still reject each hostile file."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     folder = program.folder / "run"
     for words in (
@@ -244,7 +244,7 @@ def test_torch_s_variable_changes_no_command(program: Program, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_torch_s_variable_changes_no_comparison(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_s_variable_does_not_change_a_comparison(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     done = program("compare", "--engines", "single", *SMALL, "--max-steps", 2, "--repeats", 1, "--timed-steps", 21)
     assert done.code == 0, done.out + done.err
@@ -271,13 +271,13 @@ def test_damaged_data_are_rejected_before_a_rank_starts(tmp_path: Path) -> None:
         (root / name).write_bytes(change(content))
         commands[case] = [(*SMALL, "--devices", 2, "--data.root", tmp_path / case)]
     found = limited(commands, tmp_path)
-    assert_refused(found, "is not MNIST's")
+    assert_rejected_safely(found, "is not MNIST's")
     assert all(DATA[case][0] in ended.err for case in found for ended in found[case])
     assert not list(tmp_path.glob("*/runs"))
 
 
 def raw(folder: Path) -> Path:
-    """Makes a folder of the official files, and returns where they lie."""
+    """Creates a folder with the official files, and returns the folder of the files."""
     root = folder / "MNIST" / "raw"
     root.mkdir(parents=True)
     for path in FILES.glob("*.gz"):
@@ -288,7 +288,7 @@ def raw(folder: Path) -> Path:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "FIFO"])
 def test_a_lock_that_another_user_has_planted_is_not_followed(tmp_path: Path, kind: str) -> None:
-    """Whoever may write to a shared folder of data could have a file of the user's emptied, or made."""
+    """Otherwise another user of a shared data folder could truncate or create a file of the user."""
     lock, victim = tmp_path / "shared" / ".download.lock", tmp_path / "victim.txt"
     lock.parent.mkdir()
     if kind == "link":
@@ -303,7 +303,7 @@ def test_a_lock_that_another_user_has_planted_is_not_followed(tmp_path: Path, ki
     assert [path.name for path in lock.parent.iterdir()] == [".download.lock"]
     assert victim.exists() == (kind == "link")
     assert kind != "link" or victim.read_text() == "precious"
-    # So are the locks of run folders.
+    # The same applies to the locks of run folders.
     lock.rename(lock.with_name("run.lock"))
     with pytest.raises(InputError, match="a lock file must"):
         RunFolder.claim(lock.parent, writes=())
@@ -320,7 +320,7 @@ def test_a_folder_that_another_user_has_planted_is_not_filled(tmp_path: Path) ->
 
 
 def test_a_stray_file_of_tensors_is_never_loaded(tmp_path: Path) -> None:
-    """Torchvision's class once read it, and unpickled what it held."""
+    """Older releases of torchvision unpickled such a file."""
     raw(tmp_path / "with")
     for case in ("with", "without"):
         (tmp_path / case / "MNIST" / "processed").mkdir(parents=True)
@@ -329,4 +329,4 @@ def test_a_stray_file_of_tensors_is_never_loaded(tmp_path: Path) -> None:
     words = {case: [(*SMALL, "--max-steps", 1, "--data.root", tmp_path / case)] for case in ("with", "without")}
     found = limited(words, tmp_path)
     assert found.pop("with")[0].code == 0
-    assert_refused(found, "MNIST is not in")
+    assert_rejected_safely(found, "MNIST is not in")

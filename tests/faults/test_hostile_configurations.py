@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from faults.hostile import ALIASES, CHECKPOINTS, TOUCH
-from faults.limits import assert_refused, figures, limited, parts, slug
+from faults.limits import assert_rejected_safely, limited, measurements, parts, slug
 
-tell_figures = pytest.fixture(scope="module", autouse=True)(figures)
+print_measurements = pytest.fixture(scope="module", autouse=True)(measurements)
 
 _CALLBACKS = "trainer:\n  callbacks:\n  - class_path: lightning.pytorch.callbacks."
 _LAMBDA = _CALLBACKS + "LambdaCallback\n    init_args:\n      setup: "
@@ -63,17 +63,17 @@ CONFIGS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("cases", parts(CONFIGS), ids=lambda cases: cases[0])
-def test_hostile_configurations_are_refused(tmp_path: Path, cases: list[str]) -> None:
+def test_hostile_configurations_are_rejected(tmp_path: Path, cases: list[str]) -> None:
     for name in cases:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(CONFIGS[name])
         (tmp_path / name / "more.yaml").write_text("- class_path: canary_module.Canary\n")
         os.mkfifo(tmp_path / name / "fifo")
-    assert_refused(limited({name: [("--config", "config.yaml")] for name in cases}, tmp_path))
+    assert_rejected_safely(limited({name: [("--config", "config.yaml")] for name in cases}, tmp_path))
     assert not list(tmp_path.glob("*/runs"))
 
 
-def test_places_that_are_no_configuration_are_refused(tmp_path: Path) -> None:
+def test_paths_that_are_not_configurations_are_rejected(tmp_path: Path) -> None:
     commands = {}
     for name in ("a FIFO", "/dev/zero", "a folder", "a link to itself", "a file of 100 GB"):
         (tmp_path / slug(name)).mkdir()
@@ -83,4 +83,4 @@ def test_places_that_are_no_configuration_are_refused(tmp_path: Path) -> None:
     (tmp_path / "100 MB" / "config.yaml").write_text("model:\n  lr: 0.1\n" + "# 234567\n" * 11_000_000)
     commands["100 MB"] = [("--config", "config.yaml")]
     commands["a FIFO"] += [("--model", "config.yaml"), ("--trainer.callbacks", "config.yaml")]
-    assert_refused(limited(commands, tmp_path))
+    assert_rejected_safely(limited(commands, tmp_path))

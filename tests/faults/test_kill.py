@@ -15,7 +15,7 @@ import pytest
 from conftest import Program, result_of
 from processes import kill, named, processes_of, ranks_of, torchrun, wait_for
 
-from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
+from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_for_exit
 
 LONG = (*SMALL, "--epochs", 50, "--devices", 2)
 LAUNCHERS = {"agent": "lightning", "spawn": "raw_ddp", "torchrun": "raw_ddp"}
@@ -26,20 +26,20 @@ def killed(program: Program, launcher: str, victim: str, step: int, number: int)
     folder = program.folder / f"{launcher}-{number}"
     words = (*LONG, "--launcher", "spawn") if launcher == "spawn" else LONG
     with program.started(*words, "--run-dir", folder, engine=LAUNCHERS[launcher]) as group:
-        wait_for(lambda: step_of(folder) >= step, 120, program.folder)
+        wait_for(lambda: read_step(folder) >= step, 120, program.folder)
         target = group if victim == "launcher" else ranks_of(group)[int(victim)]
         began = time.monotonic()
         os.kill(target, signal.SIGKILL)
-        code, _ = end_of(group, program, 20)
+        code, _ = wait_for_exit(group, program, 20)
         seconds = time.monotonic() - began
     if victim == "launcher":
         assert code == -signal.SIGKILL
     else:
-        assert code == 3, errors_of(program)
+        assert code == 3, read_errors(program)
         assert re.search(
-            rf"Rank {victim} \(process {target} on \S+\) was killed by SIGKILL in step \d+", errors_of(program)
+            rf"Rank {victim} \(process {target} on \S+\) was killed by SIGKILL in step \d+", read_errors(program)
         )
-    assert "onnection" not in errors_of(program)
+    assert "onnection" not in read_errors(program)
     assert seconds < 5, f"{launcher} {victim} at step {step}: {seconds} s"
     return seconds
 
@@ -50,17 +50,21 @@ def trials(program: Program, launcher: str, count: int, seed: int) -> list[float
     return [killed(program, launcher, victim, drawn.randrange(1, 60), n) for n, victim in enumerate(victims)]
 
 
-def test_nothing_is_left_of_a_run_of_which_one_process_is_killed(program: Program, tell: Tell) -> None:
+def test_no_process_remains_after_one_process_is_killed(program: Program, record_metric: RecordMetric) -> None:
     seconds = trials(program, "agent", 3, seed=0)
-    tell("kill -9, agent", f"{len(seconds)} runs, all gone within {max(seconds):.1f} s")
+    record_metric("kill -9, agent", f"{len(seconds)} runs, all gone within {max(seconds):.1f} s")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("launcher", "count"), [("agent", 140), ("spawn", 30)])
-def test_nothing_is_left_after_many_kills(program: Program, tell: Tell, launcher: str, count: int) -> None:
+def test_no_process_remains_after_many_kills(
+    program: Program, record_metric: RecordMetric, launcher: str, count: int
+) -> None:
     seconds = trials(program, launcher, count, seed=1)
-    tell(f"kill -9, {launcher}", f"{len(seconds)} runs, no orphan, no hang, all gone within {max(seconds):.1f} s")
+    record_metric(
+        f"kill -9, {launcher}", f"{len(seconds)} runs, no orphan, no hang, all gone within {max(seconds):.1f} s"
+    )
 
 
 def killed_under_torchrun(program: Program, victim: str, number: int) -> float:
@@ -80,34 +84,34 @@ def killed_under_torchrun(program: Program, victim: str, number: int) -> float:
         for pid in named(folder):
             kill(pid, signal.SIGKILL)
         process.wait(5)
-    told = (program.folder / f"torchrun-{number}.err").read_text()
-    assert process.returncode == (-signal.SIGKILL if victim == "launcher" else 1), told
+    message = (program.folder / f"torchrun-{number}.err").read_text()
+    assert process.returncode == (-signal.SIGKILL if victim == "launcher" else 1), message
     if victim != "launcher":
-        assert re.search(rf"exitcode\s*: -9 \(pid: {ranks[int(victim)]}\)", told)
-    assert seconds < 5, told
+        assert re.search(rf"exitcode\s*: -9 \(pid: {ranks[int(victim)]}\)", message)
+    assert seconds < 5, message
     return seconds
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_a_run_under_torchrun(program: Program, tell: Tell) -> None:
-    tell("kill -9, torchrun", f"all gone within {killed_under_torchrun(program, '1', 0):.1f} s")
+def test_no_process_remains_under_torchrun(program: Program, record_metric: RecordMetric) -> None:
+    record_metric("kill -9, torchrun", f"all gone within {killed_under_torchrun(program, '1', 0):.1f} s")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_nothing_is_left_after_many_kills_under_torchrun(program: Program, tell: Tell) -> None:
+def test_no_process_remains_after_many_kills_under_torchrun(program: Program, record_metric: RecordMetric) -> None:
     seconds = [killed_under_torchrun(program, ("0", "1", "launcher")[n % 3], n) for n in range(30)]
-    tell("kill -9, torchrun", f"{len(seconds)} runs, no orphan, no hang, all gone within {max(seconds):.1f} s")
+    record_metric("kill -9, torchrun", f"{len(seconds)} runs, no orphan, no hang, all gone within {max(seconds):.1f} s")
 
 
-def test_a_killed_launcher_is_told_at_the_next_start(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_start_reports_a_killed_launcher(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, temporary = program.folder / "run", program.folder / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     with program.started(*SMALL, "--devices", 2, "--epochs", 3, "--save-every", 3, "--run-dir", folder) as group:
-        wait_for(lambda: step_of(folder) > 8, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 8, 60, program.folder)
         os.kill(group, signal.SIGKILL)
-        end_of(group, program, 5)
+        wait_for_exit(group, program, 5)
     assert list(temporary.iterdir())
     done = program("--resume", folder)
     assert done.code == 0, done.err
@@ -119,15 +123,15 @@ def test_a_killed_launcher_is_told_at_the_next_start(program: Program, monkeypat
 
 
 def trained(group: int, folder: Path, seen: set[int], program: Program) -> dict[int, int]:
-    """Waits for ranks that have not been killed yet, and for a step that they make; returns their processes."""
+    """Waits for a step of ranks that have not been killed yet, and returns their processes."""
     wait_for(lambda: len(set(ranks_of(group).values()) - seen) == 2, 60, program.folder)
-    ranks, before = ranks_of(group), step_of(folder)
-    wait_for(lambda: step_of(folder) > before or not processes_of(group), 60, program.folder)
+    ranks, before = ranks_of(group), read_step(folder)
+    wait_for(lambda: read_step(folder) > before or not processes_of(group), 60, program.folder)
     return ranks
 
 
 def restarted(program: Program, count: int, seed: int) -> tuple[Path, int]:
-    """Kills random ranks of one run, which starts them again; returns its folder and how often it was killed."""
+    """Kills random ranks of a run that restarts, and returns its folder and the number of kills."""
     folder, drawn, kills = program.folder / "restarted", random.Random(seed), 0
     steps = max(100, 12 * count)
     words = (*SMALL, "--devices", 2, "--epochs", steps // 20, "--save-every", 1, "--keep", 3)
@@ -139,19 +143,23 @@ def restarted(program: Program, count: int, seed: int) -> tuple[Path, int]:
             seen |= set(ranks.values())
             kill(ranks[drawn.randrange(2)], signal.SIGKILL)
             kills += 1
-        code, _ = end_of(group, program, 200)
-    assert code == 0, errors_of(program)
-    assert errors_of(program).count("Restarting all ranks.") == count
+        code, _ = wait_for_exit(group, program, 200)
+    assert code == 0, read_errors(program)
+    assert read_errors(program).count("Restarting all ranks.") == count
     return folder, steps // 20
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
-def test_a_run_that_is_killed_repeatedly_is_bit_identical(program: Program, tell: Tell, count: int) -> None:
+def test_a_run_that_is_killed_repeatedly_is_bit_identical(
+    program: Program, record_metric: RecordMetric, count: int
+) -> None:
     folder, epochs = restarted(program, count, seed=2)
     whole = program.train(*SMALL, "--devices", 2, "--epochs", epochs, timeout=400)
     for key in ("weights_sha256", "steps", "test", "validation"):
         assert result_of(folder)[key] == result_of(whole)[key]
-    tell("random kills with automatic resume", f"{count} kills, weights_sha256 equal to the uninterrupted run's")
+    record_metric(
+        "random kills with automatic resume", f"{count} kills, weights_sha256 equal to the uninterrupted run's"
+    )
 
 
 @pytest.mark.slow
@@ -170,7 +178,7 @@ def test_torchrun_restarts_from_the_newest_checkpoint(program: Program) -> None:
     assert result_of(folder)["weights_sha256"] == result_of(whole)["weights_sha256"]
 
 
-def test_a_restart_by_torchrun_needs_a_folder_to_go_on_in(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_by_torchrun_requires_a_run_folder(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**environment, "TORCHELASTIC_MAX_RESTARTS": 2}.items():
         monkeypatch.setenv(name, str(value))
@@ -179,7 +187,7 @@ def test_a_restart_by_torchrun_needs_a_folder_to_go_on_in(program: Program, monk
     assert "give --run-dir" in done.err
 
 
-def test_faults_are_injected_where_they_are_asked_for(program: Program) -> None:
+def test_faults_are_injected_at_the_requested_rank_and_step(program: Program) -> None:
     folder = program.folder / "run"
     words = (*SMALL, "--devices", 2, "--save-every", 4, "--run-dir", folder)
     done = program(*words, "--inject", "kill:rank=0,step=7", "--max-restarts", 1)

@@ -24,22 +24,22 @@ from torch import nn
 from torch.distributed import DistStoreError
 from torch.nn.parallel import DistributedDataParallel
 
-from faults.conftest import SMALL, end_of, step_of
+from faults.conftest import SMALL, read_step, wait_for_exit
 from faults.terminal import in_terminal
 from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
-from lit_mnist.checkpoint.store import newest_valid
+from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.distributed.failure import is_peer_failure
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.terminal import printable
+from lit_mnist.distributed.terminal import escape_control
 from lit_mnist.run.progress import ProgressDisplay
 
 SECONDS = 120
 
 
 def to_a_reader_that_leaves() -> None:
-    """Makes standard output a pipe whose reader ends after the first line."""
+    """Redirects standard output to a pipe whose reader exits after the first line."""
     reader = subprocess.Popen(["head", "-1"], stdin=subprocess.PIPE, stdout=2)
     assert reader.stdin is not None
     os.dup2(reader.stdin.fileno(), 1)
@@ -47,12 +47,12 @@ def to_a_reader_that_leaves() -> None:
 
 
 def to_a_full_disk() -> None:
-    """Makes standard output a device that has no room."""
+    """Redirects standard output to a full device."""
     os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
 
 
 def to_nothing() -> None:
-    """Leaves a closed descriptor as standard output."""
+    """Closes the descriptor of standard output."""
     os.close(1)
 
 
@@ -79,7 +79,7 @@ def printing(program: Program, redirect: Callable[[], None], *words: object, eng
         ("single", 1, to_nothing),
     ],
 )
-def test_a_standard_output_that_cannot_be_written_ends_no_run(
+def test_a_standard_output_that_cannot_be_written_does_not_end_the_run(
     program: Program, engine: str, devices: int, redirect: Callable[[], None]
 ) -> None:
     folder = program.folder / "run"
@@ -90,11 +90,11 @@ def test_a_standard_output_that_cannot_be_written_ends_no_run(
     assert "Traceback" not in done.err
     assert "Exception ignored" not in done.err
     if redirect is not to_nothing:
-        assert "cannot write its standard output" in done.err
-        assert "cannot write its standard output" in (folder / "logs" / "rank-0.log").read_text()
+        assert "can no longer write its standard output" in done.err
+        assert "can no longer write its standard output" in (folder / "logs" / "rank-0.log").read_text()
 
 
-def test_a_pipe_of_the_shell_whose_reader_has_left_ends_no_run(tmp_path: Path) -> None:
+def test_a_shell_pipe_whose_reader_exits_does_not_end_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["train.py", *map(str, SMALL), "--devices", "2", "--epochs", "2", "--run-dir", str(folder)]
     script = 'python="$1"; shift; "$python" "$@" | head -1; exit "${PIPESTATUS[0]}"'
@@ -127,7 +127,7 @@ def test_an_epoch_is_saved_before_it_is_shown(program: Program, monkeypatch: pyt
     done = program(*SMALL, "--run-dir", folder, engine=engine)
     assert done.code == 3, done.err
     assert "ZeroDivisionError: planted" in done.err
-    saved = newest_valid(folder, pytest.fail)
+    saved = find_newest_valid(folder, pytest.fail)
     assert saved is not None
     assert saved.step == 20
 
@@ -138,7 +138,7 @@ OWN_WORDS = ("timed out: Broken pipe", "Connection closed by peer", "[/gloo/tran
 @pytest.mark.parametrize(
     ("kind", "words"), list(zip((TimeoutError, BrokenPipeError, RuntimeError), OWN_WORDS, strict=True))
 )
-def test_an_error_of_one_s_own_is_shown_whatever_its_words(tmp_path: Path, kind: type[Exception], words: str) -> None:
+def test_an_error_of_the_user_is_shown_with_any_message(tmp_path: Path, kind: type[Exception], words: str) -> None:
     def work(rank: Rank) -> None:
         if rank.rank == 1:
             raise kind(words)
@@ -150,10 +150,8 @@ def test_an_error_of_one_s_own_is_shown_whatever_its_words(tmp_path: Path, kind:
     assert f"{kind.__name__}: {words}" in done.out
 
 
-def test_no_traceback_is_hidden_where_no_other_rank_has_failed(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connections of both ranks fail at once, and no rank is known to have ended."""
+def test_no_traceback_is_hidden_if_no_other_rank_has_failed(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connections of both ranks fail at once, and no rank has exited."""
     trade = PeerExchange._send_and_receive
 
     def cut(self: PeerExchange, rows: Any, rank: int, peers: dict[int, socket.socket]) -> None:
@@ -188,8 +186,8 @@ def test_one_rank_has_lost_no_other(program: Program, monkeypatch: pytest.Monkey
         *((call, False) for call in ("backward", "store", "exchange")),
     ],
 )
-def test_a_connection_that_fails_is_no_cause(tmp_path: Path, call: str, ends: bool) -> None:
-    """Rank 1 fails by itself, or answers no more; what rank 0 raises then tells of it, wherever it is raised."""
+def test_a_failed_connection_is_not_the_cause(tmp_path: Path, call: str, ends: bool) -> None:
+    """Rank 1 fails or stops responding. The error of rank 0 then reports it, wherever it is raised."""
 
     def work(rank: Rank) -> None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=30 if ends else 2))
@@ -224,7 +222,9 @@ def test_a_connection_that_fails_is_no_cause(tmp_path: Path, call: str, ends: bo
         assert re.search(r"Rank 1 \(process \d+ on \S+\) failed:\nTraceback", done.out), done.out
         assert "ZeroDivisionError: planted" in done.out.splitlines()[-1]
     else:
-        assert re.search(r"Rank 0 \(.*\) could not continue, since another rank has ended or does not answer", done.out)
+        assert re.search(
+            r"Rank 0 \(.*\) could not continue, since another rank has exited or does not respond", done.out
+        )
         assert "Traceback" in done.out
 
 
@@ -254,19 +254,21 @@ HOSTILE = "\x1b[2A\x1b]0;owned\x07\x9b2J\x7f<"
 
 
 def hostile_checkpoint(path: Path, trained: Path) -> Path:
-    """Makes a checkpoint whose hash is right, and in which an unknown setting has a name with control characters."""
+    """Creates a checkpoint with a valid hash and an unknown setting whose name has control characters."""
     content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
     content["lit_mnist"]["experiment"][HOSTILE] = 1
     write_checkpoint(path, content)
     return path
 
 
-@pytest.mark.parametrize("verb", ["test", "resume", "name", "lock", "damaged", "raised"])
-def test_no_text_of_a_file_controls_the_terminal(program: Program, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+@pytest.mark.parametrize("case", ["test", "resume", "name", "lock", "damaged", "raised"])
+def test_text_from_files_does_not_control_the_terminal(
+    program: Program, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
     words = (*SMALL, "--max-steps", 2)
     place = program.folder / f"odd{HOSTILE}"
     code, shown = 2, r"\x1b[2A\x1b]0;owned\x07\x9b2J\x7f<"
-    if verb == "raised":
+    if case == "raised":
 
         def fail(*_: object) -> None:
             raise ZeroDivisionError(HOSTILE)
@@ -276,32 +278,32 @@ def test_no_text_of_a_file_controls_the_terminal(program: Program, monkeypatch: 
         (log,) = program.folder.glob("runs/*/logs/rank-0.log")
         assert shown in log.read_text()
         assert not CONTROL.search(log.read_text())
-    elif verb == "name":
+    elif case == "name":
         done = program("test", "--ckpt", place)
-    elif verb == "lock":
+    elif case == "lock":
         (program.folder / "run").mkdir()
         (program.folder / "run" / "run.lock").write_text(f"process {HOSTILE}")
         done, code = program(*words, "--run-dir", program.folder / "run", engine="single"), 0
     else:
         folder = program.train(*words, engine="single")
         checkpoint = hostile_checkpoint(program.folder / "bad.ckpt", folder)
-        if verb == "damaged":
+        if case == "damaged":
             (place / "checkpoints").mkdir(parents=True)
             shutil.copy(folder / "checkpoints" / "best.ckpt", place / "checkpoints")
             (place / "checkpoints" / "last.ckpt").write_bytes(b"damaged")
             done, code = program("--resume", place, "--run-dir", program.folder / "other", engine="single"), 2
         else:
-            done = program(*(("test", "--ckpt") if verb == "test" else ("--resume",)), checkpoint)
+            done = program(*(("test", "--ckpt") if case == "test" else ("--resume",)), checkpoint)
     assert done.code == code, done.out + done.err
     assert shown in done.out + done.err
     assert not CONTROL.search(done.out + done.err)
 
 
 def test_control_characters_are_escaped_and_newlines_are_not() -> None:
-    assert printable("a\nb") == "a\nb"
-    assert printable("\u00e9\u4e2d\U0001f600 \\x1b") == "\u00e9\u4e2d\U0001f600 \\x1b"
+    assert escape_control("a\nb") == "a\nb"
+    assert escape_control("\u00e9\u4e2d\U0001f600 \\x1b") == "\u00e9\u4e2d\U0001f600 \\x1b"
     for number in (*range(10), *range(11, 32), *range(127, 160), 0xD800, 0xDFFF):
-        escaped = printable(f"<{chr(number)}>")
+        escaped = escape_control(f"<{chr(number)}>")
         assert escaped.isascii()
         assert escaped.isprintable()
         assert len(escaped) > 3
@@ -324,20 +326,20 @@ def test_ctrl_c_in_a_terminal_leaves_the_message_alone(
         return main([str(word) for word in words], engine=engine)
 
     with in_terminal(work, program.folder, columns) as terminal:
-        wait_for(lambda: step_of(folder) > 30 or "epoch 2/50" in terminal.output, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 30 or "epoch 2/50" in terminal.output, 60, program.folder)
         assert BAR.search(terminal.output)
         terminal.press(b"\x03")
-        code, _ = end_of(terminal.group, program, 20)
+        code, _ = wait_for_exit(terminal.group, program, 20)
     lines = [line for line in terminal.screen() if line]
     assert code == 130, lines
     assert not any(BAR.search(line) or "^C" in line or "error" in line for line in lines), lines
-    (told,) = [number for number, line in enumerate(lines) if "Stopped by" in line]
-    assert re.fullmatch(r"Stopped by SIGINT( after step \d+)?\.", lines[told]), lines
+    (position,) = [number for number, line in enumerate(lines) if "Stopped by" in line]
+    assert re.fullmatch(r"Stopped by SIGINT( after step \d+)?\.", lines[position]), lines
     if engine != "fabric":
-        assert lines[told + 1].startswith("The newest valid checkpoint, after step "), lines
-    assert told > 0
+        assert lines[position + 1].startswith("The newest valid checkpoint, after step "), lines
+    assert position > 0
     assert lines[0].startswith("epoch 1/50"), lines
-    # The cursor is there again.
+    # The cursor is visible again.
     assert re.findall(r"\x1b\[\?25[lh]", terminal.output)[-1] == "\x1b[?25h"
     for log in (folder / "logs").glob("rank-*.log"):
         assert "Traceback" not in log.read_text()
@@ -352,7 +354,7 @@ def test_a_killed_rank_leaves_no_bar_and_no_hidden_cursor(program: Program) -> N
         return main([str(word) for word in words], engine="raw_ddp")
 
     with in_terminal(work, program.folder, 100) as terminal:
-        code, _ = end_of(terminal.group, program, 60)
+        code, _ = wait_for_exit(terminal.group, program, 60)
     lines = [line for line in terminal.screen() if line]
     assert code == 3, lines
     assert not any(BAR.search(line) for line in lines), lines
@@ -361,12 +363,12 @@ def test_a_killed_rank_leaves_no_bar_and_no_hidden_cursor(program: Program) -> N
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_standard_output_that_is_full_is_warned_of_once(program: Program, devices: int) -> None:
+def test_a_full_standard_output_causes_one_warning(program: Program, devices: int) -> None:
     # The note on dropped samples is the first output, before a rank starts.
     words = (*SMALL, "--data.train_size", 650, "--max-steps", 3, "--devices", devices, "--run-dir", "run")
     done = printing(program, to_a_full_disk, *words, engine="raw_ddp")
     assert done.code == 0, done.err
-    assert done.err.count("cannot write its standard output any more (No space left on device)") == 1
+    assert done.err.count("can no longer write its standard output (No space left on device)") == 1
 
 
 @pytest.mark.parametrize("columns", [12, 32, 50, 70, 80, 100, 200])
@@ -381,12 +383,12 @@ def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, colum
         return 0
 
     with in_terminal(work, tmp_path, columns) as terminal:
-        assert end_of(terminal.group, Program(tmp_path), 20)[0] == 0
+        assert wait_for_exit(terminal.group, Program(tmp_path), 20)[0] == 0
     lines = [line for line in terminal.screen() if line]
     assert lines[:3] == ["epoch 1", "epoch 2", "epoch 3"], lines
-    # One line, and each part of it whole or left out.
+    # One line, of which each part is complete or missing.
     (bar,) = lines[3:]
-    # The echo of Ctrl-C has room beside it.
+    # There is space for the echo of Ctrl-C.
     assert len(bar) <= columns - 2
     assert bar.startswith("step 30000" if columns == 12 else "step 30000/85900")
     assert ("loss 0.0503" in bar) == (columns >= 50)
@@ -399,7 +401,7 @@ def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, colum
 
 
 def test_a_rank_of_torchrun_that_fails_shows_its_traceback_on_the_terminal(program: Program) -> None:
-    """Whatever else a rank but the first prints is in its log."""
+    """Other output of a rank except rank 0 is in its log."""
     folder = program.folder / "torchrun"
     process = torchrun(folder, *SMALL, "--inject", "raise:rank=1,step=5")
     try:
@@ -408,6 +410,6 @@ def test_a_rank_of_torchrun_that_fails_shows_its_traceback_on_the_terminal(progr
         for pid in named(folder):
             kill(pid, signal.SIGKILL)
         process.wait(5)
-    told = (program.folder / "torchrun.err").read_text()
-    assert re.search(r"error: Rank 1 \(process \d+ on \S+\) failed in step 5:\nTraceback", told), told
-    assert "InjectedError: --inject raise" in told
+    message = (program.folder / "torchrun.err").read_text()
+    assert re.search(r"error: Rank 1 \(process \d+ on \S+\) failed in step 5:\nTraceback", message), message
+    assert "InjectedError: --inject raise" in message

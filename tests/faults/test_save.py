@@ -21,20 +21,20 @@ import pytest
 from conftest import Program, result_of
 from processes import wait_for
 
-from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
+from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_for_exit
 from faults.ptrace import run_until
 from lit_mnist.checkpoint.atomic_io import remove_temporary_files, write_text
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.resume import Saved
-from lit_mnist.checkpoint.state import KEEPER
-from lit_mnist.checkpoint.store import CheckpointFolder, newest_valid
+from lit_mnist.checkpoint.state import MANAGER_STATE
+from lit_mnist.checkpoint.store import CheckpointFolder, find_newest_valid
 from lit_mnist.data.download import exclusive
 from lit_mnist.run.folder import RunFolder
 
 
 def newest(folder: Path) -> dict[str, Any]:
     """Returns the newest checkpoint of a run folder, which must be valid."""
-    found = newest_valid(folder, pytest.fail)
+    found = find_newest_valid(folder, pytest.fail)
     assert found is not None
     return read_checkpoint(found.path)
 
@@ -51,11 +51,11 @@ def trained(program: Program) -> Path:
 
 
 def saving(folder: Path, step: int, *, is_best: bool) -> Callable[[], None]:
-    """Returns what puts a run's next checkpoint on the disk, as its manager does."""
+    """Returns a function that writes the next checkpoint of a run, as the checkpoint manager does."""
     content = newest(folder)
     files = CheckpointFolder(folder / "checkpoints", keep=2, last_step=content["global_step"])
-    score = content["callbacks"][KEEPER]["best"] + is_best * 1e-3
-    content |= {"global_step": step, "callbacks": {KEEPER: {"best": score}}}
+    score = content["callbacks"][MANAGER_STATE]["best"] + is_best * 1e-3
+    content |= {"global_step": step, "callbacks": {MANAGER_STATE: {"best": score}}}
     return lambda: files.put(content, step, is_best=is_best)
 
 
@@ -65,7 +65,7 @@ def best_of(folder: Path) -> int:
 
 
 def check(folder: Path, before: int, step: int, *, best: set[int]) -> None:
-    """Checks a folder after a save that was killed, and takes it up as a next start does."""
+    """Checks a folder after a killed save, and cleans it up as the next start does."""
     assert newest(folder)["global_step"] in {before, step}
     assert best_of(folder) in best
     RunFolder.claim(folder, writes=(), folders=("checkpoints",), resumed=True)
@@ -80,17 +80,22 @@ def check(folder: Path, before: int, step: int, *, best: set[int]) -> None:
     [(3, False), pytest.param(1, False, marks=pytest.mark.slow), pytest.param(1, True, marks=pytest.mark.slow)],
 )
 def test_a_save_killed_at_any_system_call_leaves_a_valid_checkpoint(
-    trained: Path, tell: Tell, every: int, elsewhere: bool, is_best: bool, monkeypatch: pytest.MonkeyPatch
+    trained: Path,
+    record_metric: RecordMetric,
+    every: int,
+    elsewhere: bool,
+    is_best: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if elsewhere:
         monkeypatch.setenv("TMPDIR", "/dev/shm")
     checkpoints, kept = trained / "checkpoints", trained / "kept"
     if is_best:
-        # The epoch before was the best, too: one file with two names.
+        # The previous epoch was also the best: one file with two names.
         (checkpoints / "last.ckpt").unlink()
         os.link(checkpoints / "best.ckpt", checkpoints / "last.ckpt")
         (checkpoints / f"step-{best_of(trained):08d}.ckpt").unlink(missing_ok=True)
-    # With its links, so that each save is the same one.
+    # With its links, so that each save is the same.
     subprocess.run(["cp", "-a", checkpoints, kept], check=True)
     before, best, stop, killed, seen = newest(trained)["global_step"], best_of(trained), 0, 0, set()
     work = saving(trained, before + 1, is_best=is_best)
@@ -98,7 +103,7 @@ def test_a_save_killed_at_any_system_call_leaves_a_valid_checkpoint(
         check(trained, before, before + 1, best={best, before + 1} if is_best else {best})
         state = newest(trained)["global_step"] - before, best_of(trained) == before + 1
         if state not in seen and state != (0, True):
-            # The new best alone is that of an epoch whose end the next start has before it.
+            # Only the best checkpoint is new: the next start repeats the end of its epoch.
             Saved.read(checkpoints / "last.ckpt").check_best(checkpoints / "best.ckpt")
         seen.add(state)
         shutil.rmtree(checkpoints)
@@ -106,19 +111,19 @@ def test_a_save_killed_at_any_system_call_leaves_a_valid_checkpoint(
         killed += 1
         stop += every
     assert killed > 40 // every
-    # Whether the last and the best were the new ones: of the best, each state between was met.
+    # Whether the last and the best checkpoint were new. All intermediate states occurred.
     assert seen == ({(0, False), (0, True), (1, True)} if is_best else {(0, False), (1, False)})
     assert newest(trained)["global_step"] == before + 1
     assert best_of(trained) == (before + 1 if is_best else best)
     assert (checkpoints / "best.ckpt").samefile(checkpoints / "last.ckpt") == is_best
-    tell(
+    record_metric(
         f"SIGKILL at every system call of a save ({'the best' if is_best else 'the last'})",
         f"killed at {killed} places before and after {stop // 2} calls, always a valid one",
     )
 
 
 def killed_at_instants(folder: Path, count: int, seed: int) -> int:
-    """Saves until `count` saves were killed before their end, at random instants; returns how many there were."""
+    """Saves until `count` saves were killed at random times, and returns the number of saves."""
     drawn, killed, saves, whole = random.Random(seed), 0, 0, 0.0
     while killed < count:
         before, best = newest(folder)["global_step"], best_of(folder)
@@ -132,25 +137,29 @@ def killed_at_instants(folder: Path, count: int, seed: int) -> int:
             time.sleep(drawn.uniform(0, whole))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        # The first is left alone, and tells how long a save takes.
+        # The first save is not killed, and determines the duration of a save.
         whole = whole or time.monotonic() - began
         killed += os.WIFSIGNALED(status)
         saves += 1
         check(folder, before, before + 1, best={best, before + 1})
         if best_of(folder) > newest(folder)["global_step"]:
-            # As a next start does: the epoch is trained once more.
+            # As the next start does: the epoch is repeated.
             (folder / "checkpoints" / "best.ckpt").unlink()
             shutil.copy(folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "best.ckpt")
     return saves
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.slow)])
-def test_a_save_killed_at_any_instant_leaves_a_valid_checkpoint(trained: Path, tell: Tell, count: int) -> None:
+def test_a_save_killed_at_any_instant_leaves_a_valid_checkpoint(
+    trained: Path, record_metric: RecordMetric, count: int
+) -> None:
     saves = killed_at_instants(trained, count, seed=4)
-    tell("SIGKILL at random instants of a save", f"{count} killed before their end, of {saves}: always a valid one")
+    record_metric(
+        "SIGKILL at random instants of a save", f"{count} killed before their end, of {saves}: always a valid one"
+    )
 
 
-def test_the_newest_are_kept_and_the_best(program: Program) -> None:
+def test_the_newest_and_the_best_checkpoints_are_kept(program: Program) -> None:
     folder = program.train(*SMALL, "--epochs", 2, "--save-every", 3, "--keep", 3)
     names = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert names == ["best.ckpt", "last.ckpt", "step-00000036.ckpt", "step-00000039.ckpt"]
@@ -166,19 +175,19 @@ def test_checkpoints_are_saved_by_time(program: Program, engine: str, devices: i
     with program.started(*words, "--run-dir", folder, engine=engine) as group:
         wait_for(lambda: len(list((folder / "checkpoints").glob("step-*"))) > 2, 60, program.folder)
         os.kill(group, signal.SIGTERM)
-        assert end_of(group, program, 20)[0] == 143
+        assert wait_for_exit(group, program, 20)[0] == 143
     steps = [int(path.stem[5:]) for path in sorted((folder / "checkpoints").glob("step-*"))]
     # Well before the epoch's end, at step 1000.
     assert steps[2] < 1000, steps
 
 
 @pytest.mark.parametrize("damage", ["last", "all"])
-def test_a_damaged_checkpoint_is_named_and_passed_over(program: Program, trained: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_reported_and_skipped(program: Program, trained: Path, damage: str) -> None:
     whole = result_of(program.train(*SMALL, "--epochs", 2))["weights_sha256"]
     for path in sorted((trained / "checkpoints").iterdir()):
         if damage == "all" or path.name == "last.ckpt":
             content = path.read_bytes()
-            # A name of its own, since the best may be the same file.
+            # A separate file, since the best checkpoint may be a link to it.
             path.unlink()
             path.write_bytes(content[:-500])
     done = program("--resume", trained)
@@ -195,7 +204,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(program: Program, trained
 
 @contextmanager
 def small_disk(place: Path, size: str) -> Iterator[Path]:
-    """A file system of its own in memory."""
+    """A separate file system in memory."""
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], check=True)
     try:
@@ -216,45 +225,45 @@ def test_a_full_disk_is_rejected_at_the_start(program: Program) -> None:
 
 
 def fill(path: Path) -> None:
-    """Writes a file until there is no room left."""
+    """Writes a file until the disk is full."""
     with suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
 
 
 @pytest.mark.needs("mounts")
-def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
+def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
     with small_disk(program.folder / "disk", "4m") as disk:
         folder = disk / "run"
         words = (*SMALL, "--epochs", 50, "--devices", 2, "--save-every", 5, "--run-dir", folder)
         with program.started(*words) as group:
-            wait_for(lambda: step_of(folder) > 22, 60, program.folder)
+            wait_for(lambda: read_step(folder) > 22, 60, program.folder)
             fill(disk / "others")
-            code, _ = end_of(group, program, 30)
-        assert code == 2, errors_of(program)
-        assert "No space left on device" in errors_of(program) or "cannot be written" in errors_of(program)
-        assert "Traceback" not in errors_of(program)
+            code, _ = wait_for_exit(group, program, 30)
+        assert code == 2, read_errors(program)
+        assert "No space left on device" in read_errors(program) or "cannot be written" in read_errors(program)
+        assert "Traceback" not in read_errors(program)
         assert newest(folder)["global_step"] >= 20
-        assert "The newest valid checkpoint, after step" in errors_of(program)
+        assert "The newest valid checkpoint, after step" in read_errors(program)
 
 
 @pytest.mark.needs("mounts")
-def test_a_folder_made_read_only_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
+def test_a_folder_that_becomes_read_only_ends_the_run_and_keeps_the_last_checkpoint(program: Program) -> None:
     folder = program.folder / "run"
     words = (*SMALL, "--epochs", 50, "--devices", 2, "--save-every", 5, "--run-dir", folder)
     checkpoints = folder / "checkpoints"
     with program.started(*words) as group:
-        wait_for(lambda: step_of(folder) > 12, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 12, 60, program.folder)
         subprocess.run(["mount", "--bind", checkpoints, checkpoints], check=True)
         try:
             subprocess.run(["mount", "-o", "remount,ro,bind", checkpoints], check=True)
-            code, _ = end_of(group, program, 30)
+            code, _ = wait_for_exit(group, program, 30)
             assert newest(folder)["global_step"] >= 10
         finally:
             subprocess.run(["umount", "-l", checkpoints], check=True)
-    assert code == 2, errors_of(program)
-    assert "Read-only file system" in errors_of(program)
-    assert "Traceback" not in errors_of(program)
+    assert code == 2, read_errors(program)
+    assert "Read-only file system" in read_errors(program)
+    assert "Traceback" not in read_errors(program)
 
 
 @pytest.mark.needs("mounts")
@@ -270,8 +279,8 @@ def test_a_read_only_folder_is_rejected_at_the_start(program: Program, trained: 
     assert "cannot be written: Read-only file system" in done.err
 
 
-def test_the_save_after_one_that_was_killed_leaves_nothing_stray(trained: Path) -> None:
-    """The killed one had given the last checkpoint its second name already, and had got no further."""
+def test_the_save_after_a_killed_save_leaves_no_temporary_file(trained: Path) -> None:
+    """The killed save had linked the last checkpoint to its older name."""
     before, checkpoints = newest(trained)["global_step"], trained / "checkpoints"
     (checkpoints / f"step-{before:08d}.ckpt").unlink(missing_ok=True)
     os.link(checkpoints / "last.ckpt", checkpoints / f"step-{before:08d}.ckpt")
@@ -281,14 +290,14 @@ def test_the_save_after_one_that_was_killed_leaves_nothing_stray(trained: Path) 
     assert read_checkpoint(checkpoints / f"step-{before:08d}.ckpt")["global_step"] == before
 
 
-def test_where_there_are_no_hard_links_a_copy_is_made(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
+def test_without_hard_links_a_copy_is_created(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(os, "link", refuse)
     before = newest(trained)["global_step"]
     saving(trained, before + 1, is_best=True)()
-    # The run may have been killed within a save, of which an unfinished file is left.
+    # The run may have been killed during a save, which leaves a temporary file.
     names = sorted(path.name for path in (trained / "checkpoints").glob("*.ckpt"))
     assert names == ["best.ckpt", "last.ckpt", f"step-{before:08d}.ckpt"]
     assert newest(trained)["global_step"] == before + 1
@@ -306,7 +315,7 @@ def test_a_user_s_own_files_beside_the_checkpoints_stay(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_locks_is_named_as_the_cause(
+def test_a_file_system_without_locks_is_named_in_the_error(
     program: Program, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def unsupported(file: object, operation: int) -> None:
@@ -322,7 +331,7 @@ def test_a_file_system_without_locks_is_named_as_the_cause(
         pytest.fail("the folder is not locked")
 
 
-def test_a_file_system_that_does_not_flush_folders_is_warned_of_once(
+def test_a_file_system_without_fsync_of_folders_causes_one_warning(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flush, code = os.fsync, errno.EINVAL
@@ -338,7 +347,7 @@ def test_a_file_system_that_does_not_flush_folders_is_warned_of_once(
     assert done.code == 0, done.out + done.err
     assert (done.out + done.err).count("fsync of the folder") == 1
     assert newest(folder)["global_step"] == 3
-    # What tells of a disk that fails is no such thing.
+    # An error of a failing disk is different.
     code = errno.EIO
     with pytest.raises(OSError, match="Input/output error"):
         write_text(program.folder / "text", "text")

@@ -17,8 +17,8 @@ import pytest
 from conftest import Program, result_of
 from processes import kill, processes_of, ranks_of, run_forked, wait_for
 
-from faults.conftest import SMALL, Tell, end_of, errors_of, step_of
-from lit_mnist.checkpoint.store import newest_valid
+from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_for_exit
+from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.distributed import launcher as launch
 from lit_mnist.distributed.signals import STOP
@@ -37,7 +37,7 @@ def terminal() -> Iterator[None]:
 
 def saved_step(folder: Path) -> int:
     """Returns the step of a run's newest checkpoint, which must be valid; 0 if there is none."""
-    saved = newest_valid(folder, pytest.fail)
+    saved = find_newest_valid(folder, pytest.fail)
     return saved.step if saved else 0
 
 
@@ -55,7 +55,7 @@ def saved_step(folder: Path) -> int:
     ],
 )
 def test_a_signal_stops_all_ranks_at_one_step_that_is_saved(
-    program: Program, tell: Tell, engine: str, devices: int, signum: signal.Signals, to: str
+    program: Program, record_metric: RecordMetric, engine: str, devices: int, signum: signal.Signals, to: str
 ) -> None:
     folder = program.folder / "run"
     words = (*SMALL, "--epochs", 50, "--devices", devices, "--run-dir", folder)
@@ -68,26 +68,26 @@ def test_a_signal_stops_all_ranks_at_one_step_that_is_saved(
             os.killpg(group, signum)
         else:
             os.kill(group if to == "launcher" else ranks_of(group)[int(to)], signum)
-        code, seconds = end_of(group, program, 20)
-    assert code == CODES[signum], errors_of(program)
+        code, seconds = wait_for_exit(group, program, 20)
+    assert code == CODES[signum], read_errors(program)
     assert seconds < 10
     # Ctrl-C is not an error.
     prefix = "" if signum == signal.SIGINT else "error: "
-    told = re.search(rf"^{prefix}Stopped by {signum.name} after step (\d+)\.", errors_of(program), re.MULTILINE)
-    assert told, errors_of(program)
-    assert saved_step(folder) == int(told[1]) > 0
-    assert "Traceback" not in errors_of(program)
-    tell(f"{signum.name} to {to} of {devices}, {engine}", f"exit {code} after {seconds:.1f} s")
+    message = re.search(rf"^{prefix}Stopped by {signum.name} after step (\d+)\.", read_errors(program), re.MULTILINE)
+    assert message, read_errors(program)
+    assert saved_step(folder) == int(message[1]) > 0
+    assert "Traceback" not in read_errors(program)
+    record_metric(f"{signum.name} to {to} of {devices}, {engine}", f"exit {code} after {seconds:.1f} s")
 
 
 def test_under_nohup_a_run_outlives_its_terminal(program: Program) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     folder = program.folder / "run"
     with program.started(*SMALL, "--epochs", 2, "--devices", 2, "--run-dir", folder) as group:
-        wait_for(lambda: step_of(folder) > 1, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 1, 60, program.folder)
         os.killpg(group, signal.SIGHUP)
-        code, _ = end_of(group, program, 60)
-    assert code == 0, errors_of(program)
+        code, _ = wait_for_exit(group, program, 60)
+    assert code == 0, read_errors(program)
     assert result_of(folder)["steps"] == 40
 
 
@@ -95,9 +95,9 @@ def test_a_stopped_and_resumed_run_is_bit_identical(program: Program) -> None:
     folder = program.folder / "run"
     words = (*SMALL, "--epochs", 3, "--devices", 2, "--data.augment", "affine")
     with program.started(*words, "--run-dir", folder) as group:
-        wait_for(lambda: step_of(folder) > 25, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 25, 60, program.folder)
         os.kill(group, signal.SIGTERM)
-        code, _ = end_of(group, program, 20)
+        code, _ = wait_for_exit(group, program, 20)
     assert code == 143
     done = program("--resume", folder)
     assert done.code == 0, done.err
@@ -107,7 +107,7 @@ def test_a_stopped_and_resumed_run_is_bit_identical(program: Program) -> None:
 
 
 def at_random_moments(program: Program, count: int, seed: int, *, devices: int) -> Counter[str]:
-    """Sends SIGTERM to a launcher or a rank at random moments of whole short runs; returns the phases."""
+    """Sends SIGTERM to a launcher or a rank at random times of short runs, and returns the phases."""
     drawn, seen = random.Random(seed), Counter[str]()
     words = (*SMALL, "--epochs", 2, "--devices", devices, "--save-every", 4)
     began = time.monotonic()
@@ -118,21 +118,21 @@ def at_random_moments(program: Program, count: int, seed: int, *, devices: int) 
         with program.started(*words, "--run-dir", folder) as group:
             time.sleep(drawn.uniform(0, whole))
             ranks = list(ranks_of(group).values())
-            phase = "in a step" if step_of(folder) else "outside of steps"
+            phase = "in a step" if read_step(folder) else "outside of steps"
             kill(drawn.choice([group, *ranks]), signal.SIGTERM)
-            code, seconds = end_of(group, program, 20)
+            code, seconds = wait_for_exit(group, program, 20)
         assert seconds < 10, f"{seconds} s"
         metrics = folder / "metrics.csv"
         trained = metrics.exists() and len(metrics.read_text().splitlines()) > 1
         if (folder / "result.json").exists():
-            # The signal came after the work was done, perhaps to a rank that had ended already.
-            assert code in {0, 143}, errors_of(program)
+            # The signal arrived after the end of the work, possibly at a rank that had exited.
+            assert code in {0, 143}, read_errors(program)
             phase = "at the end"
         else:
-            # Before Python has set a handler the kernel ends the process by the signal itself.
-            assert code in {143, -signal.SIGTERM}, (code, errors_of(program))
-            # Of this program: a child of a library's that loses its parent may complain, too.
-            assert '.py", line' not in errors_of(program)
+            # Before Python installs a handler, the signal kills the process.
+            assert code in {143, -signal.SIGTERM}, (code, read_errors(program))
+            # Of this program. A child process of a library may also complain about its lost parent.
+            assert '.py", line' not in read_errors(program)
         if trained:
             assert saved_step(folder) > 0
         seen[phase] += 1
@@ -140,25 +140,27 @@ def at_random_moments(program: Program, count: int, seed: int, *, devices: int) 
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
-def test_sigterm_at_random_moments_ends_a_run_well(program: Program, tell: Tell, count: int) -> None:
+def test_sigterm_at_random_times_ends_a_run_cleanly(program: Program, record_metric: RecordMetric, count: int) -> None:
     seen = at_random_moments(program, count, seed=3, devices=2)
-    told = ", ".join(f"{number} {phase}" for phase, number in sorted(seen.items()))
-    tell("SIGTERM at random moments", f"{count} runs ({told}): exit 143, each with a valid checkpoint, no hang")
+    message = ", ".join(f"{number} {phase}" for phase, number in sorted(seen.items()))
+    record_metric(
+        "SIGTERM at random moments", f"{count} runs ({message}): exit 143, each with a valid checkpoint, no hang"
+    )
 
 
 def test_a_rank_that_does_not_stop_is_killed_in_time(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "SECONDS_TO_STOP", 3.0)
     folder = program.folder / "run"
     with program.started(*SMALL, "--epochs", 50, "--devices", 2, "--run-dir", folder) as group:
-        wait_for(lambda: step_of(folder) > 5, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 5, 60, program.folder)
         os.kill(ranks_of(group)[1], signal.SIGSTOP)
         os.kill(group, signal.SIGTERM)
-        code, seconds = end_of(group, program, 20)
-    assert code == 143, errors_of(program)
+        code, seconds = wait_for_exit(group, program, 20)
+    assert code == 143, read_errors(program)
     assert 3 < seconds < 6
 
 
-def test_lightning_leaves_signals_and_steps_alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_does_not_handle_signals(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning's handler of SIGTERM is not installed, and no step broadcasts to check for a signal."""
     original = lightning_engine._trainer
 
@@ -181,16 +183,16 @@ def test_lightning_leaves_signals_and_steps_alone(program: Program, monkeypatch:
 def test_a_second_signal_changes_nothing(program: Program) -> None:
     folder = program.folder / "run"
     with program.started(*SMALL, "--epochs", 50, "--devices", 2, "--run-dir", folder) as group:
-        wait_for(lambda: step_of(folder) > 5, 60, program.folder)
+        wait_for(lambda: read_step(folder) > 5, 60, program.folder)
         for pid in (group, *processes_of(group)):
             kill(pid, signal.SIGINT)
         kill(group, signal.SIGINT)
-        code, _ = end_of(group, program, 20)
-    assert code == 130, errors_of(program)
+        code, _ = wait_for_exit(group, program, 20)
+    assert code == 130, read_errors(program)
     assert saved_step(folder) > 5
 
 
-def test_other_commands_are_ended_at_once(program: Program) -> None:
+def test_a_signal_ends_other_commands_at_once(program: Program) -> None:
     trained = program.train(*SMALL, "--max-steps", 2)
 
     def interrupted() -> int:

@@ -21,7 +21,7 @@ import pytest
 from conftest import Program, result_of
 from processes import ROOT, wait_for
 
-from faults.conftest import SMALL, Tell
+from faults.conftest import SMALL, RecordMetric
 
 pytestmark = pytest.mark.needs("namespaces")
 
@@ -55,7 +55,7 @@ class Host:
         subprocess.run(["ip", "-n", self.space, *map(str, words)], check=True, capture_output=True, timeout=10)
 
     def pull_out(self) -> None:
-        """Takes the cable out: the routes go, and the other machine's interface is without a carrier."""
+        """Disconnects the cable: the routes vanish, and the interface of the other machine loses its carrier."""
         self.ip("link", "set", "cable", "down")
 
     def lose_all(self, other: Host) -> None:
@@ -70,7 +70,7 @@ class Host:
         self.ip("route", "replace", "default", "via", f"10.77.0.{3 - self.number}")
 
     def start(self) -> None:
-        """Starts this machine's command; what it says is added to `output`."""
+        """Starts the command of this machine, whose output is appended to `output`."""
         enter = ["ip", "netns", "exec", self.space, "unshare", "--uts", "bash", "-c", ENTER, "enter"]
         own = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
         own["PATH"] = f"{Path(sys.executable).parent}:{own['PATH']}"
@@ -140,7 +140,7 @@ def started(hosts: Hosts, *words: object, engine: str, marker: str = "--rdzv-end
     assert found
     folder = hosts[0].folder / "run"
     for host in hosts:
-        # As a process of its own, so that it is the agent that a test kills.
+        # In a separate process, so that a test kills the agent.
         command = documented(marker).strip().replace("torchrun ", "exec torchrun ", 1)
         command = command.replace("--node-rank 0", f"--node-rank {host.number - 1}").replace(found[0], str(folder))
         command = command.replace("train.py", ENGINES[engine]).replace("--save-every 60s", "--save-every 5")
@@ -149,12 +149,12 @@ def started(hosts: Hosts, *words: object, engine: str, marker: str = "--rdzv-end
     return folder
 
 
-def told(hosts: Hosts) -> str:
+def read_output(hosts: Hosts) -> str:
     return "\n".join(f"--- {host.name}\n{host.output.read_text()}" for host in hosts)
 
 
 def until_done(hosts: Hosts, timeout: float, *, supervised: bool = False) -> int:
-    """Waits until both agents have ended well and nothing of them is left.
+    """Waits until both agents have succeeded and no process remains.
 
     Args:
         hosts: The machines.
@@ -163,10 +163,10 @@ def until_done(hosts: Hosts, timeout: float, *, supervised: bool = False) -> int
     """
     began, again = time.monotonic(), 0
     while (codes := [host.agent.poll() for host in hosts if host.agent]) != [0, 0]:
-        assert time.monotonic() - began < timeout, told(hosts)
+        assert time.monotonic() - began < timeout, read_output(hosts)
         for host, code in zip(hosts, codes, strict=True):
             if code:
-                assert supervised, told(hosts)
+                assert supervised, read_output(hosts)
                 host.start()
                 again += 1
         time.sleep(0.1)
@@ -177,12 +177,12 @@ def until_done(hosts: Hosts, timeout: float, *, supervised: bool = False) -> int
 def wait_until(condition: Callable[[], object], timeout: float, hosts: Hosts) -> None:
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < timeout, told(hosts)
+        assert time.monotonic() - began < timeout, read_output(hosts)
         time.sleep(0.05)
 
 
 def kill(host: Host) -> None:
-    """Kills a machine's agent; its ranks go with it."""
+    """Kills the agent of a machine, and thereby its ranks."""
     assert host.agent
     host.agent.kill()
     host.agent.wait(timeout=10)
@@ -200,37 +200,39 @@ def until_saved(hosts: Hosts, folder: Path, timeout: float = 90) -> None:
 
 
 def undisturbed(program: Program, *words: object) -> str:
-    """Returns the weights' digest of a run on one machine that nothing disturbs."""
+    """Returns the digest of the weights of an uninterrupted run on one machine."""
     return str(result_of(program.train("--devices", 2, *WORDS, *words, engine="raw_ddp"))["weights_sha256"])
 
 
 @pytest.mark.timeout(180)
-def test_two_machines_train_the_bits_of_one(hosts: Hosts, program: Program, tell: Tell) -> None:
+def test_two_machines_are_bit_identical_to_one(hosts: Hosts, program: Program, record_metric: RecordMetric) -> None:
     folder = started(hosts, *SHORT, engine="raw_ddp")
     began = time.monotonic()
     until_done(hosts, 150)
     seconds = time.monotonic() - began
     assert result_of(folder)["weights_sha256"] == undisturbed(program, *SHORT)
-    tell("two hosts, undisturbed", f"the bits of one host; {seconds:.0f} s from start to end")
+    record_metric("two hosts, undisturbed", f"the bits of one host; {seconds:.0f} s from start to end")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_rank_killed_on_one_machine_is_replaced(hosts: Hosts, program: Program, engine: str, tell: Tell) -> None:
+def test_a_rank_killed_on_one_machine_is_replaced(
+    hosts: Hosts, program: Program, engine: str, record_metric: RecordMetric
+) -> None:
     folder = started(hosts, *SHORT, "--inject", "kill:rank=1,step=20", engine=engine)
     began = time.monotonic()
     until_done(hosts, 250)
     seconds = time.monotonic() - began
     assert (folder / "logs" / "injected").exists()
-    assert "resuming from" in told(hosts)
+    assert "resuming from" in read_output(hosts)
     assert result_of(folder)["weights_sha256"] == undisturbed(program, *SHORT)
-    tell(f"two hosts, rank killed, {engine}", f"the undisturbed bits; {seconds:.0f} s from start to end")
+    record_metric(f"two hosts, rank killed, {engine}", f"the undisturbed bits; {seconds:.0f} s from start to end")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_an_agent_killed_on_one_machine_is_started_again(
-    hosts: Hosts, program: Program, victim: int, tell: Tell
+def test_a_killed_agent_can_be_restarted(
+    hosts: Hosts, program: Program, victim: int, record_metric: RecordMetric
 ) -> None:
     folder = started(hosts, *LONG, engine="raw_ddp")
     until_saved(hosts, folder)
@@ -240,16 +242,16 @@ def test_an_agent_killed_on_one_machine_is_started_again(
     hosts[victim].start()
     again = until_done(hosts, 250, supervised=True)
     seconds = time.monotonic() - began
-    # The first machine's agent keeps the store: without it the other one ends, too.
-    assert again == 1 - victim, told(hosts)
-    assert "resuming from" in told(hosts)
+    # The agent of the first machine holds the store. Without it the other agent ends, too.
+    assert again == 1 - victim, read_output(hosts)
+    assert "resuming from" in read_output(hosts)
     assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG)
-    tell(f"two hosts, agent {victim} killed", f"the undisturbed bits, {seconds:.0f} s after the kill")
+    record_metric(f"two hosts, agent {victim} killed", f"the undisturbed bits, {seconds:.0f} s after the kill")
 
 
 @pytest.mark.slow
-def test_without_a_rendezvous_a_lost_rank_ends_all_and_the_same_commands_go_on(
-    hosts: Hosts, program: Program, tell: Tell
+def test_without_elastic_rendezvous_a_lost_rank_ends_all_and_the_same_commands_resume(
+    hosts: Hosts, program: Program, record_metric: RecordMetric
 ) -> None:
     folder = started(hosts, *LONG, engine="raw_ddp", marker="--master-addr")
     until_saved(hosts, folder)
@@ -257,22 +259,24 @@ def test_without_a_rendezvous_a_lost_rank_ends_all_and_the_same_commands_go_on(
     for pid in ranks(hosts[1]):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: all(host.agent and host.agent.poll() is not None for host in hosts), 100, hosts)
-    assert [host.agent.returncode for host in hosts if host.agent] == [1, 1], told(hosts)
+    assert [host.agent.returncode for host in hosts if host.agent] == [1, 1], read_output(hosts)
     seconds = time.monotonic() - began
     for host in hosts:
         host.start()
     until_done(hosts, 150)
     assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG)
-    tell("two hosts, static, rank killed", f"ended after {seconds:.0f} s, and went on to the undisturbed bits")
+    record_metric("two hosts, static, rank killed", f"ended after {seconds:.0f} s, and went on to the undisturbed bits")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["link down", "packets dropped"])
-def test_a_broken_link_ends_or_restarts_both_machines(hosts: Hosts, program: Program, fault: str, tell: Tell) -> None:
+def test_a_broken_link_ends_or_restarts_both_machines(
+    hosts: Hosts, program: Program, fault: str, record_metric: RecordMetric
+) -> None:
     first, second = hosts
     folder = started(hosts, *LONG, engine="raw_ddp")
     until_saved(hosts, folder)
-    # The ranks send a heartbeat once a second: without a first one its absence is not noticed.
+    # The ranks send a heartbeat every second. Its absence is noticed only after the first one.
     time.sleep(3)
     before = {host.name: ranks(host) for host in hosts}
     began = time.monotonic()
@@ -283,12 +287,12 @@ def test_a_broken_link_ends_or_restarts_both_machines(hosts: Hosts, program: Pro
         second.lose_all(first)
     seconds: dict[str, float] = {}
     while len(seconds) < 2:
-        assert time.monotonic() - began < 60, told(hosts)
+        assert time.monotonic() - began < 60, read_output(hosts)
         for host in hosts:
             if host.name not in seconds and not set(ranks(host)) & set(before[host.name]):
                 seconds[host.name] = time.monotonic() - began
         time.sleep(0.1)
-    assert re.search(r"warning: Rank 1 \(process \d+ on host-2\) has sent no heartbeat for 1\d s", told(hosts))
+    assert re.search(r"warning: Rank 1 \(process \d+ on host-2\) has sent no heartbeat for 1\d s", read_output(hosts))
     assert max(seconds.values()) < 30
     if fault == "link down":
         second.plug_in()
@@ -299,7 +303,7 @@ def test_a_broken_link_ends_or_restarts_both_machines(hosts: Hosts, program: Pro
     again = until_done(hosts, 250, supervised=True)
     assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG)
     gone = ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
-    tell(
+    record_metric(
         f"two hosts, {fault}",
         f"the ranks are gone after: {gone}; agents started again: {again}; "
         f"the undisturbed bits, {time.monotonic() - mended:.0f} s after the link is mended",

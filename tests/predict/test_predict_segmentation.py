@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import Program, result_of
 from PIL import Image
-from processes import refused
+from processes import assert_rejected
 from voc_folder import write_voc
 
 from lit_mnist.data.dataset import class_names
@@ -113,7 +113,7 @@ def test_a_image_that_cannot_be_read_is_refused_before_anything_is_written(
 ) -> None:
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"\xff\xd8\xff\xe0 no image")
-    refused(program("predict", "--ckpt", trained, "--images", bad, "--run-dir", tmp_path / "run"), str(bad))
+    assert_rejected(program("predict", "--ckpt", trained, "--images", bad, "--run-dir", tmp_path / "run"), str(bad))
     assert not (tmp_path / "run").exists()
 
 
@@ -121,7 +121,7 @@ def test_a_folder_with_masks_is_not_written_into(trained: Path, program: Program
     (tmp_path / "run" / "masks").mkdir(parents=True)
     Image.new("RGB", (30, 30)).save(tmp_path / "own.png")
     run = ("--ckpt", trained, "--images", tmp_path / "own.png", "--run-dir", tmp_path / "run")
-    refused(program("predict", *run), "masks")
+    assert_rejected(program("predict", *run), "masks")
 
 
 def test_the_report_shows_classes_curves_and_scenes(trained: Path) -> None:

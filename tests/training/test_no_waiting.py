@@ -171,7 +171,7 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch, notes: Path) -> None:
     """Lets rank 0 write down what was read after each step but the first, whose figures are shown, and the last."""
     found: list[str] = []
     modes = (PythonReads(found), OperatorReads(found))
-    end_step, settle = StepMonitor.end_step, Consensus.settle
+    end_step, decide = StepMonitor.end_step, Consensus.decide
     steps: list[list[str]] = []
 
     def watched(self: StepMonitor, *arguments: Any) -> None:
@@ -190,13 +190,13 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch, notes: Path) -> None:
     def agreed(self: Consensus, *arguments: Any, **options: Any) -> Any:
         before = len(found)
         try:
-            return settle(self, *arguments, **options)
+            return decide(self, *arguments, **options)
         finally:
             # It has a clock of its own, not the step.
             del found[before:]
 
     monkeypatch.setattr(StepMonitor, "end_step", watched)
-    monkeypatch.setattr(Consensus, "settle", agreed)
+    monkeypatch.setattr(Consensus, "decide", agreed)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Program, result_of, weights_of
-from processes import refused
+from processes import assert_rejected
 from test_segmentation import flags, voc
 from torchvision.models import get_model, segmentation
 
@@ -226,7 +226,7 @@ def test_a_training_begins_with_the_weights_of_another_and_does_not_need_them_ag
     done = program("test", "--ckpt", second, "--data.root", result_of(second)["config"]["data"]["root"])
     assert done.code == 0, done.out + done.err
     assert "state_dict" in read_checkpoint(second / "checkpoints" / "last.ckpt")
-    refused(program(*flags, "--model.weights", checkpoint), "last.ckpt")
+    assert_rejected(program(*flags, "--model.weights", checkpoint), "last.ckpt")
 
 
 @pytest.mark.slow
