@@ -106,13 +106,13 @@ class MonitorSteps(Callback):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Records a micro-batch."""
-        self.monitor.batch_done(cast(LitClassifier, pl_module).train_metrics.last)
+        self.monitor.on_batch_end(cast(LitClassifier, pl_module).train_metrics.last)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Checks the gradient of the step."""
         self._optimizer_steps = cast(LitClassifier, pl_module).optimizer_steps
         self._lr = optimizer.param_groups[0]["lr"]
-        self.monitor.gradients_done(self._parameters)
+        self.monitor.on_before_optimizer_step(self._parameters)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -122,7 +122,7 @@ class MonitorSteps(Callback):
             self.monitor.logged = {}
             return
         if cast(LitClassifier, pl_module).optimizer_steps == self._optimizer_steps:
-            self.monitor.step_skipped(cast(Any, cast(MixedPrecision, trainer.precision_plugin).scaler))
+            self.monitor.on_step_skipped(cast(Any, cast(MixedPrecision, trainer.precision_plugin).scaler))
         step = self.monitor.step + 1
         logged: dict[str, float] = {}
         if self.monitor.is_logged(step):
@@ -176,7 +176,7 @@ class SaveCheckpoints(Checkpoint):
     ) -> None:
         """Saves after a step where it is due."""
         plan = self.job.plan
-        if plan.closes_window(batch_idx):
+        if plan.ends_accumulation_window(batch_idx):
             last = batch_idx + 1 == plan.batches_in_epoch(trainer.current_epoch)
             self.manager.on_step_end(trainer.global_step, ends_epoch=last)
 
@@ -189,7 +189,7 @@ class SaveCheckpoints(Checkpoint):
         validation = cast(LitClassifier, pl_module).evaluation if self._validated else None
         self._validated = False
         is_best = self.manager.update_best(validation)
-        self.monitor.epoch_done(trainer.current_epoch, validation, is_best=is_best)
+        self.monitor.on_epoch_end(trainer.current_epoch, validation, is_best=is_best)
         bar = trainer.progress_bar_callback
         show = bar.show_epoch if isinstance(bar, RunProgressBar) else lambda: None
         self.manager.on_epoch_end(trainer.global_step, show)

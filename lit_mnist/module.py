@@ -15,12 +15,12 @@ from lit_mnist.data.loader import Batch, draw_of
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import share_buffers
+from lit_mnist.models.sync_batch_norm import sync_buffers
 from lit_mnist.plugins.exact_metrics import ExactMetrics
-from lit_mnist.training.evaluation import Evaluation, Prediction, check_count, metrics_of, predictions_of
+from lit_mnist.training.evaluation import Evaluation, Prediction, check_count, name_metrics, predict_with_probability
 from lit_mnist.training.examples import Examples
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import accumulated_loss, make_optimizer, window_of
+from lit_mnist.training.optimizer import accumulated_loss, accumulation_window, make_optimizer
 from lit_mnist.training.schedule import make_schedule, schedule_length
 from lit_mnist.training.train_metrics import TrainMetrics
 
@@ -80,7 +80,7 @@ class LitClassifier(LightningModule):
         loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
         self.log_training(loss, logits, batch.targets, batch_idx)
         # The Trainer divides by the length of a full accumulation window, but the last of an epoch may be shorter.
-        window, accumulate = window_of(self.trainer, batch_idx), self.trainer.accumulate_grad_batches
+        window, accumulate = accumulation_window(self.trainer, batch_idx), self.trainer.accumulate_grad_batches
         return {"loss": accumulated_loss(loss, window, accumulate), "logits": logits.detach()}
 
     def log_training(self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, batch_idx: int) -> None:
@@ -92,7 +92,7 @@ class LitClassifier(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Gives every rank the same buffers, so that all of them evaluate one network."""
-        share_buffers(self.net)
+        sync_buffers(self.net)
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
 
@@ -115,7 +115,7 @@ class LitClassifier(LightningModule):
         if not self.trainer.sanity_checking:
             self.evaluation = evaluation
             check_count(self.trainer, evaluation.count)
-            metrics = metrics_of(evaluation, "test" if self.trainer.testing else "val")
+            metrics = name_metrics(evaluation, "test" if self.trainer.testing else "val")
             # All ranks have the same values: their maximum is exact, their mean would be rounded.
             self._log(metrics, sync_dist=True, reduce_fx="max")
 
@@ -124,7 +124,7 @@ class LitClassifier(LightningModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Prediction:
         """Returns the numbers of the samples, as far as they are known, their classes and their probabilities."""
         batch = Batch.of([batch, batch] if isinstance(batch, torch.Tensor) else batch)
-        return batch.indices, *predictions_of(self.net(batch.images))
+        return batch.indices, *predict_with_probability(self.net(batch.images))
 
     def _log(self, metrics: dict[str, float], **options: Any) -> None:
         # In double precision, so that nothing is rounded.

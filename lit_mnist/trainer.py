@@ -24,7 +24,7 @@ from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.models.sync_batch_norm import sync_batch_norm, unsync_batch_norm
 from lit_mnist.plugins._private import inspect_signature_once
-from lit_mnist.training.ddp import DDP_OPTIONS, device_options
+from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.precision import UsedPrecision, needs_scaler, resolve_precision
 
 

@@ -21,11 +21,11 @@ from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.models.build import build_net
 from lit_mnist.run.finish import finish
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.evaluate import evaluate
 from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.evaluation_loop import evaluate
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -40,7 +40,7 @@ def run(job: Job, rank: Rank) -> None:
     experiment, plan = job.experiment, job.plan
     device = job.devices.of(rank)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
     # --- data: whole batches, which the wrapper cuts
 
@@ -73,7 +73,7 @@ def run(job: Job, rank: Rank) -> None:
         clock.pause()
         validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
         validation = validated or validation
-        recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
+        recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
         manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
     trained = recorder.close(optimizer_steps=state.optimizer_steps)
@@ -112,9 +112,11 @@ def _train_epoch(
         with autocast(job.precision, device):
             logits = model(images, draw)
             loss = mean_loss(logits, targets, settings.label_smoothing)
-        scaler.scale(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
-        recorder.batch_done(loss)
-        if not plan.closes_window(number):
+        scaler.scale(
+            accumulated_loss(loss, plan.accumulation_window(number), plan.accumulate) / plan.accumulate
+        ).backward()
+        recorder.on_batch_end(loss)
+        if not plan.ends_accumulation_window(number):
             continue
 
         scaler.unscale_(optimizer)
@@ -128,8 +130,8 @@ def _train_epoch(
         if state.optimizer_steps > made:
             state.schedule.step()
         else:
-            recorder.step_skipped(scaler)
-        recorder.step_done(logits, targets, rate)
+            recorder.on_step_skipped(scaler)
+        recorder.on_step_end(logits, targets, rate)
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp import DDP_OPTIONS, device_options
-from lit_mnist.training.evaluate import evaluate
+from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.evaluation_loop import evaluate
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -48,7 +48,7 @@ def run(job: Job, rank: Rank) -> None:
     fabric = _fabric(job)
     fabric.launch()
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
     # --- data: cut from memory, epoch by epoch; Fabric need not wrap it
 
@@ -87,7 +87,7 @@ def run(job: Job, rank: Rank) -> None:
         clock.pause()
         validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
         validation = validated or validation
-        recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
+        recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
         manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
     trained = recorder.close(optimizer_steps=state.optimizer_steps)
@@ -162,14 +162,16 @@ def _train_epoch(
     model.train()
     for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
         images, targets, _, draw = batch.to(fabric.device)
-        closes_window = plan.closes_window(number)
-        with fabric.no_backward_sync(model, enabled=plan.world_size > 1 and not closes_window):
+        steps_now = plan.ends_accumulation_window(number)
+        with fabric.no_backward_sync(model, enabled=plan.world_size > 1 and not steps_now):
             logits = model(images, draw)
             loss = mean_loss(logits, targets, settings.label_smoothing)
             # Fabric scales the loss for float16, and leaves the division by the window to its user.
-            fabric.backward(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate, model=model)
-        recorder.batch_done(loss)
-        if not closes_window:
+            fabric.backward(
+                accumulated_loss(loss, plan.accumulation_window(number), plan.accumulate) / plan.accumulate, model=model
+            )
+        recorder.on_batch_end(loss)
+        if not steps_now:
             continue
 
         if max_norm is not None:
@@ -182,8 +184,8 @@ def _train_epoch(
         if state.optimizer_steps > made:
             state.schedule.step()
         else:
-            recorder.step_skipped(state.scaler)
-        recorder.step_done(logits, targets, rate)
+            recorder.on_step_skipped(state.scaler)
+        recorder.on_step_end(logits, targets, rate)
 
 
 if __name__ == "__main__":

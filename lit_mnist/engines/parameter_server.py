@@ -27,11 +27,11 @@ from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.evaluate import evaluate
 from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.evaluation_loop import evaluate
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -55,7 +55,7 @@ def run(job: Job, rank: Rank) -> None:
         timeout=timedelta(seconds=experiment.run.timeout),
     )
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
     # --- data: cut from memory, epoch by epoch
 
@@ -87,7 +87,7 @@ def run(job: Job, rank: Rank) -> None:
         clock.pause()
         validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
         validation = validated or validation
-        recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
+        recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
         manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
     trained = recorder.close(optimizer_steps=state.optimizer_steps)
@@ -129,9 +129,9 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorde
         with autocast(job.precision, device):
             logits = net(images, draw)
             loss = mean_loss(logits, targets, settings.label_smoothing)
-        (accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
-        recorder.batch_done(loss)
-        if not plan.closes_window(number):
+        (accumulated_loss(loss, plan.accumulation_window(number), plan.accumulate) / plan.accumulate).backward()
+        recorder.on_batch_end(loss)
+        if not plan.ends_accumulation_window(number):
             continue
 
         gradient = torch.cat([parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None])
@@ -147,7 +147,7 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorde
         state.step += 1
         state.optimizer_steps += 1
         state.schedule.step()
-        recorder.step_done(logits, targets, rate)
+        recorder.on_step_end(logits, targets, rate)
 
 
 def average_by_servers(vector: torch.Tensor, rank: Rank, servers: int) -> None:

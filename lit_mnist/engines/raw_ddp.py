@@ -37,14 +37,14 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
+from lit_mnist.models.sync_batch_norm import sync_batch_norm, sync_buffers
 from lit_mnist.run.finish import finish, write_predictions
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp import DDP_OPTIONS, device_options
-from lit_mnist.training.evaluate import predict
+from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums
+from lit_mnist.training.evaluation_loop import predict
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -70,7 +70,7 @@ def run(job: Job, rank: Rank) -> None:
         timeout=timedelta(seconds=experiment.run.timeout),
     )
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
     # --- data: cut from memory, epoch by epoch
 
@@ -118,7 +118,7 @@ def run(job: Job, rank: Rank) -> None:
                 clock.pause()
                 validated = _evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
                 validation = validated or validation
-                recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
+                recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
                 manager.on_epoch_end(state.step, recorder.show_epoch)
         trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
@@ -171,20 +171,20 @@ def _train_epoch(
     batches = job.train_batches(rank, epoch, state.step)  # (3)
     for number, batch in enumerate(batches, start=batches.first):
         images, targets, _, draw = batch.to(device)
-        closes_window = plan.closes_window(number)
+        steps_now = plan.ends_accumulation_window(number)
         # The gradients of a window add up on each rank, and are averaged over the ranks with its last micro-batch.
-        with nullcontext() if closes_window else model.no_sync():  # (4)
+        with nullcontext() if steps_now else model.no_sync():  # (4)
             with autocast(job.precision, device):
                 logits = model(images, draw)
                 loss = mean_loss(logits, targets, settings.label_smoothing)
-            share = accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate  # (4)
+            share = accumulated_loss(loss, plan.accumulation_window(number), plan.accumulate) / plan.accumulate  # (4)
             scaler.scale(share).backward()  # (4)
-        recorder.batch_done(loss)
-        if not closes_window:
+        recorder.on_batch_end(loss)
+        if not steps_now:
             continue
 
         scaler.unscale_(optimizer)  # (4)
-        recorder.gradients_done(model.parameters())
+        recorder.on_before_optimizer_step(model.parameters())
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         rate, made = optimizer.param_groups[0]["lr"], state.optimizer_steps
@@ -196,8 +196,8 @@ def _train_epoch(
         if state.optimizer_steps > made:
             state.schedule.step()
         else:
-            recorder.step_skipped(scaler)
-        recorder.step_done(logits, targets, rate)
+            recorder.on_step_skipped(scaler)
+        recorder.on_step_end(logits, targets, rate)
         manager.on_step_end(state.step, ends_epoch=number + 1 == len(batches))
 
 
@@ -205,11 +205,11 @@ def _train_epoch(
 def _evaluate(
     job: Job, rank: Rank, net: nn.Module, split: AnySplit, examples: list[Example] | None = None
 ) -> Evaluation:
-    """Evaluates a split: `lit_mnist.training.evaluate.evaluate`, which the other engines share, written out."""
+    """Evaluates a split: `lit_mnist.training.evaluation_loop.evaluate`, which the other engines share, written out."""
     device = job.devices.of(rank)
     sums = EvaluationSums(job.dataset.num_classes, device, examples=examples is not None)
     net.eval()
-    share_buffers(net)
+    sync_buffers(net)
     # Each sample is on one rank only. The ranks may have different numbers of samples, and nothing is padded.
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)

@@ -21,12 +21,12 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.build import build_net
 from lit_mnist.run.finish import finish, write_predictions
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.cuda_graph import GraphedPasses, Passes
-from lit_mnist.training.evaluate import evaluate, predict
 from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.evaluation_loop import evaluate, predict
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -44,7 +44,7 @@ def run(job: Job, rank: Rank) -> None:
         # A graph is recorded on the current GPU, which by itself is the first.
         torch.cuda.set_device(device)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
     # --- data: cut from memory, epoch by epoch
 
@@ -90,7 +90,7 @@ def run(job: Job, rank: Rank) -> None:
                 clock.pause()
                 validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
                 validation = validated or validation
-                recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
+                recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
                 manager.on_epoch_end(state.step, recorder.show_epoch)
         trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
@@ -152,13 +152,13 @@ def _train_epoch(
     batches = job.train_batches(rank, epoch, state.step)
     for number, made in enumerate(batches, start=batches.first):
         batch = made.to(device)
-        loss, logits = passes(batch, plan.window(number))
-        recorder.batch_done(loss)
-        if not plan.closes_window(number):
+        loss, logits = passes(batch, plan.accumulation_window(number))
+        recorder.on_batch_end(loss)
+        if not plan.ends_accumulation_window(number):
             continue
 
         scaler.unscale_(optimizer)
-        recorder.gradients_done(parameters)
+        recorder.on_before_optimizer_step(parameters)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(parameters, max_norm)
         rate, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
@@ -170,8 +170,8 @@ def _train_epoch(
         if state.optimizer_steps > optimizer_steps:
             state.schedule.step()
         else:
-            recorder.step_skipped(scaler)
-        recorder.step_done(logits, batch.targets, rate)
+            recorder.on_step_skipped(scaler)
+        recorder.on_step_end(logits, batch.targets, rate)
         manager.on_step_end(state.step, ends_epoch=number + 1 == len(batches))
 
 

@@ -26,12 +26,12 @@ from lit_mnist.experiment.plan import Plan
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
 from lit_mnist.run.finish import finish
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp import accelerate_options
-from lit_mnist.training.evaluate import evaluate
+from lit_mnist.training.ddp_arguments import accelerate_options
 from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.evaluation_loop import evaluate
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -47,7 +47,7 @@ def run(job: Job, rank: Rank) -> None:
     arguments = _arguments(job)
     device = arguments.device
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
     # --- data: see _Epochs
 
@@ -196,8 +196,8 @@ class _Report(TrainerCallback):
         """Records an optimizer step."""
         self.training.step += 1
         if self.training.optimizer_steps == self.made:
-            self.recorder.step_skipped(self.training.scaler)
-        self.recorder.step_done(self.logits, self.targets, self.rate)
+            self.recorder.on_step_skipped(self.training.scaler)
+        self.recorder.on_step_end(self.logits, self.targets, self.rate)
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         """Evaluates and keeps the epoch that ends."""
@@ -206,7 +206,7 @@ class _Report(TrainerCallback):
         if self.job.plan.validates(self.epoch):
             validated = evaluate(self.job, self.rank, self.training.net, self.job.splits.validation)
         self.validation = validated or self.validation
-        self.recorder.epoch_done(self.epoch, validated, is_best=self.manager.update_best(validated))
+        self.recorder.on_epoch_end(self.epoch, validated, is_best=self.manager.update_best(validated))
         self.manager.on_epoch_end(self.training.step, self.recorder.show_epoch)
         self.epoch += 1
 
@@ -229,9 +229,9 @@ class _Trainer(transformers.Trainer):
         images, targets, _indices, draw = micro_batch.batch.to(self.args.device)
         logits = model(images, draw)
         loss = mean_loss(logits, targets, self.job.experiment.model.label_smoothing)
-        self.report.recorder.batch_done(loss)
+        self.report.recorder.on_batch_end(loss)
         self.report.logits, self.report.targets = logits.detach(), targets
-        return accumulated_loss(loss, plan.window(micro_batch.number), plan.accumulate) / plan.accumulate
+        return accumulated_loss(loss, plan.accumulation_window(micro_batch.number), plan.accumulate) / plan.accumulate
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torchmetrics import Metric
 
-from lit_mnist.training.evaluation import Evaluation, batch_sums, evaluation_of
+from lit_mnist.training.evaluation import Evaluation, compute_batch_sums, compute_evaluation
 
 
 class ExactMetrics(Metric):
@@ -39,7 +39,7 @@ class ExactMetrics(Metric):
             logits: Float [batch, classes], or for segmentation [batch, classes, height, width].
             targets: Classes, int64 [batch] or [batch, height, width].
         """
-        confusion, sums = batch_sums(logits, targets, len(self.confusion))
+        confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
         self.confusion += confusion
         self.sums += sums
         self.segmentation = targets.ndim > 1
@@ -54,4 +54,4 @@ class ExactMetrics(Metric):
         Raises:
             NonFiniteError: The loss is infinite or not a number; all ranks raise it together.
         """
-        return evaluation_of(*self.compute(), expected=None, segmentation=self.segmentation)
+        return compute_evaluation(*self.compute(), expected=None, segmentation=self.segmentation)

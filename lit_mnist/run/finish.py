@@ -22,7 +22,7 @@ from lit_mnist.run.folder import REPORT, RESULT, RunFolder
 from lit_mnist.run.metrics_log import Logger, read_metrics
 from lit_mnist.run.result import Trained, build_result, total_gpu_memory, total_memory
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.evaluation import Evaluation, metrics_of
+from lit_mnist.training.evaluation import Evaluation, name_metrics
 from lit_mnist.training.examples import Example, Wrong
 from lit_mnist.training.job import Job
 
@@ -58,7 +58,7 @@ def finish(
     """
     for logger in loggers:
         if test:
-            logger.log_metrics(metrics_of(test, "test"), trained.steps if trained else 0)
+            logger.log_metrics(name_metrics(test, "test"), trained.steps if trained else 0)
         logger.finalize("success")
     memory = total_memory(clock, rank, device, job.first_process)
     # nn.DataParallel is one rank on several GPUs.

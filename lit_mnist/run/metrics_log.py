@@ -120,7 +120,7 @@ def read_metrics(folder: Path) -> list[Row]:
     return rows
 
 
-def loggers_of(job: Job, rank: Rank) -> list[Logger]:
+def make_loggers(job: Job, rank: Rank) -> list[Logger]:
     """Returns the loggers that `trainer.logger` names, on rank 0; `finish` closes them."""
     if not rank.is_first:
         return []

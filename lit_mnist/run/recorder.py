@@ -20,7 +20,7 @@ from lit_mnist.run.metrics_log import Logger, MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.result import Trained
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.evaluation import Evaluation, metrics_of
+from lit_mnist.training.evaluation import Evaluation, name_metrics
 from lit_mnist.training.finite import FiniteCheck
 from lit_mnist.training.job import Job
 from lit_mnist.training.precision import autocast_dtype, weight_dtype
@@ -78,20 +78,20 @@ class StepMonitor:
         ends_epoch = step % self.plan.steps_per_epoch == 0 or step == self.plan.total_steps
         return step == 1 or step % self.log_every == 0 or ends_epoch
 
-    def batch_done(self, loss: torch.Tensor) -> None:
+    def on_batch_end(self, loss: torch.Tensor) -> None:
         """Records the mean loss of a micro-batch without waiting for the device; nobody may change it afterwards."""
         loss = loss.detach()
-        self.finite.batch_done(loss)
+        self.finite.on_batch_end(loss)
         if self.trace:
             self.trace.on_batch_end(loss)
 
-    def gradients_done(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Records a step's gradient before the optimizer uses it; see `FiniteCheck.gradients_done`."""
-        self.finite.gradients_done(list(parameters), self.step + 1)
+    def on_before_optimizer_step(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Records a step's gradient before the optimizer uses it; see `FiniteCheck.on_before_optimizer_step`."""
+        self.finite.on_before_optimizer_step(list(parameters), self.step + 1)
 
-    def step_skipped(self, scaler: GradScaler) -> None:
-        """Records that the scaler skips the step that ends; see `FiniteCheck.step_skipped`."""
-        self.finite.step_skipped(self.step + 1, scaler)
+    def on_step_skipped(self, scaler: GradScaler) -> None:
+        """Records that the scaler skips the step that ends; see `FiniteCheck.on_step_skipped`."""
+        self.finite.on_step_skipped(self.step + 1, scaler)
 
     def check_finite(self) -> None:
         """Checks the gradients that were recorded and not yet checked; see `FiniteCheck.check`."""
@@ -108,7 +108,7 @@ class StepMonitor:
             NonFiniteError: The loss is infinite or not a number on some rank; all ranks raise it together.
         """
         self.step += 1
-        self.clock.step_done(waited=self.finite.at_once or metrics is not None)
+        self.clock.on_step_end(waited=self.finite.at_once or metrics is not None)
         if self.stopwatch:
             self.stopwatch.on_step_end()
         self.finite.forget()
@@ -122,7 +122,7 @@ class StepMonitor:
             raise NonFiniteError(f"The loss was {loss} at step {self.step} or shortly before: lower --lr.")
         self.train_loss = loss
 
-    def epoch_done(self, epoch: int, evaluation: Evaluation | None, *, is_best: bool) -> None:
+    def on_epoch_end(self, epoch: int, evaluation: Evaluation | None, *, is_best: bool) -> None:
         """Records the end of an epoch, with its metrics on the validation split if it was validated."""
         self.clock.pause()
         text = f"epoch {epoch + 1}/{self.plan.epochs}  step {self.step}"
@@ -185,12 +185,12 @@ class MetricsRecorder(StepMonitor):
                 self.display = ProgressDisplay(job.plan.total_steps, step)
                 RANK_STATUS.clear_display = self.display.clear
 
-    def batch_done(self, loss: torch.Tensor) -> None:
-        """Records the mean loss of a micro-batch; see `StepMonitor.batch_done`."""
-        super().batch_done(loss)
+    def on_batch_end(self, loss: torch.Tensor) -> None:
+        """Records the mean loss of a micro-batch; see `StepMonitor.on_batch_end`."""
+        super().on_batch_end(loss)
         self._metrics.update(loss)
 
-    def step_done(self, logits: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
+    def on_step_end(self, logits: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
         """Records the end of an optimizer step, and logs its metrics where they are due.
 
         Args:
@@ -213,11 +213,11 @@ class MetricsRecorder(StepMonitor):
         if self.display:
             self.display.update(self.step, metrics["train_loss"], metrics["train_accuracy"], speed)
 
-    def epoch_done(self, epoch: int, evaluation: Evaluation | None, *, is_best: bool) -> None:
+    def on_epoch_end(self, epoch: int, evaluation: Evaluation | None, *, is_best: bool) -> None:
         """Logs the metrics of an epoch on the validation split, if there are any; see `show_epoch`."""
-        super().epoch_done(epoch, evaluation, is_best=is_best)
+        super().on_epoch_end(epoch, evaluation, is_best=is_best)
         if evaluation:
-            self._log(metrics_of(evaluation, "val"))
+            self._log(name_metrics(evaluation, "val"))
 
     def show_epoch(self) -> None:
         """Shows the epoch that was recorded last."""

@@ -61,7 +61,7 @@ class StepClock:
         self._last: float | None = None
         self._queued = 0
 
-    def step_done(self, *, waited: bool = True) -> None:
+    def on_step_end(self, *, waited: bool = True) -> None:
         """Records the end of an optimizer step.
 
         Args:

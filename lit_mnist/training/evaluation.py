@@ -87,7 +87,7 @@ class EvaluationSums:
             indices: The numbers of the samples in their split, int64 [batch]; used for examples only.
         """
         self._segmentation = targets.ndim > 1
-        confusion, sums = batch_sums(logits, targets, len(self.confusion))
+        confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
         self.confusion += confusion
         self.sums += sums
         if self.examples:
@@ -100,21 +100,23 @@ class EvaluationSums:
             dist.all_reduce(self.sums)
 
     def compute(self, expected: int | None) -> Evaluation:
-        """Returns the metrics, once the sums are those of all ranks; arguments and errors as of `evaluation_of`."""
-        return evaluation_of(self.confusion, self.sums, expected, segmentation=self._segmentation)
+        """Returns the metrics, once the sums are those of all ranks; arguments and errors as of `compute_evaluation`."""
+        return compute_evaluation(self.confusion, self.sums, expected, segmentation=self._segmentation)
 
 
-def batch_sums(logits: torch.Tensor, targets: torch.Tensor, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_batch_sums(
+    logits: torch.Tensor, targets: torch.Tensor, num_classes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns what a batch adds to the attributes of `EvaluationSums`; arguments as of its `update`."""
     logits = logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
-    predicted, true = classified(logits, targets)
+    predicted, true = predict_classes(logits, targets)
     confusion = (true * num_classes + predicted).bincount(minlength=num_classes**2).view(num_classes, num_classes)
     ignored = IGNORED if targets.ndim > 1 else -100
     loss = F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum").double()
     return confusion, torch.stack([loss, torch.full_like(loss, len(targets))])
 
 
-def evaluation_of(
+def compute_evaluation(
     confusion: torch.Tensor, sums: torch.Tensor, expected: int | None, *, segmentation: bool
 ) -> Evaluation:
     """Returns the metrics that follow from the sums of all ranks.
@@ -153,7 +155,7 @@ def evaluation_of(
     )
 
 
-def metrics_of(evaluation: Evaluation, stage: str) -> dict[str, float]:
+def name_metrics(evaluation: Evaluation, stage: str) -> dict[str, float]:
     """Returns the metrics that are logged of an evaluation, their names with the prefix `val` or `test`."""
     values = {f"{stage}_{name}": getattr(evaluation, name) for name in ("loss", "accuracy", "mean_iou")}
     return {name: value for name, value in values.items() if value is not None}
@@ -180,7 +182,7 @@ def _intersection_over_union(confusion: torch.Tensor) -> list[float | None]:
     return [int(n) / int(of) if of else None for n, of in zip(both, either, strict=True)]
 
 
-def classified(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def predict_classes(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the predicted and the true classes of all that counts, each int64 [n].
 
     Args:
@@ -194,7 +196,7 @@ def classified(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tenso
     return predicted[counts], targets[counts]
 
 
-def predictions_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def predict_with_probability(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the predicted class of each sample, and its probability.
 
     Args:

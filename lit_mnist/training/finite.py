@@ -66,7 +66,7 @@ class FiniteCheck:
         self._skipped_in_a_row = self._last_skipped = 0
         self._scaler: GradScaler | None = None
 
-    def batch_done(self, loss: torch.Tensor) -> None:
+    def on_batch_end(self, loss: torch.Tensor) -> None:
         """Notes a micro-batch's mean loss on this rank."""
         self._losses.append(loss)
 
@@ -74,7 +74,7 @@ class FiniteCheck:
         """Drops the losses of a step whose gradient is not looked at."""
         self._losses = []
 
-    def gradients_done(self, parameters: list[nn.Parameter], step: int) -> None:
+    def on_before_optimizer_step(self, parameters: list[nn.Parameter], step: int) -> None:
         """Notes the gradient of a step before the optimizer makes it, and may look; every rank must call it.
 
         Args:
@@ -106,7 +106,7 @@ class FiniteCheck:
         if scaler:
             self._check_scale(scaler)
 
-    def step_skipped(self, step: int, scaler: GradScaler) -> None:
+    def on_step_skipped(self, step: int, scaler: GradScaler) -> None:
         """Notes a step that the scaler has left out, and may look; every rank must call it.
 
         Args:
@@ -163,7 +163,7 @@ class FiniteCheck:
         epoch, first = plan.position(step - 1)
         share = plan.batch_size // plan.world_size
         numbers: list[int] = []
-        for batch in range(first, first + plan.window(first)):
+        for batch in range(first, first + plan.accumulation_window(first)):
             whole = train_indices(
                 self.job.experiment.seed_everything,
                 plan.order_of(epoch),

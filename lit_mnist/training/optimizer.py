@@ -51,7 +51,7 @@ def accumulated_loss(loss: torch.Tensor, window: int, accumulate: int) -> torch.
     return loss * one if window == accumulate else loss * (one * (accumulate / window))
 
 
-def window_of(trainer: Trainer, batch_idx: int) -> int:
+def accumulation_window(trainer: Trainer, batch_idx: int) -> int:
     """Returns the number of micro-batches in the optimizer step of a micro-batch: fewer at the end of an epoch."""
     accumulate = trainer.accumulate_grad_batches
     return int(min(accumulate, trainer.num_training_batches - batch_idx + batch_idx % accumulate))

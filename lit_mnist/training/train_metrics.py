@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from lit_mnist.training.evaluation import classified
+from lit_mnist.training.evaluation import predict_classes
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -50,7 +50,7 @@ class TrainMetrics:
         """
         mean_loss = torch.stack(self._losses).double().mean()
         self._losses = []
-        predicted, true = classified(logits.detach(), targets)
+        predicted, true = predict_classes(logits.detach(), targets)
         correct = (predicted == true).sum().double()
         sums = torch.stack([mean_loss, correct, torch.full_like(correct, len(true))])
         world_size = dist.get_world_size() if dist.is_initialized() else 1

@@ -138,8 +138,8 @@ def test_thirty_skipped_steps_in_a_row_end_the_run_and_fewer_do_not() -> None:
     check = FiniteCheck(job, Rank())
     for step in range(1, 200):
         if step % 30:
-            check.step_skipped(step, scaler)
+            check.on_step_skipped(step, scaler)
     for step in range(201, 230):
-        check.step_skipped(step, scaler)
+        check.on_step_skipped(step, scaler)
     with pytest.raises(NonFiniteError, match=r"in the last 30 steps, up to step 230, .* fallen to 1\.26765e\+30:"):
-        check.step_skipped(230, scaler)
+        check.on_step_skipped(230, scaler)

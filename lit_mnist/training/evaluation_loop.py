@@ -9,8 +9,8 @@ from torch import nn
 
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.sync_batch_norm import share_buffers
-from lit_mnist.training.evaluation import Evaluation, EvaluationSums, Prediction, predictions_of
+from lit_mnist.models.sync_batch_norm import sync_buffers
+from lit_mnist.training.evaluation import Evaluation, EvaluationSums, Prediction, predict_with_probability
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
 from lit_mnist.training.precision import autocast
@@ -34,7 +34,7 @@ def evaluate(
     device = job.devices.of(rank)
     sums = EvaluationSums(job.dataset.num_classes, device, examples=examples is not None)
     net.eval()
-    share_buffers(net)
+    sync_buffers(net)
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
         with autocast(job.precision, device):
@@ -54,4 +54,4 @@ def predict(job: Job, rank: Rank, net: nn.Module) -> Iterator[Prediction]:
     for batch in job.evaluation_batches(job.splits.test, rank):
         with autocast(job.precision, device):
             logits = net(batch.images.to(device))
-        yield batch.indices, *predictions_of(logits)
+        yield batch.indices, *predict_with_probability(logits)
