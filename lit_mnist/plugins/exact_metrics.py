@@ -1,4 +1,4 @@
-"""A torchmetrics object whose result is exact for any number of samples on each rank."""
+"""Metrics that are exact for any number of samples on each rank."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from lit_mnist.training.evaluation import Evaluation, compute_batch_sums, comput
 
 
 class ExactMetrics(Metric):
-    """The loss, the accuracy and the confusion matrix of a split, from sums that are combined once over all ranks.
+    """Computes the loss, the accuracy and the confusion matrix of a split from sums that are reduced over all ranks.
 
-    Nothing is padded and no mean of means is taken, so that the ranks may have different numbers of samples.
+    Ranks may have different numbers of samples: no samples are padded, and no means are averaged.
 
     Args:
         num_classes: Number of classes.
 
     Attributes:
-        confusion: Counts of this rank, rows the true and columns the predicted class, int64 [classes, classes].
+        confusion: Number of predictions, by true class (rows) and predicted class (columns), int64 [classes, classes].
         sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2].
     """
 
@@ -45,13 +45,13 @@ class ExactMetrics(Metric):
         self.segmentation = targets.ndim > 1
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns `confusion` and `sums` over all ranks; every rank must call it."""
+        """Returns `confusion` and `sums` over all ranks. Every rank must call it."""
         return self.confusion, self.sums
 
     def evaluation(self) -> Evaluation:
-        """Returns the metrics over all ranks; every rank must call it.
+        """Returns the metrics over all ranks. Every rank must call it.
 
         Raises:
-            NonFiniteError: The loss is infinite or not a number; all ranks raise it together.
+            NonFiniteError: The loss is infinite or NaN; all ranks raise it together.
         """
         return compute_evaluation(*self.compute(), expected=None, segmentation=self.segmentation)

@@ -1,4 +1,4 @@
-"""The arguments of DistributedDataParallel: the same in every engine, since the gradients' buckets shape their bits."""
+"""The arguments of DistributedDataParallel, which affect rounding and are therefore the same in all engines."""
 
 from __future__ import annotations
 
@@ -7,41 +7,32 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-# torch renames the argument: the old name warns where there is a new one.
+# Newer releases of torch rename the argument, and warn about the old name.
 _NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "broadcast_buffers"
 
-
-# Batch norm's running statistics are not sent around at each step: synchronised, they are equal already; else rank 0's
-# count, which it saves, and `sync_buffers` gives them to all before an evaluation.
+# DDP does not broadcast the running statistics of batch norm in each step. Synchronized batch norm keeps them equal;
+# otherwise `sync_buffers` broadcasts those of rank 0 before an evaluation.
 DDP_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, _SYNC_BUFFERS: False}
-
-# Where a copy of each gradient and the search of each step's graph are worth sparing: on a CPU it is within the noise.
-_SPARING = frozenset({"cuda"})
 
 
 def device_options(device_type: str, accumulate: int) -> dict[str, Any]:
-    """Returns the arguments beside `DDP_OPTIONS` for a device.
+    """Returns the arguments that depend on the device, in addition to `DDP_OPTIONS`.
 
-    Gradients are views of the buckets in which they travel. And where every backward pass shares its gradients, DDP is
-    told that all of them run through the same graph; from three ranks on the sums then have another order.
+    On GPUs, gradients are views of the communication buckets, and without accumulation the graph is static. With three
+    or more ranks, a static graph changes the order of the sums. On CPUs, neither is measurably faster.
 
     Args:
         device_type: `cpu` or `cuda`.
-        accumulate: Micro-batches of an optimizer step: all but the last share nothing.
+        accumulate: Number of micro-batches per optimizer step.
     """
-    if device_type not in _SPARING:
+    if device_type != "cuda":
         return {}
     return {"gradient_as_bucket_view": True, "static_graph": accumulate == 1}
 
 
 def accelerate_options(device_type: str, accumulate: int) -> Any:
-    """Returns all arguments for Accelerate's `ddp_handler`, which by itself gives an old name that torch warns of.
-
-    Args:
-        device_type: As of `device_options`.
-        accumulate: See there.
-    """
+    """Returns all arguments as Accelerate's `ddp_handler`, whose own names newer releases of torch warn about."""
     from accelerate.utils import DistributedDataParallelKwargs
 
     class Options(DistributedDataParallelKwargs):  # type: ignore[misc]

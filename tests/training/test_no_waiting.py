@@ -229,7 +229,7 @@ def reads_of(program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 def test_no_step_reads_a_number_between_two_figures(
     reads_of: Callable[..., list[list[str]]], monkeypatch: pytest.MonkeyPatch, engine: str, devices: int
 ) -> None:
-    monkeypatch.setattr(finite, "AT_ONCE", frozenset())
+    monkeypatch.setattr(finite, "SYNCHRONOUS_DEVICES", frozenset())
     assert not any(reads_of(engine, devices, "bf16-mixed"))
 
 
@@ -237,7 +237,7 @@ def test_no_step_reads_a_number_between_two_figures(
 def test_in_float16_the_scaler_alone_reads_whether_a_gradient_overflowed(
     reads_of: Callable[..., list[list[str]]], monkeypatch: pytest.MonkeyPatch, engine: str, devices: int
 ) -> None:
-    monkeypatch.setattr(finite, "AT_ONCE", frozenset())
+    monkeypatch.setattr(finite, "SYNCHRONOUS_DEVICES", frozenset())
     assert all(step == ["item"] for step in reads_of(engine, devices, "16-mixed"))
 
 

@@ -108,7 +108,7 @@ def test_a_gradient_that_is_never_finite_ends_the_run(
 ) -> None:
     """The scaler halves its scale, 65,536 at first, at each step that it skips: the 17th leaves less than 1."""
     if step == 20:
-        monkeypatch.setattr(finite, "AT_ONCE", frozenset())
+        monkeypatch.setattr(finite, "SYNCHRONOUS_DEVICES", frozenset())
 
     def overflowing(logits: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
         return mean_loss(Overflowing.apply(logits), *arguments, **named)
