@@ -15,18 +15,21 @@ _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else 
 # otherwise `sync_buffers` broadcasts those of rank 0 before an evaluation.
 DDP_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, _SYNC_BUFFERS: False}
 
+# Devices on which `device_options` are measurably faster.
+_OPTIMIZED_DEVICES = frozenset({"cuda"})
+
 
 def device_options(device_type: str, accumulate: int) -> dict[str, Any]:
     """Returns the arguments that depend on the device, in addition to `DDP_OPTIONS`.
 
     On GPUs, gradients are views of the communication buckets, and without accumulation the graph is static. With three
-    or more ranks, a static graph changes the order of the sums. On CPUs, neither is measurably faster.
+    or more ranks, a static graph changes the order of the sums.
 
     Args:
         device_type: `cpu` or `cuda`.
         accumulate: Number of micro-batches per optimizer step.
     """
-    if device_type != "cuda":
+    if device_type not in _OPTIMIZED_DEVICES:
         return {}
     return {"gradient_as_bucket_view": True, "static_graph": accumulate == 1}
 
