@@ -38,7 +38,7 @@ from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.experiment import Experiment
 from lit_mnist.models.build import build_net
 from lit_mnist.run.timing import WARM_UP_STEPS, StepClock
-from lit_mnist.training.ddp import DDP_OPTIONS
+from lit_mnist.training.ddp_arguments import DDP_OPTIONS
 from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.optimizer import make_optimizer
 from lit_mnist.training.precision import autocast, resolve_precision
@@ -123,7 +123,7 @@ def train_in_step(options: Options, splits: Splits, rank: Rank) -> None:
             schedule.step()
             if shared == "step":
                 dist.all_reduce(beat)
-            clock.step_done()
+            clock.on_step_end()
     clock.update_peak_memory()
     _report(clock, options, rank)
     dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """Distributed training that can be trusted, on the smallest real example there is.
 
-The names below are imported at their first use: importing the package imports neither torch nor Lightning.
+The public names are imported lazily: importing the package imports neither torch nor Lightning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["LitClassifier", "LitTrainer", "MNISTDataModule", "compare", "load", "train"]
 
-_HOMES = {
+_MODULES = {
     "LitClassifier": "module",
     "LitTrainer": "trainer",
     "MNISTDataModule": "datamodule",
@@ -29,6 +29,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

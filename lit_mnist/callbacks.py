@@ -1,4 +1,4 @@
-"""The Trainer's callbacks, its logger and its checkpoint IO: they record a run, show it, and save it."""
+"""The callbacks, the logger and the checkpoint IO of the Trainer, which record, display and save a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import CheckpointIO
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from lit_mnist.checkpoint._private import lightning_loops
@@ -25,11 +25,11 @@ from lit_mnist.training.job import Job
 
 
 class RunLogger(Logger):
-    """Logs the metrics of a training to `metrics.csv` and TensorBoard files in the run folder.
+    """Logs training and validation metrics to `metrics.csv` and TensorBoard; test metrics go to `result.json`.
 
     Args:
-        log: The files; None on every rank but 0.
-        monitor: Counts the steps: from 1, while a Trainer counts those of its loggers from 0.
+        log: The log files on rank 0, None on the other ranks.
+        monitor: Counts the steps from 1; a Trainer counts the steps of its loggers from 0.
     """
 
     def __init__(self, log: MetricsLog | None, monitor: StepMonitor) -> None:
@@ -38,19 +38,19 @@ class RunLogger(Logger):
 
     @property
     def name(self) -> str:
-        """The name that Lightning's callbacks show."""
+        """Name of the logger."""
         return "lit_mnist"
 
     @property
     def version(self) -> str:
-        """The run folder has no version."""
+        """Empty: the run folder has no version."""
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the run folder has them in `config.yaml`."""
+        """Does nothing: `config.yaml` in the run folder has the hyperparameters."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Logs the metrics of a step, until the training ends: those of a test are in `result.json`."""
+        """Logs the metrics of the current step, until the training ends."""
         if self._log:
             self._log.log_metrics(metrics, self._monitor.step)
 
@@ -62,11 +62,11 @@ class RunLogger(Logger):
 
 
 class RunProgressBar(ProgressBar):
-    """Shows the progress of a training: a bar on a terminal, a line every few seconds elsewhere.
+    """Displays the progress of a training: a bar on a terminal, otherwise a line every few seconds.
 
     Args:
-        display: The display; None on every rank but 0.
-        monitor: Tells which steps are logged.
+        display: The display on rank 0, None on the other ranks.
+        monitor: The monitor of this rank.
     """
 
     def __init__(self, display: ProgressDisplay | None, monitor: StepMonitor) -> None:
@@ -74,26 +74,26 @@ class RunProgressBar(ProgressBar):
         self.display, self.monitor = display, monitor
 
     def disable(self) -> None:
-        """Shows nothing on this rank."""
+        """Disables the display on this rank."""
         self.display = None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Shows the metrics that were logged at this step."""
+        """Displays the metrics that were logged in this step."""
         if self.display and self.monitor.logged:
             metrics = self.monitor.logged
             speed = metrics.get("images_per_s")
             self.display.update(self.monitor.step, metrics["train_loss"], metrics["train_accuracy"], speed)
 
     def show_epoch(self) -> None:
-        """Shows the last epoch. `SaveCheckpoints` calls it, so that a terminal that is not read delays no save."""
+        """Displays the last epoch. `SaveCheckpoints` calls it after saving, which a blocked terminal must not delay."""
         if self.display:
             self.display.line(self.monitor.epoch_line)
 
 
 class MonitorSteps(Callback):
-    """Passes each step to a `StepMonitor`, and logs at the steps that the Trainer does not log by itself.
+    """Passes each step to a `StepMonitor`, and logs the steps that are due but that the Trainer does not log.
 
     Args:
         monitor: The monitor of this rank.
@@ -105,24 +105,24 @@ class MonitorSteps(Callback):
         self._parameters = list(monitor.net.parameters())
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Records a micro-batch."""
-        self.monitor.batch_done(cast(LitClassifier, pl_module).train_metrics.last)
+        """Records the loss of a micro-batch."""
+        self.monitor.on_batch_end(cast(LitClassifier, pl_module).train_metrics.last)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Checks the gradient of the step."""
+        """Records the gradient of the step."""
         self._optimizer_steps = cast(LitClassifier, pl_module).optimizer_steps
         self._lr = optimizer.param_groups[0]["lr"]
-        self.monitor.gradients_done(self._parameters)
+        self.monitor.on_before_optimizer_step(self._parameters)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Records a step if the micro-batch ended one."""
+        """Records the step if the micro-batch ends an accumulation window."""
         if trainer.global_step == self.monitor.step:
             self.monitor.logged = {}
             return
         if cast(LitClassifier, pl_module).optimizer_steps == self._optimizer_steps:
-            self.monitor.step_skipped(cast(Any, cast(MixedPrecision, trainer.precision_plugin).scaler))
+            self.monitor.on_step_skipped(_grad_scaler(trainer))
         step = self.monitor.step + 1
         logged: dict[str, float] = {}
         if self.monitor.is_logged(step):
@@ -139,15 +139,21 @@ class MonitorSteps(Callback):
                 logger.log_metrics({**logged, "epoch": float(trainer.current_epoch)}, step=step - 1)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leaves the evaluation out of the time of a step."""
+        """Excludes validation from step timing."""
         self.monitor.clock.pause()
 
 
+def _grad_scaler(trainer: Trainer) -> GradScaler:
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    assert isinstance(scaler, GradScaler), "only a GradScaler skips steps"
+    return scaler
+
+
 class SaveCheckpoints(Checkpoint):
-    """Saves where a `CheckpointManager` says so, in the one format of all engines.
+    """Saves checkpoints when the manager decides, in the format shared by all engines.
 
     Args:
-        job: The job, whose experiment goes into the checkpoint.
+        job: The job; its experiment is part of each checkpoint.
         monitor: The monitor of this rank.
     """
 
@@ -160,54 +166,55 @@ class SaveCheckpoints(Checkpoint):
 
     @property
     def state_key(self) -> str:
-        """The name under which a checkpoint has the best score."""
+        """The key of the best score in a checkpoint."""
+        # The name of an earlier class, so that older checkpoints stay readable.
         return "KeepCheckpoints"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Keeps the Trainer, which makes the checkpoints."""
+        """Stores the Trainer for `_save`."""
         self._trainer = trainer
 
     def _save(self) -> None:
-        # The manager decides the names; see VerifiedCheckpointIO.
+        # The manager chooses the file; see VerifiedCheckpointIO.save_checkpoint.
         self._trainer.save_checkpoint(self.manager.folder / LAST)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Saves after a step where it is due."""
+        """Saves after an optimizer step if a save is due."""
         plan = self.job.plan
-        if plan.closes_window(batch_idx):
+        if plan.ends_accumulation_window(batch_idx):
             last = batch_idx + 1 == plan.batches_in_epoch(trainer.current_epoch)
             self.manager.on_step_end(trainer.global_step, ends_epoch=last)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes that there are new metrics by which the best weights are chosen."""
+        """Marks that new validation metrics are available."""
         self._validated = not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves the epoch that ends."""
+        """Updates the best score, and saves."""
         validation = cast(LitClassifier, pl_module).evaluation if self._validated else None
         self._validated = False
         is_best = self.manager.update_best(validation)
-        self.monitor.epoch_done(trainer.current_epoch, validation, is_best=is_best)
+        self.monitor.on_epoch_end(trainer.current_epoch, validation, is_best=is_best)
         bar = trainer.progress_bar_callback
         show = bar.show_epoch if isinstance(bar, RunProgressBar) else lambda: None
         self.manager.on_epoch_end(trainer.global_step, show)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best score so far."""
+        """Returns the best score."""
         return {"best": self.manager.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the best score so far."""
+        """Restores the best score."""
         self.manager.resume(state_dict["best"])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Restores the progress of the loops from the step alone, whatever the file says."""
+        """Recomputes the loop progress from the global step, ignoring the stored value."""
         checkpoint["loops"] = lightning_loops(checkpoint["global_step"], self.job.plan)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Adds the project's section, and writes the progress of the loops as a function of the step."""
+        """Adds the project's section, and the epoch and loop progress computed from the global step."""
         step = checkpoint["global_step"]
         checkpoint["epoch"] = self.job.plan.position(step)[0]
         checkpoint["loops"] = lightning_loops(step, self.job.plan)
@@ -215,10 +222,10 @@ class SaveCheckpoints(Checkpoint):
 
 
 class VerifiedCheckpointIO(CheckpointIO):
-    """Reads and writes checkpoints in the project's format: whole, with a hash, and never executing anything.
+    """Reads and writes checkpoints atomically, with a SHA-256 hash, without executing pickled code.
 
     Args:
-        write: Writes a checkpoint of this run; it is called on rank 0.
+        write: Writes a checkpoint of this run on rank 0; None for a run that saves none.
     """
 
     def __init__(self, write: Callable[[dict[str, Any]], None] | None) -> None:
@@ -227,12 +234,13 @@ class VerifiedCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Writes a checkpoint of this run."""
         assert self._write is not None
+        # `path` is ignored: the manager writes `last.ckpt` in the background, and `best.ckpt` for the best score.
         self._write(checkpoint)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Returns a verified checkpoint, on the CPU."""
+        """Returns a verified checkpoint on the CPU."""
         return read_checkpoint(Path(path))
 
     def remove_checkpoint(self, path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""The LightningDataModule: verified images, cut into batches by the project's own order."""
+"""The LightningDataModule: verified data in batches whose order depends on the seed and the epoch alone."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from lit_mnist.experiment.plan import Plan
 from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.precision import weight_dtype
 
-# More than any run has: how long a training is, its Trainer knows.
+# The Trainer, not the plan, limits the number of epochs.
 _MANY_EPOCHS = 10**9
 
 
 class MNISTDataModule(LightningDataModule):
-    """Batches of MNIST or one of its family, or of scenes, for any Trainer, or for a loop of one's own.
+    """Batches of MNIST, of a data set of its family, or of segmentation images, for any Trainer or your own loop.
 
-    Its loaders know their rank, and are not torch DataLoaders, so that a Trainer does not shard them again.
+    The loaders return the batches of this rank. They are not torch DataLoaders, so that a Trainer does not shard them
+    again.
 
     Args:
         seed: Seed of the split, the order and the augmentation.
-        **kwargs: The settings of `DataSettings`.
+        **kwargs: The fields of `DataSettings`, such as `batch_size` and `augment`.
     """
 
     def __init__(self, seed: int = 42, **kwargs: Any) -> None:
@@ -42,40 +43,40 @@ class MNISTDataModule(LightningDataModule):
 
     @classmethod
     def of(cls, experiment: Experiment, splits: Splits, plan: Plan) -> MNISTDataModule:
-        """Returns a data module with data that are loaded already."""
+        """Returns a data module for data that are already loaded."""
         module = cls()
         module.settings, module.experiment = experiment.data, experiment
         module._splits, module._plan = splits, plan
         return module
 
     def setup(self, stage: str) -> None:
-        """Loads the data, and logs what a training leaves out."""
+        """Loads the data, and logs how many samples of an epoch are dropped."""
         if self.splits and stage == "fit" and self.plan.dropped:
             rank_zero_info(
-                f"{self.plan.dropped} samples of each epoch fill no whole batch of {self.plan.batch_size} and are left "
-                "out."
+                f"{self.plan.dropped} samples of each epoch are dropped, because they do not fill a batch of "
+                f"{self.plan.batch_size}."
             )
 
     @property
     def splits(self) -> Splits:
-        """The samples, loaded at the first need."""
+        """The samples to train, validate and test on, loaded at the first access."""
         if self._splits is None:
             self._splits = split_dataset(self.experiment, load_dataset(self.settings))
         return self._splits
 
     @property
     def plan(self) -> Plan:
-        """The batches of an epoch; the epochs and steps of the run only where it was given to `of`."""
+        """The batches of an epoch. Its numbers of epochs and steps are valid only if the plan was passed to `of`."""
         if self._plan is not None:
             return self._plan
         endless = self.experiment.replace("trainer", max_epochs=_MANY_EPOCHS)
         plan = plan_for(endless, self.splits, self._rank[1])
-        # A Trainer that overfits uses the same batches in each epoch.
+        # With `overfit_batches`, every epoch has the same batches.
         return replace(plan, overfits=bool(getattr(self.trainer, "overfit_batches", 0)))
 
     @property
     def _rank(self) -> tuple[int, int]:
-        """This rank, and the number of all ranks."""
+        """The index of this rank, and the number of ranks."""
         if self.trainer is not None:
             return self.trainer.global_rank, self.trainer.world_size
         return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -90,7 +91,7 @@ class MNISTDataModule(LightningDataModule):
         return weight_dtype("64-true" if precision == "64-true" else "32-true")
 
     def train_dataloader(self) -> EpochLoader:
-        """Returns this rank's micro-batches, in an order that follows the epoch, from where the run stands."""
+        """Returns the training batches of this rank. The order changes with the epoch; a resumed epoch continues."""
         return EpochLoader(self._train_batches, self._first, self.trainer.current_epoch if self.trainer else 0)
 
     def _train_batches(self, epoch: int, first: int) -> TrainBatches:
@@ -107,32 +108,29 @@ class MNISTDataModule(LightningDataModule):
         )
 
     def _first(self) -> int:
-        """Returns the micro-batch of its epoch that the Trainer asks for next: not 0 only in an epoch that it resumes.
-
-        The Trainer's own count, and not a function of the step: limits and schedules of accumulation change how many
-        steps an epoch has.
-        """
+        """Returns the index of the next batch in the epoch, which is not 0 only if the epoch is resumed."""
+        # The Trainer's count, not a function of the step: limits and accumulation change the steps of an epoch.
         return self.trainer.fit_loop.batch_idx + 1 if self.trainer is not None and self.trainer.training else 0
 
     def val_dataloader(self) -> EvaluationBatches:
-        """Returns this rank's part of the validation split."""
+        """Returns the validation batches of this rank."""
         return self._evaluation(self.splits.validation)
 
     def test_dataloader(self) -> EvaluationBatches:
-        """Returns this rank's part of the test split."""
+        """Returns the test batches of this rank."""
         return self._evaluation(self.splits.test)
 
     def predict_dataloader(self) -> EvaluationBatches:
-        """Returns this rank's part of the test split."""
+        """Returns the batches of the test split to predict on this rank."""
         return self._evaluation(self.splits.test, self.settings.prediction_batch)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Moves a batch as the other engines do, without a search for tensors in all that it holds."""
+        """Moves a batch to the device without Lightning's recursive search for tensors."""
         if not isinstance(batch, Batch):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
         moved = batch.to(device)
         fits = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        # On GPUs DDP would move the samples' numbers, too, and wait for that; only a test asks for them.
+        # On GPUs, DDP would also move the indices of the samples and wait for them; only a test uses them.
         return moved._replace(indices=moved.targets[:0]) if fits and device.type == "cuda" else moved
 
     def _evaluation(self, split: AnySplit, batch_size: int | None = None) -> EvaluationBatches:

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 
 class LitMnistError(Exception):
-    """An expected end of a run: the message is for the user, without a traceback."""
+    """An expected error, whose message is shown to the user without a traceback."""
 
     exit_code = 1
-    # How to continue, as lines below the message.
+    # How to continue; printed below the message.
     advice = ""
-    # Whether the ranks had begun.
+    # Whether the ranks had started.
     started = False
 
 
 class InputError(LitMnistError, ValueError):
-    """The input was rejected: a configuration, data, a checkpoint or an output location."""
+    """A configuration, data, a checkpoint or an output location was rejected."""
 
     exit_code = 2
 
@@ -49,11 +49,7 @@ class StoppedError(LitMnistError):
 
 
 def require(condition: bool, message: str) -> None:
-    """Rejects an input that does not meet a condition.
-
-    Raises:
-        InputError: The condition is false.
-    """
+    """Raises `InputError` with a message unless the condition is true."""
     if not condition:
         raise InputError(message)
 

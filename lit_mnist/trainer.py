@@ -1,7 +1,7 @@
 """Lightning's Trainer with the project's strategy and plugins.
 
-Lightning changes 16-mixed on a CPU to bf16-mixed, has no `auto` precision, and its synchronized batch norm rejects CPU
-modules. Here both are plugins that do what the configuration states.
+On CPUs, Lightning's Trainer replaces 16-mixed by bf16-mixed and rejects synchronized batch norm. It has no `auto`
+precision. The plugins here add all three.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.models.sync_batch_norm import sync_batch_norm, unsync_batch_norm
 from lit_mnist.plugins._private import inspect_signature_once
-from lit_mnist.training.ddp import DDP_OPTIONS, device_options
+from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.precision import UsedPrecision, needs_scaler, resolve_precision
 
 
@@ -40,9 +40,9 @@ class PortableLayerSync(LayerSync):
         self._layers: list[nn.Module] = []
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Replaces every batch norm by one over all ranks."""
+        """Replaces every batch norm layer by one over all ranks."""
         synchronized = sync_batch_norm(model, "cpu", self.timeout)
-        # Lightning reverts after an error, too. The modules are kept, because the connections to the other ranks must
+        # Lightning also reverts after an error. The layers are kept, because their connections to the other ranks must
         # stay open until this rank has written its failure report.
         self._layers = list(synchronized.modules())
         return synchronized
@@ -53,7 +53,7 @@ class PortableLayerSync(LayerSync):
 
 
 def precision_plugin(precision: UsedPrecision, device_type: str) -> Precision:
-    """Returns Lightning's plugin for a precision. On a CPU, too, 16-mixed is float16 with a GradScaler."""
+    """Returns Lightning's plugin for a precision. 16-mixed is float16 with a GradScaler, also on CPUs."""
     if precision == "64-true":
         return DoublePrecision()
     if precision == "32-true":
@@ -63,10 +63,10 @@ def precision_plugin(precision: UsedPrecision, device_type: str) -> Precision:
 
 
 class SafeDDPStrategy(DDPStrategy):
-    """Lightning's DDP, whose ranks exchange values as JSON: Lightning's own sends pickles, which can execute code."""
+    """Lightning's DDP strategy with JSON broadcasts instead of pickles, which can execute code."""
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Returns the value of rank `src`: numbers, text, paths (as text), None, and lists and dictionaries of them.
+        """Returns the value of rank `src`: a number, string, path (as a string) or None, or a list or dict of these.
 
         Raises:
             TypeError: JSON cannot express the value.
@@ -75,7 +75,7 @@ class SafeDDPStrategy(DDPStrategy):
 
 
 class NoProfiler(PassThroughProfiler):
-    """Measures nothing, with one context; Lightning's own makes a new context for each hook of a step."""
+    """Disables profiling without a new context per hook, which Lightning's own `PassThroughProfiler` creates."""
 
     _nothing = nullcontext()
 
@@ -85,20 +85,20 @@ class NoProfiler(PassThroughProfiler):
 
 
 class LitTrainer(Trainer):
-    """Lightning's Trainer for this project's experiments.
+    """Lightning's Trainer with exact precision, portable synchronized batch norm, and safe communication.
 
     Args:
-        precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed`, or `auto`: 16-mixed on GPUs; on CPUs bf16-mixed
-            if the processor has the instructions, else 32-true.
-        sync_batchnorm: Whether batch norm uses the statistics of all ranks; unset: if there are several ranks.
-        strategy: `auto` or `ddp`: distributed data parallel training if there are several ranks.
-        accelerator: `cpu`, `gpu`, or `auto`: GPUs where there are any.
-        devices: Number of ranks on this machine, a list of GPU numbers, or `auto`: all GPUs, or one rank on a CPU.
+        precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed` or `auto`, which selects 16-mixed on GPUs. On CPUs it
+            selects bf16-mixed if the processor has the instructions, otherwise 32-true.
+        sync_batchnorm: Whether batch norm uses the statistics of all ranks. Defaults to True for several ranks.
+        strategy: `auto` or `ddp`; both use distributed data parallel for several ranks.
+        accelerator: `cpu`, `gpu`, or `auto`, which selects GPUs if there are any.
+        devices: Number of ranks on this machine, a list of GPU indices, or `auto`, which selects all GPUs or one CPU.
         num_nodes: Number of machines.
         timeout: Seconds that a rank waits for the others.
-        profiler: A profiler of Lightning's, or its name; unset: none.
-        **kwargs: The options of Lightning's Trainer. Without a length (`max_epochs`, `max_steps` or `max_time`) it
-            trains one epoch, as the default recipe does.
+        profiler: One of Lightning's profilers, or its name. Disabled by default.
+        **kwargs: Further arguments of Lightning's Trainer. It trains for one epoch unless `max_epochs`, `max_steps` or
+            `max_time` is given.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class LitTrainer(Trainer):
         if several and launched_from_outside():
             plugins.append(TorchElasticEnvironment())
         elif not several:
-            # Otherwise Lightning would interpret the variables of a Slurm job as ranks.
+            # By default, Lightning interprets the variables of a Slurm job as ranks.
             plugins.append(LightningEnvironment())
         if kwargs.get("max_time") is None and kwargs.get("max_steps", -1) == -1 and kwargs.get("max_epochs") is None:
             kwargs["max_epochs"] = settings.TrainerSettings().max_epochs

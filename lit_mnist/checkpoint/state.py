@@ -47,6 +47,13 @@ class TrainingState:
     step: int = 0
     optimizer_steps: int = 0
 
+    def __post_init__(self) -> None:
+        # The optimizer does not run in a step that the scaler skips, and the schedule must not advance either.
+        self.optimizer.register_step_post_hook(self._count_step)
+
+    def _count_step(self, *_: object) -> None:
+        self.optimizer_steps += 1
+
     def checkpoint(self, job: Job, best: float) -> dict[str, Any]:
         """Returns the state as a checkpoint of plain values and tensors.
 

@@ -1,1 +1,1 @@
-"""The engines: the same experiment, trained by every way that people use. Each file reads top to bottom."""
+"""The engines, which train the same experiment in different ways. Each file reads from top to bottom."""

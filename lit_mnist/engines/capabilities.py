@@ -1,4 +1,4 @@
-"""The capabilities of all engines in one table, and the requests that follow from it as rejected. Without torch."""
+"""The capabilities of the engines, and the checks that reject other requests. It does not import torch."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ ALL_COMMANDS: tuple[Command, ...] = ("train", "fit", "validate", "test", "predic
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine supports beyond training and testing.
+    """The capabilities of an engine.
 
     Attributes:
-        processes: `ranks`: one process for each device; `one`: one process on one device; `devices`: one process for
+        processes: `ranks` for one process per device, `one` for one process on one device, `devices` for one process on
             all devices.
-        commands: The commands.
-        resume: Whether a run can be saved within an epoch, resumed, and restarted automatically.
-        half: Where it computes in float16.
-        any_gpus: Whether it can use GPUs other than the first ones.
-        spawn: Whether its ranks can be started as new Python processes instead of forks.
-        servers: Whether it has parameter servers.
-        extras: Whether it accepts further options of Lightning's Trainer.
-        compile: Whether its network can be compiled, on one device.
-        graph: Whether it can record the passes of a micro-batch as a CUDA graph, on one GPU.
-        libraries: The libraries of the extra `engines` that it needs.
+        commands: Supported commands.
+        resume: Whether runs are saved within an epoch, can be resumed, and restart automatically.
+        half: Devices on which float16 is supported.
+        any_gpus: Whether GPUs other than the first ones are supported.
+        spawn: Whether ranks can be new Python processes instead of forks.
+        servers: Whether there are parameter servers.
+        extras: Whether further options of Lightning's Trainer are accepted.
+        compile: Whether the network can be compiled on one device.
+        graph: Whether the passes of a micro-batch can run as a CUDA graph on one GPU.
+        libraries: Required libraries of the extra `engines`.
     """
 
     processes: Literal["ranks", "one", "devices"] = "ranks"
@@ -52,7 +52,7 @@ class Capabilities:
 
     @property
     def unsupported(self) -> frozenset[str]:
-        """The keys of the options that the engine rejects unless they have their default."""
+        """Keys of the options that must keep their defaults."""
         supported = {
             "run.resume": self.resume,
             "run.save_every": self.resume,
@@ -85,16 +85,16 @@ ENGINES = tuple(CAPABILITIES)
 
 
 def check_engine(engine: str, command: Command, settings: Mapping[str, Any], extras: tuple[str, ...] = ()) -> None:
-    """Rejects what the engine does not support on any device.
+    """Rejects requests that the engine does not support on any device.
 
     Args:
         engine: Name of the engine.
         command: The command.
-        settings: The settings that were given, converted, by their dotted keys.
-        extras: Further options of Lightning's Trainer that were given.
+        settings: The given settings, converted, with dotted keys.
+        extras: The given further options of Lightning's Trainer.
 
     Raises:
-        InputError: The engine is unknown or not installed, or does not support something; the message names it.
+        InputError: The engine is unknown or not installed, or does not support the request.
     """
     if engine not in CAPABILITIES:
         raise InputError(f"Unknown engine {engine!r}{nearest(engine, ENGINES) or ': use ' + ', '.join(ENGINES) + '.'}")
@@ -141,7 +141,7 @@ def reject_half(engine: str, where: str) -> None:
 
 
 def load_engine(name: str) -> ModuleType:
-    """Imports an engine, which imports torch."""
+    """Imports the module of an engine, which imports torch."""
     return importlib.import_module(f"lit_mnist.engines.{name}")
 
 

@@ -1,65 +1,55 @@
-"""nn.DataParallel: one process, a thread for each GPU, the network copied to all of them at every step.
+"""nn.DataParallel: one process with a thread per GPU, which copies the network to all GPUs in each step.
 
     python -m lit_mnist.engines.data_parallel --devices 2
 
-It needs at least two GPUs. Batch norm sees each GPU's samples alone, and only the first GPU's running statistics
-survive: so this engine does not train the weights that the others train, except with networks without batch norm.
+It needs at least two GPUs. Batch norm uses the statistics of each GPU alone, and keeps the running statistics of the
+first GPU. Networks with batch norm therefore get other weights than from the other engines.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
-import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.checkpoint.format import BEST, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
+from lit_mnist.checkpoint.state import TrainingState
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.build import build_net
-from lit_mnist.run.finish import finish
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.finish import finish, load_best_weights
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.evaluate import evaluate
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.examples import Example
+from lit_mnist.training.evaluation_loop import evaluate
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
-from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
+from lit_mnist.training.optimizer import make_optimizer, window_share
+from lit_mnist.training.precision import autocast, needs_scaler
 from lit_mnist.training.schedule import make_schedule
 
 
 def run(job: Job, rank: Rank) -> None:
-    """Does a job in this process, on all its GPUs."""
+    """Runs a job in this process, on all its GPUs."""
     # --- setup
     experiment, plan = job.experiment, job.plan
     device = job.devices.of(rank)
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
-    # --- data: whole batches, which the wrapper cuts
+    # --- data: whole batches, which DataParallel splits
 
     # --- model
-    net = build_net(
-        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
-    )
-    net.to(device, weight_dtype(job.precision)).to(memory_format=torch.channels_last)
+    net = job.build_net(device)
     model = nn.DataParallel(net, device_ids=list(job.devices.numbers))
 
     # --- optimizer
-    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
+    optimizer = make_optimizer(net, experiment.model, plan.lr)
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
-    # The scaler skips a step whose gradient overflowed: this counts the steps that the optimizer takes.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "optimizer_steps", state.optimizer_steps + 1))
 
-    # --- resume: not supported here
+    # --- resume: not supported by this engine
     def save() -> None:
         manager.write(state.checkpoint(job, manager.best))
 
@@ -73,7 +63,7 @@ def run(job: Job, rank: Rank) -> None:
         clock.pause()
         validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
         validation = validated or validation
-        recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
+        recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
         manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
     trained = recorder.close(optimizer_steps=state.optimizer_steps)
@@ -81,24 +71,12 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    examples: list[Example] = []
     if job.command == "train":
-        net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
-        test = evaluate(job, rank, net, job.splits.test, examples)
+        load_best_weights(job, rank, net)
+        test = evaluate(job, rank, net, job.splits.test, keep_examples=True)
 
     # --- record
-    finish(
-        job,
-        rank,
-        device=device,
-        weights=weights,
-        clock=clock,
-        trained=trained,
-        validation=validation,
-        test=test,
-        examples=examples,
-        loggers=loggers,
-    )
+    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
 
 
 def _train_epoch(
@@ -112,24 +90,24 @@ def _train_epoch(
         with autocast(job.precision, device):
             logits = model(images, draw)
             loss = mean_loss(logits, targets, settings.label_smoothing)
-        scaler.scale(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
-        recorder.batch_done(loss)
-        if not plan.closes_window(number):
+        scaler.scale(window_share(loss, plan, number)).backward()
+        recorder.on_batch_end(loss)
+        if not plan.ends_accumulation_window(number):
             continue
 
         scaler.unscale_(optimizer)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        rate, made = optimizer.param_groups[0]["lr"], state.optimizer_steps
+        lr, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         state.step += 1
-        if state.optimizer_steps > made:
+        if state.optimizer_steps > optimizer_steps:
             state.schedule.step()
         else:
-            recorder.step_skipped(scaler)
-        recorder.step_done(logits, targets, rate)
+            recorder.on_step_skipped(scaler)
+        recorder.on_step_end(logits, targets, lr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether an engine supports the devices of this machine, the precision there, and a CUDA graph."""
+"""Checks whether an engine supports the devices of this machine, their precision, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lit_mnist.training.precision import resolve_precision
 
 
 def check_devices(engine: str, experiment: Experiment, devices: Devices, world_size: int) -> None:
-    """Rejects devices, and precisions on them, that the engine does not support.
+    """Rejects devices, and precisions on these devices, that the engine does not support.
 
     Raises:
-        InputError: There are too many or too few devices, or float16 on a CPU is not float16.
+        InputError: The engine does not support the devices or the precision.
     """
     own = CAPABILITIES[engine]
     if own.processes == "one" and world_size > 1:
@@ -23,7 +23,7 @@ def check_devices(engine: str, experiment: Experiment, devices: Devices, world_s
     if own.processes == "devices" and (devices.kind != "cuda" or devices.count < 2):
         found = f"{devices.count} GPU is" if devices.kind == "cuda" else "no GPU is"
         raise InputError(f"The engine {engine} splits a batch over at least two GPUs, but {found} used here.")
-    # Several ranks use the first GPUs, a single process all that it sees.
+    # Several ranks use the first GPUs; a single process uses all visible GPUs.
     used = torch.cuda.device_count() if world_size == 1 else devices.count
     if not own.any_gpus and devices.kind == "cuda" and devices.numbers != tuple(range(used)):
         raise InputError(
@@ -42,13 +42,13 @@ def check_devices(engine: str, experiment: Experiment, devices: Devices, world_s
 def uses_cuda_graph(
     engine: str, experiment: Experiment, devices: Devices, world_size: int, extras: tuple[str, ...]
 ) -> bool:
-    """Returns whether the passes of a micro-batch are recorded as a CUDA graph.
+    """Returns whether the passes of a micro-batch run as a CUDA graph.
 
     Raises:
-        InputError: It is requested and not possible.
+        InputError: A CUDA graph was requested but is not supported here.
     """
     run = experiment.run
-    # A graph would hide its steps from anything that observes the network.
+    # Hooks and callbacks that observe the network would not see the steps of a graph.
     reasons = {
         f"the engine {engine} records none": not CAPABILITIES[engine].graph,
         f"this trains on {devices.kind}": devices.kind != "cuda",

@@ -1,4 +1,4 @@
-"""Lightning Fabric: the loop is one's own, the devices, processes and precision are Fabric's.
+"""Lightning Fabric: a hand-written loop on the devices, processes and precision that Fabric sets up.
 
 python -m lit_mnist.engines.fabric --devices 2
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,29 +17,26 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 from lightning.fabric.strategies import DDPStrategy
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.checkpoint.format import BEST, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
+from lit_mnist.checkpoint.state import TrainingState
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
-from lit_mnist.run.finish import finish
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.finish import finish, load_best_weights
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp import DDP_OPTIONS, device_options
-from lit_mnist.training.evaluate import evaluate
+from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.examples import Example
+from lit_mnist.training.evaluation_loop import evaluate
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
+from lit_mnist.training.optimizer import make_optimizer, window_share
 from lit_mnist.training.precision import weight_dtype
 from lit_mnist.training.schedule import make_schedule
 
 
 def run(job: Job, rank: Rank) -> None:
-    """Does a job in one rank."""
+    """Runs a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
     for name in ("lightning.fabric", "lightning.pytorch"):
@@ -48,31 +44,26 @@ def run(job: Job, rank: Rank) -> None:
     fabric = _fabric(job)
     fabric.launch()
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
-    # --- data: cut from memory, epoch by epoch; Fabric need not wrap it
+    # --- data: the batches of an epoch are cut from the images in memory, without Fabric's loaders
 
     # --- model
-    net = build_net(
-        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
-    )
-    net.to(fabric.device, weight_dtype(job.precision)).to(memory_format=torch.channels_last)
+    net = job.build_net(fabric.device)
     if job.sync_batchnorm:
         sync_batch_norm(net, fabric.device.type, experiment.run.timeout)
-    # Fabric gives a network's output back in torch's default type: without this, 64-bit logits in 32 bits.
+    # Fabric converts the outputs of a network to torch's default dtype, which would round 64-bit logits.
     torch.set_default_dtype(weight_dtype(job.precision))
     model = fabric.setup_module(net)
 
     # --- optimizer
-    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
+    optimizer = make_optimizer(net, experiment.model, plan.lr)
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = getattr(fabric.strategy.precision, "scaler", None) or GradScaler(fabric.device.type, enabled=False)
     state = TrainingState(net, optimizer, schedule, scaler)
-    # Fabric does not report whether its scaler skipped a step: this counts the steps that the optimizer takes.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "optimizer_steps", state.optimizer_steps + 1))
     fabric_optimizer = fabric.setup_optimizers(optimizer)
 
-    # --- resume: not supported here
+    # --- resume: not supported by this engine
     def save() -> None:
         if fabric.is_global_zero:
             manager.write(state.checkpoint(job, manager.best))
@@ -87,7 +78,7 @@ def run(job: Job, rank: Rank) -> None:
         clock.pause()
         validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
         validation = validated or validation
-        recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
+        recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
         manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
     trained = recorder.close(optimizer_steps=state.optimizer_steps)
@@ -95,46 +86,29 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    examples: list[Example] = []
     if job.command == "train":
-        if fabric.is_global_zero:
-            net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
-        if plan.world_size > 1:
-            for tensor in net.state_dict().values():
-                torch.distributed.broadcast(tensor, src=0)
-        test = evaluate(job, rank, net, job.splits.test, examples)
+        load_best_weights(job, rank, net)
+        test = evaluate(job, rank, net, job.splits.test, keep_examples=True)
 
     # --- record
-    finish(
-        job,
-        rank,
-        device=fabric.device,
-        weights=weights,
-        clock=clock,
-        trained=trained,
-        validation=validation,
-        test=test,
-        examples=examples,
-        loggers=loggers,
-    )
+    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
     fabric.strategy.teardown()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def _fabric(job: Job) -> Fabric:
-    kind, run = job.devices.kind, job.experiment.run
-    several = job.plan.world_size > 1
+    kind, several = job.devices.kind, job.plan.world_size > 1
     if job.precision == "64-true":
         precision: Precision = DoublePrecision()
     elif job.precision == "32-true":
         precision = Precision()
     else:
-        # By itself Fabric, as the Trainer, would refuse float16 on a CPU.
+        # By default, Fabric rejects float16 on a CPU.
         precision = MixedPrecision(job.precision, device=kind)
     strategy = DDPStrategy(
         process_group_backend="nccl" if kind == "cuda" else "gloo",
-        timeout=timedelta(seconds=run.timeout),
+        timeout=timedelta(seconds=job.experiment.run.timeout),
         **DDP_OPTIONS,
         **device_options(kind, job.plan.accumulate),
     )
@@ -143,7 +117,7 @@ def _fabric(job: Job) -> Fabric:
         devices=list(job.devices.numbers) if kind == "cuda" else job.devices.count,
         num_nodes=job.plan.world_size // job.devices.count,
         strategy=strategy if several else "auto",
-        # Said, since Fabric would take the variables of a Slurm job for ranks.
+        # By default, Fabric interprets the variables of a Slurm job as ranks.
         plugins=[precision, TorchElasticEnvironment() if several else LightningEnvironment()],
     )
 
@@ -162,28 +136,28 @@ def _train_epoch(
     model.train()
     for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
         images, targets, _, draw = batch.to(fabric.device)
-        closes_window = plan.closes_window(number)
-        with fabric.no_backward_sync(model, enabled=plan.world_size > 1 and not closes_window):
+        ends_window = plan.ends_accumulation_window(number)
+        with fabric.no_backward_sync(model, enabled=plan.world_size > 1 and not ends_window):
             logits = model(images, draw)
             loss = mean_loss(logits, targets, settings.label_smoothing)
-            # Fabric scales the loss for float16, and leaves the division by the window to its user.
-            fabric.backward(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate, model=model)
-        recorder.batch_done(loss)
-        if not closes_window:
+            # Fabric scales the loss for float16, but not for accumulation.
+            fabric.backward(window_share(loss, plan, number), model=model)
+        recorder.on_batch_end(loss)
+        if not ends_window:
             continue
 
         if max_norm is not None:
-            # By default Fabric raises where a gradient has overflowed, which is the scaler's affair.
+            # By default, Fabric raises if a gradient has overflowed, before the scaler can skip the step.
             fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
-        rate, made = state.optimizer.param_groups[0]["lr"], state.optimizer_steps
+        lr, optimizer_steps = state.optimizer.param_groups[0]["lr"], state.optimizer_steps
         optimizer.step()
         optimizer.zero_grad()
         state.step += 1
-        if state.optimizer_steps > made:
+        if state.optimizer_steps > optimizer_steps:
             state.schedule.step()
         else:
-            recorder.step_skipped(state.scaler)
-        recorder.step_done(logits, targets, rate)
+            recorder.on_step_skipped(state.scaler)
+        recorder.on_step_end(logits, targets, lr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""PyTorch Lightning: the Trainer owns the loop.
+"""PyTorch Lightning: the Trainer runs the loop.
 
 python train.py --devices 2
 python -m lit_mnist.engines.lightning --devices 2
@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ProgressBar, Timer
 
 from lit_mnist.callbacks import MonitorSteps, RunLogger, RunProgressBar, SaveCheckpoints, VerifiedCheckpointIO
-from lit_mnist.checkpoint.format import BEST, read_checkpoint
+from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.data.loader import Batch
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.failure import RANK_STATUS
@@ -28,8 +28,8 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.module import LitClassifier
-from lit_mnist.plugins._private import leave_signals_alone
-from lit_mnist.run.finish import finish, write_predictions
+from lit_mnist.plugins._private import disable_signal_handling
+from lit_mnist.run.finish import finish, load_best_weights, write_predictions
 from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.recorder import StepMonitor
@@ -43,14 +43,14 @@ from lit_mnist.training.precision import weight_dtype
 
 
 def run(job: Job, rank: Rank) -> None:
-    """Does a job in one rank."""
+    """Runs a job in one rank."""
     # --- setup
     experiment = job.experiment
     device = job.devices.of(rank)
     clock = StepClock(job.plan.batch_size * job.plan.accumulate, job.first_process)
     quieten()
     if rank.world_size > 1 and (store := rendezvous_store(rank, experiment.run.timeout)):
-        # Under torchrun, whose restarts Lightning would mistake for one another; it takes the group that it finds.
+        # Under torchrun, Lightning would confuse the process groups of restarts. It uses an existing group.
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -67,13 +67,13 @@ def run(job: Job, rank: Rank) -> None:
     module = kind(num_classes=job.dataset.num_classes, seed=experiment.seed_everything, **vars(experiment.model))
     if job.weights:
         module.net.load_state_dict(job.weights, strict=False)
-    # Before the Trainer restores a checkpoint: it converts afterwards, and would round 64-bit weights to 32 bits.
+    # The Trainer restores a checkpoint before it converts the weights, which would round 64-bit weights to 32 bits.
     module.net.to(weight_dtype(job.precision))
 
-    # --- optimizer: made by LitClassifier.configure_optimizers, stepped by the Trainer
+    # --- optimizer: created by LitClassifier.configure_optimizers
     module.total_steps = job.plan.total_steps
 
-    # --- resume: the Trainer restores weights, optimizer, schedule, scaler and its own loops
+    # --- resume: the Trainer restores weights, optimizer, schedule, scaler and loops
     resumed = read_checkpoint(job.checkpoint, hashed=job.trains) if job.checkpoint else None
 
     # --- train
@@ -83,7 +83,7 @@ def run(job: Job, rank: Rank) -> None:
         monitor = StepMonitor(job=job, rank=rank, clock=clock, net=module.net, step=step)
         save = SaveCheckpoints(job, monitor)
         trainer = _trainer(job, rank, monitor, save)
-        # From here on a signal takes effect between two steps, on all ranks together, once the training is saved.
+        # From here on, a signal stops all ranks after the same step, once the checkpoint is saved.
         with STOP.deferred(), save.manager:
             trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
         early = _reason_to_stop(trainer) if trainer.global_step < job.plan.total_steps else None
@@ -97,11 +97,12 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     if job.command == "train":
-        # The Trainer has moved the module to the CPU, from where NCCL cannot send.
-        _load_best(module.to(device), job.folder / "checkpoints" / BEST, rank)
+        # The Trainer has moved the module to the CPU, where NCCL cannot broadcast.
+        load_best_weights(job, rank, module.to(device).net)
     if job.command in {"train", "test"}:
         trainer.test(module, datamodule=data, verbose=False)
-        test = module.evaluation
+        assert module.evaluation
+        test = replace(module.evaluation, examples=module.examples.gather())
     elif job.command == "validate":
         trainer.validate(module, datamodule=data, verbose=False)
         validation = module.evaluation
@@ -109,17 +110,7 @@ def run(job: Job, rank: Rank) -> None:
         write_predictions(job, rank, cast(list[Any], trainer.predict(module, datamodule=data)))
 
     # --- record
-    finish(
-        job,
-        rank,
-        device=device,
-        weights=weights,
-        clock=clock,
-        trained=trained,
-        validation=validation,
-        test=test,
-        examples=module.examples.gather() if test else [],
-    )
+    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -127,7 +118,7 @@ def run(job: Job, rank: Rank) -> None:
 def _trainer(
     job: Job, rank: Rank, monitor: StepMonitor | None = None, save: SaveCheckpoints | None = None
 ) -> LitTrainer:
-    """Returns the Trainer of a job, with its callbacks and loggers if it trains."""
+    """Returns the Trainer, with callbacks and loggers if the job trains."""
     settings = job.experiment.trainer
     extras = dict(job.extras()) if job.extras else {}
     callbacks, loggers = _as_list(extras.pop("callbacks", None)), _as_list(extras.pop("logger", None))
@@ -142,7 +133,7 @@ def _trainer(
             callbacks.append(RunProgressBar(monitor.display, monitor))
     options: dict[str, Any] = {"num_sanity_val_steps": 0, "enable_model_summary": False, **extras}
     trainer = LitTrainer(
-        # The plan has worked max_steps and the limits into the length of the epochs: the Trainer asks for each.
+        # `max_steps` and the limits are part of the plan: they shorten the loader of each epoch.
         max_epochs=job.plan.epochs,
         reload_dataloaders_every_n_epochs=1,
         check_val_every_n_epoch=job.plan.validate_every or 1,
@@ -165,17 +156,17 @@ def _trainer(
         enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
         **options,
     )
-    leave_signals_alone(trainer)
+    disable_signal_handling(trainer)
     return trainer
 
 
 def _as_list(value: Any) -> list[Any]:
-    """Returns an option that may be one object, several, or a switch, as a list of objects."""
+    """Converts an option to a list of objects; it may be an object, a list, a boolean or None."""
     return list(value) if isinstance(value, list) else [] if value is None or isinstance(value, bool) else [value]
 
 
 def _reason_to_stop(trainer: LitTrainer) -> str:
-    """Returns why a callback ended a training."""
+    """Returns why a callback stopped the training."""
     for callback in trainer.early_stopping_callbacks:
         if message := callback.stopping_reason_message:
             return str(message).removeprefix("Monitored metric ").removesuffix(" Signaling Trainer to stop.")
@@ -185,36 +176,27 @@ def _reason_to_stop(trainer: LitTrainer) -> str:
     return "a callback asked for it."
 
 
-def _load_best(module: LitClassifier, path: Path, rank: Rank) -> None:
-    """Gives every rank the weights of a checkpoint that rank 0 alone needs to be able to read."""
-    if rank.is_first:
-        module.load_state_dict(read_checkpoint(path)["state_dict"])
-    if rank.world_size > 1:
-        for tensor in module.net.state_dict().values():
-            dist.broadcast(tensor, src=0)
-
-
 def quieten() -> None:
-    """Silences what Lightning prints in every run; warnings stay, but for two."""
+    """Silences Lightning's messages that appear in every run, and two warnings."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # A profiler prints its summary at the end of a stage.
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
-    # Lightning causes this one by its own call into torch.
+    # Lightning itself causes this warning.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
-    # A short training is logged, too: at its first and its last step.
+    # The first and the last step are always logged.
     warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
 
 
 class GraphedClassifier(LitClassifier):
-    """A classifier for one GPU, without accumulation; its weights are bit-identical to those without a graph."""
+    """A classifier whose passes run as a CUDA graph, on one GPU without accumulation, with bit-identical weights."""
 
     @cached_property
     def _graphed(self) -> GraphedPasses:
         return GraphedPasses(self._passes, self.net.parameters())
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
-        """Runs both passes of a micro-batch, and returns its loss and its logits."""
+        """Runs the forward and backward pass of a micro-batch, and returns its loss and its logits."""
         loss, logits = self._graphed(batch)
         self.log_training(loss, logits, batch.targets, batch_idx)
         return {"loss": loss, "logits": logits}
@@ -224,14 +206,14 @@ class GraphedClassifier(LitClassifier):
         loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
         weighted = accumulated_loss(loss, window, 1)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        # A training step runs under autocast, but its backward pass does not.
+        # Lightning runs the training step under autocast; the backward pass must not be.
         with torch.autocast(loss.device.type, enabled=False):
             (scaler.scale(weighted) if scaler else weighted).backward()
         return loss.detach(), logits.detach()
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Leaves the gradients of the pass that ran with the forward pass."""
-        self._graphed.leave_gradients()
+        """Restores the gradients, which `training_step` has already computed."""
+        self._graphed.restore_gradients()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""Synchronous parameter servers: what distributed training was before all-reduce.
+"""Synchronous parameter servers, which distributed training used before all-reduce.
 
     python -m lit_mnist.engines.parameter_server --devices 4 --servers 2
 
-Every rank is a worker; the first K ranks are servers, too, each of which owns a slice of the gradient. At each step
-the workers send every server its slice of their gradients, a server waits for all of them, averages, and sends the
-mean back (the scheme of DistBelief: Dean et al., Large Scale Distributed Deep Networks, 2012, in its synchronous form).
-A server's traffic grows with the number of workers: that is why all-reduce took over.
+Every rank is a worker. The first K ranks are also servers, each of which owns a slice of the gradient. In each step,
+every worker sends each server its slice; the server waits for all workers, and sends the mean back. This is the
+synchronous form of DistBelief (Dean et al.: Large Scale Distributed Deep Networks, 2012). The traffic of a server grows
+with the number of workers; that of a rank in an all-reduce does not.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -19,29 +18,26 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.checkpoint.format import BEST, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
+from lit_mnist.checkpoint.state import TrainingState
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
-from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
-from lit_mnist.run.finish import finish
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.finish import finish, load_best_weights
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.evaluate import evaluate
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.examples import Example
+from lit_mnist.training.evaluation_loop import evaluate
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
-from lit_mnist.training.precision import autocast, weight_dtype
+from lit_mnist.training.optimizer import make_optimizer, window_share
+from lit_mnist.training.precision import autocast
 from lit_mnist.training.schedule import make_schedule
 
 
 def run(job: Job, rank: Rank) -> None:
-    """Does a job in one rank."""
+    """Runs a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
     device = job.devices.of(rank)
@@ -55,24 +51,21 @@ def run(job: Job, rank: Rank) -> None:
         timeout=timedelta(seconds=experiment.run.timeout),
     )
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
-    # --- data: cut from memory, epoch by epoch
+    # --- data: the batches of an epoch are cut from the images in memory
 
     # --- model
-    net = build_net(
-        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
-    )
-    net.to(device, weight_dtype(job.precision)).to(memory_format=torch.channels_last)
+    net = job.build_net(device)
     if job.sync_batchnorm:
         sync_batch_norm(net, device.type, experiment.run.timeout)
 
     # --- optimizer
-    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
+    optimizer = make_optimizer(net, experiment.model, plan.lr)
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     state = TrainingState(net, optimizer, schedule, GradScaler(device.type, enabled=False))
 
-    # --- resume: not supported here
+    # --- resume: not supported by this engine
     def save() -> None:
         if rank.is_first:
             manager.write(state.checkpoint(job, manager.best))
@@ -87,7 +80,7 @@ def run(job: Job, rank: Rank) -> None:
         clock.pause()
         validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
         validation = validated or validation
-        recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
+        recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
         manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
     trained = recorder.close(optimizer_steps=state.optimizer_steps)
@@ -95,27 +88,12 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    examples: list[Example] = []
     if job.command == "train":
-        if rank.is_first:
-            net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
-        for tensor in net.state_dict().values():
-            dist.broadcast(tensor, src=0)
-        test = evaluate(job, rank, net, job.splits.test, examples)
+        load_best_weights(job, rank, net)
+        test = evaluate(job, rank, net, job.splits.test, keep_examples=True)
 
     # --- record
-    finish(
-        job,
-        rank,
-        device=device,
-        weights=weights,
-        clock=clock,
-        trained=trained,
-        validation=validation,
-        test=test,
-        examples=examples,
-        loggers=loggers,
-    )
+    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
     dist.destroy_process_group()
 
 
@@ -129,9 +107,9 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorde
         with autocast(job.precision, device):
             logits = net(images, draw)
             loss = mean_loss(logits, targets, settings.label_smoothing)
-        (accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate).backward()
-        recorder.batch_done(loss)
-        if not plan.closes_window(number):
+        (window_share(loss, plan, number)).backward()
+        recorder.on_batch_end(loss)
+        if not plan.ends_accumulation_window(number):
             continue
 
         gradient = torch.cat([parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None])
@@ -141,34 +119,33 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorde
             parameter.grad = part.view_as(parameter)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(parameters, max_norm)
-        rate = optimizer.param_groups[0]["lr"]
+        lr = optimizer.param_groups[0]["lr"]
         optimizer.step()
         optimizer.zero_grad()
         state.step += 1
-        state.optimizer_steps += 1
         state.schedule.step()
-        recorder.step_done(logits, targets, rate)
+        recorder.on_step_end(logits, targets, lr)
 
 
 def average_by_servers(vector: torch.Tensor, rank: Rank, servers: int) -> None:
-    """Replaces a vector, on every rank, by its mean over the ranks; every rank must call it.
+    """Replaces a vector by its mean over the ranks; every rank must call it.
 
     Args:
-        vector: This rank's part, floating point [n], equally long on all ranks.
+        vector: The vector of this rank, floating point [n], of the same length on all ranks.
         rank: This rank.
-        servers: Number of servers: rank k below it averages the k-th slice.
+        servers: Number of servers; rank k averages the k-th slice.
     """
     slices = vector.tensor_split(servers)
     others = [other for other in range(rank.world_size) if other != rank.rank]
     owned = slices[rank.rank] if rank.rank < servers else None
     received = {other: torch.empty_like(owned) for other in others} if owned is not None else {}
 
-    # Every worker sends each server its slice.
+    # Each worker sends each server its slice.
     transfers = [dist.P2POp(dist.isend, part, server) for server, part in enumerate(slices) if server != rank.rank]
     transfers += [dist.P2POp(dist.irecv, part, other) for other, part in received.items()]
     _transfer(transfers)
 
-    # Every server adds up in the ranks' order, whoever came first, and sends the mean to all.
+    # Each server sums in the order of the ranks, whichever arrives first, and sends the mean to all.
     transfers = []
     if owned is not None:
         parts = [received[other] if other != rank.rank else owned for other in range(rank.world_size)]
@@ -179,7 +156,7 @@ def average_by_servers(vector: torch.Tensor, rank: Rank, servers: int) -> None:
 
 
 def _transfer(transfers: list[dist.P2POp]) -> None:
-    """Sends and receives together, in no order that could make two ranks wait for each other."""
+    # As one batch, so that no two ranks wait for each other.
     for work in dist.batch_isend_irecv(transfers) if transfers else []:
         work.wait()
 

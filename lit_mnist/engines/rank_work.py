@@ -1,4 +1,4 @@
-"""Runs a job in one rank; a spawned process imports only this and its engine."""
+"""Runs a job in one rank. A spawned process imports only this module and its engine."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lit_mnist.training.job import Job
 
 
 def do_job(job: Job, rank: Rank) -> None:
-    """Runs a job in one rank, with the job's number of threads."""
-    # Lightning, Fabric and Accelerate set a number of their own where the variable is absent.
+    """Runs a job in one rank with the job's number of threads."""
+    # Lightning, Fabric and Accelerate choose their own number if the variable is not set.
     os.environ["OMP_NUM_THREADS"] = str(job.threads)
     torch.set_num_threads(job.threads)
     keep_memory()
     if job.experiment.trainer.deterministic:
-        # cuBLAS needs it to be deterministic.
+        # cuBLAS is deterministic only with this setting.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Not called otherwise, since even with `False` it imports torch's compiler, which takes a second.
+        # The call takes a second to import torch's compiler. An optimizer imports it anyway, an evaluation does not.
         torch.use_deterministic_algorithms(True)
     if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-        # Restarted after a lost rank: resume from the newest checkpoint.
+        # The run was restarted after a rank was lost: it resumes from the newest checkpoint.
         found = find_newest_valid(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)
         job = replace(job, checkpoint=found.path if found else job.checkpoint)
     load_engine(job.engine).run(job, rank)

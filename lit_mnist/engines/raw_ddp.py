@@ -1,26 +1,25 @@
-"""Distributed data parallel training by hand: the file to read for how it works.
+"""Distributed data parallel training in raw PyTorch, from top to bottom.
 
-    python -m lit_mnist.engines.raw_ddp --devices 2                       the project starts the ranks
-    torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.raw_ddp    torchrun does
-    python -m lit_mnist.engines.raw_ddp --devices 2 --launcher spawn      the same, as new Python processes
+    python -m lit_mnist.engines.raw_ddp --devices 2                          the project forks the ranks
+    python -m lit_mnist.engines.raw_ddp --devices 2 --launcher spawn         the project starts new Python processes
+    torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.raw_ddp    torchrun starts the ranks
 
-Every rank runs this file from top to bottom, in a process of its own. Each has the whole network and a part of each
-batch; what keeps the networks equal is that every rank makes the same step with the same gradient. Six things make the
-difference to a training on one device (compare `single.py`), each marked by its number where it happens:
+Every rank is a process that runs this file. It has a copy of the whole network and trains on its part of each batch.
+The copies stay equal, because every rank takes the same step with the same gradient. Six things differ from training on
+one device (compare `single.py`); the lines below are marked with their numbers:
 
-(1) The ranks join a process group at the start, and leave it at the end.
-(2) The network is wrapped: its batch norm sees all ranks' samples, and its backward pass averages the gradients.
-(3) Each rank takes its own part of each batch, from an order that all agree on and that changes with the epoch.
-(4) The loss is scaled, for float16 and for accumulation; gradients travel once per optimizer step.
-(5) One process alone writes.
-(6) An evaluation's sums are added up over the ranks.
+(1) The ranks join a process group at the start and leave it at the end.
+(2) Batch norm uses the statistics of all ranks, and DDP averages the gradients in the backward pass.
+(3) Each rank takes its part of each batch. All ranks use the same order of samples, which changes with the epoch.
+(4) The loss is scaled for float16 and for accumulation. Gradients are reduced once per optimizer step.
+(5) Only rank 0 writes.
+(6) The sums of an evaluation are reduced over the ranks.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -29,39 +28,36 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from lit_mnist.checkpoint.format import BEST, read_checkpoint
+from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
-from lit_mnist.run.finish import finish, write_predictions
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.models.sync_batch_norm import sync_batch_norm, sync_buffers
+from lit_mnist.run.finish import finish, load_best_weights, write_predictions
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp import DDP_OPTIONS, device_options
-from lit_mnist.training.evaluate import predict
+from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums
-from lit_mnist.training.examples import Example
+from lit_mnist.training.evaluation_loop import predict
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
-from lit_mnist.training.precision import autocast, needs_scaler, weight_dtype
+from lit_mnist.training.optimizer import make_optimizer, window_share
+from lit_mnist.training.precision import autocast, needs_scaler
 from lit_mnist.training.schedule import make_schedule
 
 
 def run(job: Job, rank: Rank) -> None:
-    """Does a job in one rank."""
+    """Runs a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
     device = job.devices.of(rank)
     if device.type == "cuda":
-        # Else every rank would open a context on the first GPU, too.
+        # Otherwise every rank would also create a context on the first GPU.
         torch.cuda.set_device(device)
-    # The launcher has written into the environment where the ranks meet.
     dist.init_process_group(  # (1)
         "nccl" if device.type == "cuda" else "gloo",
         store=rendezvous_store(rank, experiment.run.timeout),
@@ -70,29 +66,24 @@ def run(job: Job, rank: Rank) -> None:
         timeout=timedelta(seconds=experiment.run.timeout),
     )
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
-    # --- data: cut from memory, epoch by epoch
+    # --- data: the batches of an epoch are cut from the images in memory
 
-    # --- model: the same initial weights on every rank, since they follow from the seed
-    net = build_net(
-        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
-    )
-    net.to(device, weight_dtype(job.precision)).to(memory_format=torch.channels_last)
+    # --- model: every rank has the same initial weights, because they depend on the seed alone
+    net = job.build_net(device)
     if job.sync_batchnorm:
         sync_batch_norm(net, device.type, experiment.run.timeout)  # (2)
-    # It shares its parameters with `net`, which stays the network to save and to evaluate.
+    # `net` shares its parameters with the wrapper; it is the network that is saved and evaluated.
     model = DistributedDataParallel(net, **DDP_OPTIONS, **device_options(device.type, plan.accumulate))  # (2)
 
-    # --- optimizer: one on each rank; equal gradients make equal steps
-    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
+    # --- optimizer: equal gradients give equal steps on all ranks
+    optimizer = make_optimizer(net, experiment.model, plan.lr)
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = GradScaler(device.type, enabled=needs_scaler(job.precision))
     state = TrainingState(net, optimizer, schedule, scaler)
-    # The scaler skips a step whose gradient overflowed: this counts the steps that the optimizer takes.
-    optimizer.register_step_post_hook(lambda *_: setattr(state, "optimizer_steps", state.optimizer_steps + 1))
 
-    # --- resume: every rank reads the checkpoint, onto the CPU and from there to its own device
+    # --- resume: every rank reads the checkpoint to the CPU and copies it to its device
     best = None
     if job.checkpoint and job.trains:
         best = state.restore(read_checkpoint(job.checkpoint))
@@ -111,47 +102,31 @@ def run(job: Job, rank: Rank) -> None:
         manager = CheckpointManager(job, rank, net, save, step=state.step, check_finite=recorder.check_finite)
         if best is not None:
             manager.resume(best)
-        # From here on a signal is obeyed between two steps, by all ranks together, once the training is saved.
+        # From here on, a signal stops all ranks after the same step, once the checkpoint is saved.
         with STOP.deferred(), manager:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
                 _train_epoch(job, rank, epoch, model, state, manager, recorder)
                 clock.pause()
                 validated = _evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
                 validation = validated or validation
-                recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
+                recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
                 manager.on_epoch_end(state.step, recorder.show_epoch)
         trained = recorder.close(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
     test: Evaluation | None = None
-    examples: list[Example] = []
     if job.command == "train":
-        # Rank 0 has written the file, and on another machine there is none: it reads, and sends the weights around.
-        if rank.is_first:
-            net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
-        for tensor in net.state_dict().values():
-            dist.broadcast(tensor, src=0)
+        load_best_weights(job, rank, net)
     if job.command in {"train", "test"}:
-        test = _evaluate(job, rank, net, job.splits.test, examples)
+        test = _evaluate(job, rank, net, job.splits.test, keep_examples=True)
     elif job.command == "validate":
         validation = _evaluate(job, rank, net, job.splits.validation)
     elif job.command == "predict":
         write_predictions(job, rank, predict(job, rank, net))
 
-    # --- record: every rank takes part in the sums, rank 0 writes
-    finish(
-        job,
-        rank,
-        device=device,
-        weights=weights,
-        clock=clock,
-        trained=trained,
-        validation=validation,
-        test=test,
-        examples=examples,
-        loggers=loggers,
-    )
+    # --- record: rank 0 writes, but every rank takes part in the collectives
+    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
     dist.destroy_process_group()  # (1)
 
 
@@ -171,56 +146,52 @@ def _train_epoch(
     batches = job.train_batches(rank, epoch, state.step)  # (3)
     for number, batch in enumerate(batches, start=batches.first):
         images, targets, _, draw = batch.to(device)
-        closes_window = plan.closes_window(number)
-        # The gradients of a window add up on each rank, and are averaged over the ranks with its last micro-batch.
-        with nullcontext() if closes_window else model.no_sync():  # (4)
+        ends_window = plan.ends_accumulation_window(number)
+        # Gradients accumulate on each rank. The last micro-batch of a window reduces them.
+        with nullcontext() if ends_window else model.no_sync():  # (4)
             with autocast(job.precision, device):
                 logits = model(images, draw)
                 loss = mean_loss(logits, targets, settings.label_smoothing)
-            share = accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate  # (4)
+            share = window_share(loss, plan, number)  # (4)
             scaler.scale(share).backward()  # (4)
-        recorder.batch_done(loss)
-        if not closes_window:
+        recorder.on_batch_end(loss)
+        if not ends_window:
             continue
 
         scaler.unscale_(optimizer)  # (4)
-        recorder.gradients_done(model.parameters())
+        recorder.on_before_optimizer_step(model.parameters())
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        rate, made = optimizer.param_groups[0]["lr"], state.optimizer_steps
-        # Leaves the step out where a gradient overflowed: on all ranks, since all have the same gradient.
+        lr, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
+        # Skips the step on all ranks if the gradient, which they share, has overflowed.
         scaler.step(optimizer)
         scaler.update()  # (4)
         optimizer.zero_grad()
         state.step += 1
-        if state.optimizer_steps > made:
+        if state.optimizer_steps > optimizer_steps:
             state.schedule.step()
         else:
-            recorder.step_skipped(scaler)
-        recorder.step_done(logits, targets, rate)
+            recorder.on_step_skipped(scaler)
+        recorder.on_step_end(logits, targets, lr)
         manager.on_step_end(state.step, ends_epoch=number + 1 == len(batches))
 
 
 @torch.no_grad()
-def _evaluate(
-    job: Job, rank: Rank, net: nn.Module, split: AnySplit, examples: list[Example] | None = None
-) -> Evaluation:
-    """Evaluates a split: `lit_mnist.training.evaluate.evaluate`, which the other engines share, written out."""
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit, *, keep_examples: bool = False) -> Evaluation:
+    """Evaluates a split as `evaluation_loop.evaluate`, which the other engines use."""
     device = job.devices.of(rank)
-    sums = EvaluationSums(job.dataset.num_classes, device, examples=examples is not None)
+    sums = EvaluationSums(job.dataset.num_classes, device, examples=keep_examples)
     net.eval()
-    share_buffers(net)
-    # Each sample is on one rank only. The ranks may have different numbers of samples, and nothing is padded.
+    sync_buffers(net)
+    # Each sample is evaluated on one rank. Ranks may have different numbers of samples; no samples are padded.
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
         with autocast(job.precision, device):
             logits = net(images)
         sums.update(logits, targets, indices)
-    # Sums and counts, never means: the mean of the ranks' means is wrong if their numbers of samples differ.
+    # The mean of the ranks' means would be wrong, because ranks may have different numbers of samples.
     dist.all_reduce(sums.confusion)  # (6)
     dist.all_reduce(sums.sums)  # (6)
-    if sums.examples and examples is not None:
-        examples += sums.examples.gather()
     return sums.compute(len(split))
 
 

@@ -1,49 +1,43 @@
-"""Hugging Face Accelerate: one's own loop, prepared for whatever it was launched on.
+"""Hugging Face Accelerate: a hand-written loop that Accelerate adapts to the devices it was launched on.
 
     python -m lit_mnist.engines.with_accelerate --devices 2
     torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.with_accelerate
     accelerate launch --multi_gpu --num_processes 2 -m lit_mnist.engines.with_accelerate
 
-On CPUs `accelerate launch --num_processes 2` starts one process and says nothing: that is refused here.
+On CPUs, `accelerate launch --num_processes 2` silently starts one process; the engine rejects that.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.checkpoint.format import BEST, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
+from lit_mnist.checkpoint.state import TrainingState
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_batch_norm
-from lit_mnist.run.finish import finish
-from lit_mnist.run.metrics_log import loggers_of
+from lit_mnist.run.finish import finish, load_best_weights
+from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp import accelerate_options
-from lit_mnist.training.evaluate import evaluate
+from lit_mnist.training.ddp_arguments import accelerate_options
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.examples import Example
+from lit_mnist.training.evaluation_loop import evaluate
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
-from lit_mnist.training.precision import weight_dtype
+from lit_mnist.training.optimizer import make_optimizer, window_share
 from lit_mnist.training.schedule import make_schedule
 
 
 def run(job: Job, rank: Rank) -> None:
-    """Does a job in one rank."""
+    """Runs a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
     mixed = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
@@ -55,27 +49,24 @@ def run(job: Job, rank: Rank) -> None:
     accelerator.ddp_handler = accelerate_options(job.devices.kind, plan.accumulate)
     device = accelerator.device
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
-    loggers = loggers_of(job, rank)
+    loggers = make_loggers(job, rank)
 
-    # --- data: cut from memory, epoch by epoch; a prepared loader would be split over the ranks once more
+    # --- data: cut from the images in memory; Accelerate would split a prepared loader over the ranks again
 
     # --- model
-    net = build_net(
-        experiment.model, num_classes=job.dataset.num_classes, seed=experiment.seed_everything, weights=job.weights
-    )
-    net.to(device, weight_dtype(job.precision)).to(memory_format=torch.channels_last)
+    net = job.build_net(device)
     if job.sync_batchnorm:
         sync_batch_norm(net, device.type, experiment.run.timeout)
     model = accelerator.prepare_model(net)
 
-    # --- optimizer: the schedule is not prepared, since Accelerate would step it once for each rank
-    optimizer = make_optimizer(net, replace(experiment.model, lr=plan.lr))
+    # --- optimizer: the schedule is not prepared, because Accelerate would step it once per rank
+    optimizer = make_optimizer(net, experiment.model, plan.lr)
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     scaler = accelerator.scaler or GradScaler(device.type, enabled=False)
     state = TrainingState(net, optimizer, schedule, scaler)
     prepared_optimizer = accelerator.prepare_optimizer(optimizer)
 
-    # --- resume: not supported here
+    # --- resume: not supported by this engine
     def save() -> None:
         if accelerator.is_main_process:
             manager.write(state.checkpoint(job, manager.best))
@@ -90,7 +81,7 @@ def run(job: Job, rank: Rank) -> None:
         clock.pause()
         validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
         validation = validated or validation
-        recorder.epoch_done(epoch, validated, is_best=manager.update_best(validated))
+        recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
         manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
     trained = recorder.close(optimizer_steps=state.optimizer_steps)
@@ -98,28 +89,12 @@ def run(job: Job, rank: Rank) -> None:
 
     # --- evaluate
     test: Evaluation | None = None
-    examples: list[Example] = []
     if job.command == "train":
-        if accelerator.is_main_process:
-            net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
-        if plan.world_size > 1:
-            for tensor in net.state_dict().values():
-                torch.distributed.broadcast(tensor, src=0)
-        test = evaluate(job, rank, net, job.splits.test, examples)
+        load_best_weights(job, rank, net)
+        test = evaluate(job, rank, net, job.splits.test, keep_examples=True)
 
     # --- record
-    finish(
-        job,
-        rank,
-        device=device,
-        weights=weights,
-        clock=clock,
-        trained=trained,
-        validation=validation,
-        test=test,
-        examples=examples,
-        loggers=loggers,
-    )
+    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
     accelerator.end_training()
 
 
@@ -137,28 +112,27 @@ def _train_epoch(
     model.train()
     for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
         images, targets, _, draw = batch.to(accelerator.device)
-        closes_window = plan.closes_window(number)
+        ends_window = plan.ends_accumulation_window(number)
         # `accelerator.accumulate` counts micro-batches, and knows the epoch's end from prepared loaders only.
-        with nullcontext() if closes_window else accelerator.no_sync(model):
+        with nullcontext() if ends_window else accelerator.no_sync(model):
             logits = model(images, draw)
             loss = mean_loss(logits, targets, settings.label_smoothing)
-            accelerator.backward(accumulated_loss(loss, plan.window(number), plan.accumulate) / plan.accumulate)
-        recorder.batch_done(loss)
-        if not closes_window:
+            accelerator.backward(window_share(loss, plan, number))
+        recorder.on_batch_end(loss)
+        if not ends_window:
             continue
 
         if max_norm is not None:
             accelerator.clip_grad_norm_(model.parameters(), max_norm)
-        rate = state.optimizer.param_groups[0]["lr"]
+        lr = state.optimizer.param_groups[0]["lr"]
         optimizer.step()
         optimizer.zero_grad()
         state.step += 1
         if not accelerator.optimizer_step_was_skipped:
-            state.optimizer_steps += 1
             state.schedule.step()
         else:
-            recorder.step_skipped(state.scaler)
-        recorder.step_done(logits, targets, rate)
+            recorder.on_step_skipped(state.scaler)
+        recorder.on_step_end(logits, targets, lr)
 
 
 if __name__ == "__main__":

@@ -67,11 +67,11 @@ class Plan:
         """Returns where a run stands after so many optimizer steps: its epoch, and the epoch's next micro-batch."""
         return step // self.steps_per_epoch, step % self.steps_per_epoch * self.accumulate
 
-    def closes_window(self, batch: int) -> bool:
+    def ends_accumulation_window(self, batch: int) -> bool:
         """Returns whether an optimizer step follows a micro-batch of an epoch."""
         return (batch + 1) % self.accumulate == 0 or batch + 1 == self.batches_per_epoch
 
-    def window(self, batch: int) -> int:
+    def accumulation_window(self, batch: int) -> int:
         """Returns the number of micro-batches in the optimizer step that a micro-batch of an epoch belongs to."""
         start = batch - batch % self.accumulate
         return min(self.accumulate, self.batches_per_epoch - start)

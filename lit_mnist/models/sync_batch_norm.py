@@ -133,7 +133,7 @@ def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) ->
     return net
 
 
-def share_buffers(net: nn.Module) -> None:
+def sync_buffers(net: nn.Module) -> None:
     """Broadcasts the buffers of rank 0, which are the ones that are saved; every rank must call it.
 
     Without synchronized batch norm, the running statistics of each rank come from its own samples. An evaluation must

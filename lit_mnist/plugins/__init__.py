@@ -1,1 +1,1 @@
-"""The guarantees as parts for any Lightning code."""
+"""Parts of the project for any Lightning code."""

@@ -1,6 +1,6 @@
-"""The uses of Lightning's private parts, each with the test that detects a change in Lightning.
+"""All uses of private parts of Lightning, each with the test that detects a change in Lightning.
 
-1. `leave_signals_alone`: the handler of SIGTERM, and the broadcast in each step. Detected by
+1. `disable_signal_handling`: the SIGTERM handler and the broadcast in each step. Detected by
    `test_lightning_does_not_handle_signals` in tests/faults/test_signals.py.
 2. `inspect_signature_once`: the arguments of `training_step`. Detected by
    `test_the_signature_of_a_training_step_is_inspected_once` in tests/test_template.py.
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
-def leave_signals_alone(trainer: Trainer) -> None:
-    """Keeps a Trainer from handling signals, and from checking in each step whether one has arrived.
+def disable_signal_handling(trainer: Trainer) -> None:
+    """Disables the signal handlers of a Trainer, and its check for signals in each step.
 
-    Lightning's handler of SIGTERM takes part in a collective, which hangs if the other ranks do not, and each step
-    pays for a broadcast. The project's own `STOP` and `Consensus` replace both.
+    Lightning's SIGTERM handler calls a collective, which hangs if the other ranks do not, and each step costs a
+    broadcast. `STOP` and `Consensus` replace both.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def inspect_signature_once(trainer: Trainer) -> None:
-    """Lets a Trainer inspect the signature of each module's `training_step` once, instead of in each step."""
+    """Makes a Trainer inspect the signature of `training_step` once per module class instead of in each step."""
     loop = trainer.fit_loop.epoch_loop
     inspect, known = loop._build_kwargs, dict[Any, bool]()
 

@@ -1,23 +1,23 @@
-"""A torchmetrics object whose result is exact for any number of samples on each rank."""
+"""Metrics that are exact for any number of samples on each rank."""
 
 from __future__ import annotations
 
 import torch
 from torchmetrics import Metric
 
-from lit_mnist.training.evaluation import Evaluation, batch_sums, evaluation_of
+from lit_mnist.training.evaluation import Evaluation, compute_batch_sums, compute_evaluation
 
 
 class ExactMetrics(Metric):
-    """The loss, the accuracy and the confusion matrix of a split, from sums that are combined once over all ranks.
+    """Computes the loss, the accuracy and the confusion matrix of a split from sums that are reduced over all ranks.
 
-    Nothing is padded and no mean of means is taken, so that the ranks may have different numbers of samples.
+    Ranks may have different numbers of samples: no samples are padded, and no means are averaged.
 
     Args:
         num_classes: Number of classes.
 
     Attributes:
-        confusion: Counts of this rank, rows the true and columns the predicted class, int64 [classes, classes].
+        confusion: Number of predictions, by true class (rows) and predicted class (columns), int64 [classes, classes].
         sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2].
     """
 
@@ -39,19 +39,19 @@ class ExactMetrics(Metric):
             logits: Float [batch, classes], or for segmentation [batch, classes, height, width].
             targets: Classes, int64 [batch] or [batch, height, width].
         """
-        confusion, sums = batch_sums(logits, targets, len(self.confusion))
+        confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
         self.confusion += confusion
         self.sums += sums
         self.segmentation = targets.ndim > 1
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns `confusion` and `sums` over all ranks; every rank must call it."""
+        """Returns `confusion` and `sums` over all ranks. Every rank must call it."""
         return self.confusion, self.sums
 
     def evaluation(self) -> Evaluation:
-        """Returns the metrics over all ranks; every rank must call it.
+        """Returns the metrics over all ranks. Every rank must call it.
 
         Raises:
-            NonFiniteError: The loss is infinite or not a number; all ranks raise it together.
+            NonFiniteError: The loss is infinite or NaN; all ranks raise it together.
         """
-        return evaluation_of(*self.compute(), expected=None, segmentation=self.segmentation)
+        return compute_evaluation(*self.compute(), expected=None, segmentation=self.segmentation)

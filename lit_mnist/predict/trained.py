@@ -22,7 +22,7 @@ from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.schema import make_experiment
 from lit_mnist.models.build import build_net
 from lit_mnist.predict.user_images import read_digits
-from lit_mnist.training.evaluation import predictions_of
+from lit_mnist.training.evaluation import predict_with_probability
 
 Images = torch.Tensor | np.ndarray | Sequence[str | Path | Image.Image]
 _NET = "net."
@@ -63,7 +63,7 @@ class TrainedNetwork:
         parts = []
         for batch in pixels.split(batch_size):
             logits = self.net(normalize(batch.unsqueeze(1).to(self.device, dtype, copy=True)))
-            parts.append([part.cpu() for part in predictions_of(logits)])
+            parts.append([part.cpu() for part in predict_with_probability(logits)])
         if not parts:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0)
         classes, probabilities = zip(*parts, strict=True)

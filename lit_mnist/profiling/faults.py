@@ -42,7 +42,7 @@ def inject(job: Job, rank: Rank, net: nn.Module, step: int) -> None:
     batches = epoch * plan.batches_per_epoch + batch
     first = (fatal_step - 1) // plan.steps_per_epoch * plan.batches_per_epoch
     first += (fatal_step - 1) % plan.steps_per_epoch * plan.accumulate
-    fatal = range(first, first + plan.window((fatal_step - 1) % plan.steps_per_epoch * plan.accumulate))
+    fatal = range(first, first + plan.accumulation_window((fatal_step - 1) % plan.steps_per_epoch * plan.accumulate))
 
     def fail(_: nn.Module, arguments: Any, logits: torch.Tensor) -> torch.Tensor | None:
         nonlocal batches

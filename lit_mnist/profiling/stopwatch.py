@@ -134,8 +134,8 @@ class Stopwatch:
         recorder, timer = self.recorder, self._timer
         for place, name, part in _CALLS:
             self._probe(place, name, part)
-        last = "step_done" if hasattr(recorder, "step_done") else "end_step"
-        for name, part in (("batch_done", METRICS), ("gradients_done", METRICS), (last, LOGGING)):
+        last = "on_step_end" if hasattr(recorder, "on_step_end") else "end_step"
+        for name, part in (("on_batch_end", METRICS), ("on_before_optimizer_step", METRICS), (last, LOGGING)):
             self._probe(recorder, name, part)
         if recorder.display:
             self._probe(recorder.display, "update", PROGRESS)

@@ -1,1 +1,1 @@
-"""A run on the disk and on the terminal: folder, metrics log, progress, result, timing."""
+"""The output of a run: run folder, metrics log, progress display, result, timing."""

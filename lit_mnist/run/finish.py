@@ -1,4 +1,4 @@
-"""The end of a job: result, report, predictions, and the summary on the terminal, all by rank 0."""
+"""The end of a job: the best weights, and rank 0's result, report, predictions and summary on the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import nn
 
+from lit_mnist.checkpoint.format import BEST, read_checkpoint
+from lit_mnist.checkpoint.state import net_weights
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import display_path, print_line
@@ -22,7 +26,7 @@ from lit_mnist.run.folder import REPORT, RESULT, RunFolder
 from lit_mnist.run.metrics_log import Logger, read_metrics
 from lit_mnist.run.result import Trained, build_result, total_gpu_memory, total_memory
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.evaluation import Evaluation, metrics_of
+from lit_mnist.training.evaluation import Evaluation, name_metrics
 from lit_mnist.training.examples import Example, Wrong
 from lit_mnist.training.job import Job
 
@@ -33,13 +37,11 @@ def finish(
     job: Job,
     rank: Rank,
     *,
-    device: torch.device,
     weights: Mapping[str, torch.Tensor],
     clock: StepClock,
     trained: Trained | None,
     validation: Evaluation | None,
     test: Evaluation | None,
-    examples: list[Example],
     loggers: Sequence[Logger] = (),
 ) -> None:
     """Writes the result and the report, and prints the summary; every rank must call it.
@@ -47,18 +49,17 @@ def finish(
     Args:
         job: The job.
         rank: This rank.
-        device: Its device.
         weights: Weights of the bare network after the last step.
         clock: Times of the steps.
-        trained: Metrics of the training, if there was one.
+        trained: Metrics of the training, if the job trains.
         validation: The last evaluation on the validation split.
-        test: The evaluation on the test split.
-        examples: The examples of the test for the report.
+        test: The evaluation on the test split, with its examples.
         loggers: Loggers of this rank that no Trainer closes.
     """
+    device = job.devices.of(rank)
     for logger in loggers:
         if test:
-            logger.log_metrics(metrics_of(test, "test"), trained.steps if trained else 0)
+            logger.log_metrics(name_metrics(test, "test"), trained.steps if trained else 0)
         logger.finalize("success")
     memory = total_memory(clock, rank, device, job.first_process)
     # nn.DataParallel is one rank on several GPUs.
@@ -79,7 +80,7 @@ def finish(
         test=test,
     )
     RunFolder(job.folder).write_result(result)
-    mistakes, segmentation = _shown(job, examples)
+    mistakes, segmentation = _load_examples(job, test.examples if test else [])
     write_report(
         job.folder / REPORT,
         result=result,
@@ -91,8 +92,16 @@ def finish(
     _summarize(job, rank, trained, validation, test)
 
 
-def _shown(job: Job, examples: list[Example]) -> tuple[list[Mistake], list[ShownImage]]:
-    """Returns the examples with their images: the wrong digits, or the best and worst segmentation images."""
+def load_best_weights(job: Job, rank: Rank, net: nn.Module) -> None:
+    """Loads the best weights of the run; every rank must call it. Only rank 0 can rely on the file being there."""
+    if rank.is_first:
+        net.load_state_dict(net_weights(read_checkpoint(job.folder / "checkpoints" / BEST)))
+    if rank.world_size > 1:
+        for tensor in net.state_dict().values():
+            dist.broadcast(tensor, src=0)
+
+
+def _load_examples(job: Job, examples: list[Example]) -> tuple[list[Mistake], list[ShownImage]]:
     mistakes, segmentation = [], []
     for example in examples:
         name, image, target = job.splits.test.shown(example.sample, job.experiment.data)
@@ -139,7 +148,7 @@ def _summarize(
 
 
 def program(engine: str = "lightning") -> str:
-    """Returns the command that starts an engine, as one types it."""
+    """Returns the command that starts an engine."""
     if engine != "lightning":
         return f"python -m lit_mnist.engines.{engine}"
     script = Path(sys.argv[0])
@@ -147,9 +156,7 @@ def program(engine: str = "lightning") -> str:
 
 
 def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> None:
-    """Writes one table of the predictions of all ranks, in the order of the images, and the images that go with it.
-
-    Every rank must call it.
+    """Writes the predictions of all ranks as one table, and the predicted images; every rank must call it.
 
     Args:
         job: The job.
@@ -158,12 +165,12 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
 
     Raises:
         InputError: A file cannot be written.
-        NonFiniteError: An output of the network is not finite.
+        NonFiniteError: A probability is not finite.
     """
     predictions = predictions_of(job.experiment.data.task)
     rows = sorted(row for part in all_gather_json(predictions.rows_of(job, batches)) for row in part)
     if not all(math.isfinite(row[1]) for row in rows):
-        raise NonFiniteError("The outputs of the network are not finite: the training of this checkpoint has diverged.")
+        raise NonFiniteError("The outputs of the network are not finite: the training behind this checkpoint diverged.")
     if rank.is_first:
         assert [row[0] for row in rows] == list(range(len(job.splits.test)))
         places = ", ".join(display_path(job.folder / name) for name in predictions.write(job, rows))

@@ -1,4 +1,4 @@
-"""The run folder: locked by one run at a time, and the only place that the run writes to."""
+"""The run folder, which one run locks at a time, and the only place that the run writes to."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ RESULT, METRICS, REPORT = "result.json", "metrics.csv", "report.html"
 # Bytes that must be free at the start of a run.
 _LEAST_FREE = 1 << 20
 _LOCK = "run.lock"
-# A file with the name that torchrun gives to all starts and restarts of one job.
+# A file with the run ID of torchrun, which all restarts of a job share.
 _RUN_ID = "torchelastic-run-id"
 
 
 class RunFolder:
-    """A folder that this run has locked. The kernel releases the lock when the last process of the run ends.
+    """A locked run folder. The kernel releases the lock when the last process of the run ends.
 
     Args:
         path: The folder.
-        lock: The open lock file if this process or its parent has locked it.
+        lock: The open lock file, if this process or its parent has locked the folder.
     """
 
     def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
+        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @classmethod
@@ -61,14 +61,14 @@ class RunFolder:
 
         Args:
             path: The folder.
-            writes: Files that the run is going to write and that must not exist.
-            folders: Folders to create in it, beside the logs.
-            resumed: Whether the run resumes in its own folder, so that its files may exist.
-            patience: Seconds to wait for a process that has locked the folder.
-            lock: The lock file if this process has locked the folder already.
+            writes: Files that the run will write; they must not exist unless the run is resumed.
+            folders: Subfolders to create in addition to `logs`.
+            resumed: Whether the run resumes in its own folder.
+            patience: Seconds to wait for another process to release the lock.
+            lock: The open lock file, if this process has already locked the folder.
 
         Raises:
-            InputError: The folder cannot be written, another run has locked it, or it has the files of another run.
+            InputError: The folder cannot be written, is locked by another run, or contains another run.
         """
         lock = lock or lock_folder(path, patience)
         present = [name for name in writes if (path / name).exists()]
@@ -101,14 +101,14 @@ class RunFolder:
         return cls(path, lock)
 
     def release(self) -> None:
-        """Records that the run has ended by itself; the lock ends with the process."""
+        """Records that the run was not killed. The lock is released when the process ends."""
         if self._lock:
             self._lock.seek(0)
             self._lock.truncate()
             self._lock.flush()
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Writes the resolved configuration, which `--config` accepts."""
+        """Writes the resolved configuration to `config.yaml`."""
         write_text(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
 
     def write_result(self, result: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ class RunFolder:
 
 
 def lock_folder(path: Path, patience: float = 0) -> IO[str]:
-    """Creates a folder, and returns its lock file, which is locked until it is closed.
+    """Creates and locks a folder, and returns the lock file. Closing the file releases the lock.
 
     Raises:
         InputError: The folder cannot be created, or another process has locked it for longer than `patience` seconds.
@@ -148,7 +148,6 @@ def lock_folder(path: Path, patience: float = 0) -> IO[str]:
 
 
 def _holder(lock: IO[str]) -> str:
-    """Returns the process that has locked a folder, as it has written into the lock file."""
     lock.seek(0)
     return lock.read().strip() or "another process"
 
@@ -157,8 +156,8 @@ def default_path(name: str, *, make: bool = False) -> Path:
     """Returns `runs/<time>-<name>`, with a number if the folder exists.
 
     Args:
-        name: The last part of the folder's name.
-        make: Whether to create it, so that no other run can use it.
+        name: Last part of the name of the folder.
+        make: Whether to create the folder, so that no other run can use it.
     """
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     candidate, number = stem, 1
@@ -177,10 +176,10 @@ def default_path(name: str, *, make: bool = False) -> Path:
 
 
 def was_restarted(path: Path) -> bool:
-    """Returns whether torchrun has restarted this process, and an earlier one has used the run folder."""
+    """Returns whether torchrun has restarted this process, and its predecessor used the run folder."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         return True
-    # torchrun does not count restarts after ranks of another machine were lost.
+    # torchrun does not count the restarts that follow the loss of ranks on another machine.
     run_id = _elastic_run_id()
     if run_id is None or (path / RESULT).exists():
         return False

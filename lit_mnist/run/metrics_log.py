@@ -1,4 +1,4 @@
-"""The metrics of a run as `metrics.csv` and TensorBoard files, written by rank 0."""
+"""The metrics of a run in `metrics.csv` and TensorBoard files, which rank 0 writes."""
 
 from __future__ import annotations
 
@@ -22,30 +22,28 @@ Row = dict[str, float]
 
 
 class Logger(Protocol):
-    """What receives the metrics of rank 0; a logger of Lightning's is one."""
+    """The interface of Lightning's loggers."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Logs the metrics of a step."""
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """Logs the experiment."""
+        """Logs the configuration."""
 
     def save(self) -> None:
-        """Writes what was logged."""
+        """Flushes the logged metrics."""
 
     def finalize(self, status: str) -> None:
         """Closes the logger."""
 
 
 class MetricsLog:
-    """Writes metrics to `metrics.csv` and to TensorBoard files as they come; a metric it has not seen adds a column.
-
-    It has the methods of a logger of Lightning's.
+    """Writes metrics to `metrics.csv` and TensorBoard files immediately. A new metric adds a column.
 
     Args:
-        folder: The run folder; rows of a resumed run up to `step` are kept.
-        step: The step that the run resumes from.
-        metrics: The metrics of a validation, which have columns from the start.
+        folder: The run folder. The rows of a resumed run up to `step` are kept.
+        step: The step from which the run resumes.
+        metrics: Names of the validation metrics, which have columns from the start.
     """
 
     def __init__(self, folder: Path, step: int = 0, metrics: Sequence[str] = ("val_loss", "val_accuracy")) -> None:
@@ -55,11 +53,11 @@ class MetricsLog:
         self._columns += sorted({name for row in rows for name in row} - {*self._columns})
         self._rewrite(rows)
         self._tensorboard: SummaryWriter | None = None
-        # An interrupted run may have logged steps beyond the one that it resumes from.
+        # An interrupted run may have logged steps after the one from which it resumes.
         self._purge_step = step + 1 if step else None
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Adds a row; a second one of the same step is another row."""
+        """Adds a row, also if the step has one already."""
         assert step is not None
         row: Row = {"step": float(step), **metrics}
         if new := [name for name in row if name not in self._columns]:
@@ -69,16 +67,13 @@ class MetricsLog:
         self._file.write(self._values(row))
         self._file.flush()
         if self._tensorboard is None:
-            # Its import takes a good part of a second, which the first step need not wait for.
+            # The import is slow; it must not delay the first step.
             from torch.utils.tensorboard import SummaryWriter
 
             self._tensorboard = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._purge_step)
         for name, value in metrics.items():
             if name != "epoch":
                 self._tensorboard.add_scalar(name.replace("_", "/", 1), value, step)
-
-    def save(self) -> None:
-        """Does nothing: each row is written when it comes."""
 
     def finalize(self, status: str) -> None:
         """Closes the files."""
@@ -87,7 +82,7 @@ class MetricsLog:
             self._tensorboard.close()
 
     def _rewrite(self, rows: list[Row]) -> None:
-        # As a whole, so that a kill at this moment loses no row.
+        # Atomically, so that a kill loses no row.
         write_text(self._folder / METRICS, "".join([_line(self._columns), *map(self._values, rows)]))
         self._file = (self._folder / METRICS).open("a", newline="")
 
@@ -102,7 +97,7 @@ def _line(values: Sequence[str]) -> str:
 
 
 def read_metrics(folder: Path) -> list[Row]:
-    """Returns the rows of a run folder's `metrics.csv`, or none if there is none.
+    """Returns the rows of `metrics.csv` in a run folder, or no rows if the file does not exist.
 
     Raises:
         InputError: The file is damaged.
@@ -120,8 +115,8 @@ def read_metrics(folder: Path) -> list[Row]:
     return rows
 
 
-def loggers_of(job: Job, rank: Rank) -> list[Logger]:
-    """Returns the loggers that `trainer.logger` names, on rank 0; `finish` closes them."""
+def make_loggers(job: Job, rank: Rank) -> list[Logger]:
+    """Returns the loggers of `trainer.logger` on rank 0, none on the other ranks; `finish` closes them."""
     if not rank.is_first:
         return []
     found = job.extras().get("logger") if job.extras and "logger" in job.stated else None

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a bar on a terminal, plain and rare lines elsewhere."""
+"""The progress display of a training: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from lit_mnist.distributed.terminal import print_line
 _SECONDS_BETWEEN_LINES = 15.0
 _SECONDS_TO_CLEAR = 1.0
 _ECHO = "^C"
-# Columns of the shortest bar, of the time that is left, and of the gaps between the parts of a line.
+# Minimal widths of the bar, the remaining time, and the gaps, in characters.
 _REST = 4 + 7 + 3
 
 
 class ProgressDisplay:
-    """Shows the course of a training; made by rank 0 alone.
+    """Displays the progress of a training on rank 0.
 
     Args:
         total_steps: Optimizer steps of the run.
-        done: Steps already made, where a run is resumed.
+        done: Completed steps of a resumed run.
     """
 
     def __init__(self, total_steps: int, done: int = 0) -> None:
@@ -49,7 +49,7 @@ class ProgressDisplay:
             self._bar.start()
 
     def update(self, step: int, loss: float, accuracy: float, images_per_s: float | None) -> None:
-        """Shows the metrics of the last steps."""
+        """Displays the metrics of a step."""
         metrics = [f"loss {loss:.4f}", f"batch accuracy {accuracy:.2%}"]
         if images_per_s:
             metrics.append(f"{images_per_s:,.0f} images/s")
@@ -62,25 +62,25 @@ class ProgressDisplay:
             print_line("  ".join((f"step {step}/{self.total_steps}", *metrics)))
 
     def line(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints a line above the bar."""
         if self._bar:
             self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             print_line(text)
 
     def close(self) -> None:
-        """Ends the bar, so that what is printed next stands below it."""
+        """Stops the bar; later output appears below it."""
         if self._bar:
             self._bar.stop()
             self._bar = None
 
     def clear(self) -> None:
-        """Takes the bar off the terminal, for a message that ends the run; a signal's handler may call it."""
+        """Removes the bar from the terminal before the final message. A signal handler may call it."""
         if not self._bar:
             return
         bar, self._bar = self._bar, None
         bar.live.transient = True
-        # By a thread, since the one that a signal has interrupted may hold a lock that rich needs for it.
+        # In a thread, because the interrupted thread may hold a lock that rich needs.
         clearing = threading.Thread(target=bar.stop, daemon=True)
         clearing.start()
         clearing.join(_SECONDS_TO_CLEAR)
@@ -90,21 +90,21 @@ class ProgressDisplay:
 
 
 class _Console(Console):
-    """A terminal whose last columns stay free: the echo of Ctrl-C would begin a line that the bar does not clear."""
+    """A terminal with free last columns: the echo of Ctrl-C would otherwise wrap to a line that the bar keeps."""
 
     @property  # type: ignore[misc] # nobody sets it
     def size(self) -> ConsoleDimensions:
-        """The columns and lines that are used."""
+        """Size of the usable area."""
         width, height = super().size
         return ConsoleDimensions(max(1, width - len(_ECHO)), height)
 
 
 class _Metrics(ProgressColumn):
-    """As many of the metrics as have room beside the rest of the line: those that do not fit are left out as a whole.
+    """Displays the metrics that fit into the line.
 
     Args:
         console: The terminal, whose width may change.
-        taken: Columns of the rest.
+        taken: Width of the other parts of the line, in characters.
     """
 
     def __init__(self, console: Console, taken: int) -> None:
@@ -112,7 +112,7 @@ class _Metrics(ProgressColumn):
         self._console, self._taken = console, taken
 
     def render(self, task: Task) -> Text:
-        """Returns the metrics."""
+        """Returns the metrics that fit."""
         metrics = list(task.fields["metrics"])
         while metrics and len("  ".join(metrics)) > self._console.width - self._taken:
             metrics.pop()

@@ -1,4 +1,4 @@
-"""Records a training: what watches each step, and the metrics for the screen, `metrics.csv` and other loggers."""
+"""Monitors the steps of a training, and records their metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lit_mnist.run.metrics_log import Logger, MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.result import Trained
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.evaluation import Evaluation, metrics_of
+from lit_mnist.training.evaluation import Evaluation, name_metrics
 from lit_mnist.training.finite import FiniteCheck
 from lit_mnist.training.job import Job
 from lit_mnist.training.precision import autocast_dtype, weight_dtype
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 
 class StepMonitor:
-    """Watches the steps of a training on one rank: time, finite losses and gradients, heartbeat, traces, faults.
+    """Monitors the steps of a training on one rank: timing, finite losses, heartbeat, traces and injected faults.
 
     Args:
         job: The job.
         rank: This rank.
         clock: Times the steps.
         net: The bare network.
-        step: Optimizer steps before this start, if a run is resumed.
+        step: Optimizer steps before the run was resumed.
 
     Attributes:
         step: Optimizer steps so far.
-        train_loss: The training loss that was logged last.
-        log_every: Optimizer steps between two logs.
-        logged: The metrics that were logged at the last step, over all ranks; empty if none were.
-        epoch_line: What is shown of the last epoch.
-        display: The progress display of rank 0.
+        train_loss: The last logged training loss.
+        log_every: Optimizer steps between two logged steps.
+        logged: Metrics over all ranks that were logged in the last step; empty if it was not logged.
+        epoch_line: Summary of the last epoch.
+        display: The progress display on rank 0, None on the other ranks.
     """
 
     def __init__(self, *, job: Job, rank: Rank, clock: StepClock, net: nn.Module, step: int = 0) -> None:
@@ -68,33 +68,33 @@ class StepMonitor:
             self.stopwatch = _start_stopwatch(self, job)
         elif run.trace != "none":
             dtype = autocast_dtype(job.precision) or weight_dtype(job.precision)
-            # The collectives of an evaluation at the end of an epoch belong to no step.
+            # The last step of an epoch is not counted: the collectives of the validation follow it.
             whole_steps = min(job.plan.total_steps, job.plan.steps_per_epoch) - 1
             last_counted = whole_steps if run.trace == "traffic" else 0
             self.trace = Trace(net, job.folder, rank, dtype=dtype, last_counted=last_counted, keep=run.trace_step)
 
     def is_logged(self, step: int) -> bool:
-        """Returns whether the metrics of a step, counted from 1, are logged: the first, every nth, an epoch's last."""
+        """Returns whether a step, counted from 1, is logged: the first, every nth, and the last of an epoch."""
         ends_epoch = step % self.plan.steps_per_epoch == 0 or step == self.plan.total_steps
         return step == 1 or step % self.log_every == 0 or ends_epoch
 
-    def batch_done(self, loss: torch.Tensor) -> None:
-        """Records the mean loss of a micro-batch without waiting for the device; nobody may change it afterwards."""
+    def on_batch_end(self, loss: torch.Tensor) -> None:
+        """Records the mean loss of a micro-batch without waiting for the device. It must not be modified later."""
         loss = loss.detach()
-        self.finite.batch_done(loss)
+        self.finite.on_batch_end(loss)
         if self.trace:
             self.trace.on_batch_end(loss)
 
-    def gradients_done(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Records a step's gradient before the optimizer uses it; see `FiniteCheck.gradients_done`."""
-        self.finite.gradients_done(list(parameters), self.step + 1)
+    def on_before_optimizer_step(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Records the gradient; see `FiniteCheck.on_before_optimizer_step`."""
+        self.finite.on_before_optimizer_step(list(parameters), self.step + 1)
 
-    def step_skipped(self, scaler: GradScaler) -> None:
-        """Records that the scaler skips the step that ends; see `FiniteCheck.step_skipped`."""
-        self.finite.step_skipped(self.step + 1, scaler)
+    def on_step_skipped(self, scaler: GradScaler) -> None:
+        """Records that the scaler skipped the step; see `FiniteCheck.on_step_skipped`."""
+        self.finite.on_step_skipped(self.step + 1, scaler)
 
     def check_finite(self) -> None:
-        """Checks the gradients that were recorded and not yet checked; see `FiniteCheck.check`."""
+        """Checks the recorded gradients; see `FiniteCheck.check`."""
         self.finite.check()
 
     def end_step(self, lr: float, metrics: Mapping[str, float] | None) -> None:
@@ -102,13 +102,13 @@ class StepMonitor:
 
         Args:
             lr: The learning rate of the step.
-            metrics: `train_loss` and others over all ranks if they are logged at this step, else None.
+            metrics: Metrics over all ranks, with `train_loss`, if the step is logged; otherwise None.
 
         Raises:
-            NonFiniteError: The loss is infinite or not a number on some rank; all ranks raise it together.
+            NonFiniteError: The loss is infinite or NaN on some rank; all ranks raise it together.
         """
         self.step += 1
-        self.clock.step_done(waited=self.finite.at_once or metrics is not None)
+        self.clock.on_step_end(waited=self.finite.checks_each_step or metrics is not None)
         if self.stopwatch:
             self.stopwatch.on_step_end()
         self.finite.forget()
@@ -122,8 +122,8 @@ class StepMonitor:
             raise NonFiniteError(f"The loss was {loss} at step {self.step} or shortly before: lower --lr.")
         self.train_loss = loss
 
-    def epoch_done(self, epoch: int, evaluation: Evaluation | None, *, is_best: bool) -> None:
-        """Records the end of an epoch, with its metrics on the validation split if it was validated."""
+    def on_epoch_end(self, epoch: int, evaluation: Evaluation | None, *, is_best: bool) -> None:
+        """Records the end of an epoch, and its validation metrics if there are any."""
         self.clock.pause()
         text = f"epoch {epoch + 1}/{self.plan.epochs}  step {self.step}"
         if self.train_loss is not None:
@@ -137,11 +137,11 @@ class StepMonitor:
         self.epoch_line = text
 
     def close(self, *, optimizer_steps: int, stopped_early: str | None = None) -> Trained:
-        """Ends the watch, and returns the numbers of the training.
+        """Stops monitoring, and returns the metrics of the training.
 
         Args:
-            optimizer_steps: Steps that the optimizer took since the start of the run, without those skipped.
-            stopped_early: Why it ended before its last step, if a callback ended it.
+            optimizer_steps: Optimizer steps since the start of the run, without skipped steps.
+            stopped_early: Why a callback stopped the training before its last step, or None.
         """
         RANK_STATUS.begin_step(0)
         for watch in (self.heartbeat, self.trace, self.stopwatch, self.display):
@@ -159,10 +159,10 @@ class StepMonitor:
 
 
 class MetricsRecorder(StepMonitor):
-    """A step monitor that logs and shows the metrics, too, with one collective at each step that is logged.
+    """A step monitor that also logs and displays the metrics, with one collective in each logged step.
 
     Args:
-        loggers: Loggers of rank 0 beside the files of the run folder; the others as of `StepMonitor`.
+        loggers: Loggers of this rank in addition to the files in the run folder; `finish` closes them.
     """
 
     def __init__(
@@ -185,21 +185,21 @@ class MetricsRecorder(StepMonitor):
                 self.display = ProgressDisplay(job.plan.total_steps, step)
                 RANK_STATUS.clear_display = self.display.clear
 
-    def batch_done(self, loss: torch.Tensor) -> None:
-        """Records the mean loss of a micro-batch; see `StepMonitor.batch_done`."""
-        super().batch_done(loss)
+    def on_batch_end(self, loss: torch.Tensor) -> None:
+        """Records the mean loss of a micro-batch."""
+        super().on_batch_end(loss)
         self._metrics.update(loss)
 
-    def step_done(self, logits: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
-        """Records the end of an optimizer step, and logs its metrics where they are due.
+    def on_step_end(self, logits: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
+        """Records the end of an optimizer step, and logs its metrics if they are due.
 
         Args:
-            logits: Of the last micro-batch, float [batch, classes] or [batch, classes, height, width].
-            targets: Its classes, int64 [batch] or [batch, height, width].
+            logits: Logits of the last micro-batch, float [batch, classes] or [batch, classes, height, width].
+            targets: Classes of the last micro-batch, int64 [batch] or [batch, height, width].
             lr: The learning rate of the step.
 
         Raises:
-            NonFiniteError: As of `end_step`.
+            NonFiniteError: As for `end_step`.
         """
         metrics: dict[str, float] | None = None
         if self.is_logged(self.step + 1):
@@ -213,19 +213,19 @@ class MetricsRecorder(StepMonitor):
         if self.display:
             self.display.update(self.step, metrics["train_loss"], metrics["train_accuracy"], speed)
 
-    def epoch_done(self, epoch: int, evaluation: Evaluation | None, *, is_best: bool) -> None:
-        """Logs the metrics of an epoch on the validation split, if there are any; see `show_epoch`."""
-        super().epoch_done(epoch, evaluation, is_best=is_best)
+    def on_epoch_end(self, epoch: int, evaluation: Evaluation | None, *, is_best: bool) -> None:
+        """Records the end of an epoch, and logs its validation metrics if there are any."""
+        super().on_epoch_end(epoch, evaluation, is_best=is_best)
         if evaluation:
-            self._log(metrics_of(evaluation, "val"))
+            self._log(name_metrics(evaluation, "val"))
 
     def show_epoch(self) -> None:
-        """Shows the epoch that was recorded last."""
+        """Displays the last epoch."""
         if self.display:
             self.display.line(self.epoch_line)
 
     def close(self, *, optimizer_steps: int, stopped_early: str | None = None) -> Trained:
-        """Ends the display and closes the files; see `StepMonitor.close`. `finish` closes the loggers."""
+        """Closes the display and the log files, and returns the metrics of the training."""
         trained = super().close(optimizer_steps=optimizer_steps, stopped_early=stopped_early)
         if self.log:
             self.log.finalize("success")
@@ -236,7 +236,7 @@ class MetricsRecorder(StepMonitor):
         if self.log:
             self.log.log_metrics(row, self.step)
         for logger in self.loggers:
-            # A Trainer counts the steps of its loggers from 0.
+            # Lightning's loggers count steps from 0.
             logger.log_metrics(row, self.step - 1)
             logger.save()
 

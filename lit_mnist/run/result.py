@@ -1,4 +1,4 @@
-"""The result of a run: the content of `result.json`."""
+"""The content of `result.json`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Trained:
     """The metrics of a training.
 
     Attributes:
-        steps: Optimizer steps, from the first of the run.
+        steps: Optimizer steps since the start of the run.
         steps_now: Optimizer steps since the run was last resumed.
-        skipped_steps: Steps that the GradScaler skipped because a gradient overflowed.
+        skipped_steps: Steps that the GradScaler skipped because the gradient overflowed.
         epochs: Epochs; the last may be incomplete.
-        loss: Mean training loss of the last steps that were logged.
-        seconds: Duration of the training, with its validations.
-        stopped_early: Why a callback ended the training before its last step, or None.
+        loss: Last logged training loss.
+        seconds: Duration of the training, including validation.
+        stopped_early: Why a callback stopped the training before its last step, or None.
     """
 
     steps: int
@@ -41,14 +41,14 @@ class Trained:
 
 
 def device_name(device: torch.device) -> str:
-    """Returns `cpu`, or `cuda` with the GPU's name."""
+    """Returns `cpu`, or `cuda` with the name of the GPU."""
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
 
 
 def total_memory(clock: StepClock, rank: Rank, device: torch.device, first_process: int) -> int:
-    """Returns the peak of unshared memory of all processes in bytes; every rank must call it.
+    """Returns the sum of the ranks' peaks of unshared memory and the launcher's memory in bytes, without data workers.
 
-    It is the sum of the ranks' peaks and the launcher's memory, without the workers of `data.workers`.
+    Every rank must call it.
     """
     clock.update_peak_memory()
     total = torch.tensor([clock.peak_memory], dtype=torch.int64, device=device)
@@ -59,12 +59,12 @@ def total_memory(clock: StepClock, rank: Rank, device: torch.device, first_proce
 
 
 def total_gpu_memory(rank: Rank, device: torch.device, gpus: Iterable[int | torch.device]) -> int | None:
-    """Returns the peak of all ranks' tensors on GPUs in bytes, or None on a CPU; every rank must call it.
+    """Returns the sum of the ranks' peaks of GPU memory in bytes, or None on a CPU; every rank must call it.
 
     Args:
         rank: This rank.
-        device: Its device.
-        gpus: The GPUs of its process.
+        device: Device of this rank.
+        gpus: All GPUs of this process.
     """
     if device.type != "cuda":
         return None
@@ -126,7 +126,6 @@ def build_result(
 
 
 def _metrics(evaluation: Evaluation | None, samples: int) -> dict[str, Any] | None:
-    """Returns the metrics of a split of so many samples, and whether they are partial."""
     if evaluation is None:
         return None
     return {**evaluation.to_dict(), **({"partial": True} if evaluation.count < samples else {})}

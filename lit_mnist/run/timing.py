@@ -1,4 +1,4 @@
-"""Measurements of a run: time since the first process started, time of a step, memory, versions."""
+"""Measurements of a run: times, memory, versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "jsonargparse"
 
 
 def seconds_since_start(pid: int) -> float | None:
-    """Returns the seconds since the kernel started a process, or None if the system does not report it."""
+    """Returns the seconds since a process started, or None if the system does not report them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -27,7 +27,7 @@ def seconds_since_start(pid: int) -> float | None:
 
 
 def unshared_memory(pid: int) -> int:
-    """Returns the memory that only this process uses (USS) in bytes, or 0 if the system does not report it."""
+    """Returns the unshared memory (USS) of a process in bytes, or 0 if the system does not report it."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -44,11 +44,11 @@ def spread(values: Sequence[float | None]) -> dict[str, float] | None:
 
 
 class StepClock:
-    """Times the optimizer steps of a run, as one rank sees them.
+    """Times the optimizer steps of a run on one rank.
 
     Args:
-        batch_size: Samples of a step over all ranks.
-        first_process: The process whose start is the start of the run.
+        batch_size: Samples per step over all ranks.
+        first_process: ID of the process whose start is the start of the run.
     """
 
     def __init__(self, batch_size: int, first_process: int) -> None:
@@ -61,12 +61,12 @@ class StepClock:
         self._last: float | None = None
         self._queued = 0
 
-    def step_done(self, *, waited: bool = True) -> None:
+    def on_step_end(self, *, waited: bool = True) -> None:
         """Records the end of an optimizer step.
 
         Args:
-            waited: Whether the device has computed the step. The time until then is divided evenly among it and the
-                steps that were only queued before.
+            waited: Whether the device has finished the step. Its time is divided evenly among the step and the queued
+                steps before it.
         """
         self._queued += 1
         if not waited:
@@ -79,12 +79,12 @@ class StepClock:
         self._last = now
 
     def pause(self) -> None:
-        """Excludes the time until the next step: a validation or a save belongs to no step."""
+        """Excludes the time until the next step, such as a validation or a save."""
         self._last, self._queued = None, 0
         self.update_peak_memory()
 
     def update_peak_memory(self) -> None:
-        """Updates the peak of this process's memory."""
+        """Updates the peak memory of this process."""
         self.peak_memory = max(self.peak_memory, unshared_memory(os.getpid()))
 
     @property
@@ -93,19 +93,19 @@ class StepClock:
         return time.perf_counter() - self._started
 
     def recent_images_per_s(self, steps: int = 50) -> float | None:
-        """Returns images per second over the last steps, for display."""
+        """Returns the samples per second over the last steps."""
         recent = self._durations[-steps:]
         return self.batch_size * len(recent) / sum(recent) if recent else None
 
     def images_per_s(self) -> float | None:
-        """Returns samples per second of the median step after the warm-up, or None for a shorter training."""
+        """Returns the samples per second of the median step after the warm-up, or None without such a step."""
         measured = self._durations[WARM_UP_STEPS:]
         return self.batch_size / statistics.median(measured) if measured else None
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that compute the result."""
+    """Returns the versions of Python and of the packages that affect the result."""
     found = {"lit_mnist": "unknown", "python": platform.python_version()}
     for package in ("lit_mnist", *_PACKAGES):
         with suppress(PackageNotFoundError):
@@ -115,7 +115,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """Returns the commit of the source, with `-dirty` if it was changed, or None outside a repository."""
+    """Returns the commit of the source, with `-dirty` for local changes, or None outside a repository."""
     source = Path(__file__).resolve().parents[2]
     if not (source / ".git").exists():
         return None

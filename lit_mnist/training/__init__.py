@@ -1,1 +1,1 @@
-"""What every engine shares beside its loop: optimizer, schedule, precision, evaluation, checkpoint, result."""
+"""What all training loops share: the job of a rank, optimizer, schedule, loss, precision and evaluation."""

@@ -1,8 +1,8 @@
-"""The passes of a micro-batch as a CUDA graph: recorded once, and then queued on the GPU by one call.
+"""Runs the passes of a micro-batch as a CUDA graph.
 
-A GPU computes the passes of a small network faster than a host can queue their kernels one by one. A graph is all of
-them at once: the same kernels in the same order on the same memory, and so the same bits (PyTorch's documentation, CUDA
-semantics, "CUDA Graphs"). What it reads must lie where it lay when it was recorded: a batch is copied there.
+A GPU runs the kernels of a small network faster than the host can launch them. A CUDA graph launches all of them at
+once, with bit-identical results (PyTorch documentation: CUDA semantics, "CUDA Graphs"). It reads fixed addresses, to
+which each batch is copied.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import nn
 
 from lit_mnist.data.batch import Batch
 
-# The first passes choose kernels and make what lives on: the GradScaler's scale, the libraries' handles.
+# The first passes select kernels and create permanent state, such as the scale of the GradScaler and library handles.
 _WARM_UP = 3
 
-# Of a batch and of the number of micro-batches in its step: the loss and the logits, without autograd's graph.
+# Maps a batch and the number of micro-batches in its accumulation window to the detached loss and logits.
 Passes = Callable[[Batch, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 class GraphedPasses:
-    """The forward and backward pass of a micro-batch, which is a step's only one; all have one size.
+    """Runs the forward and backward pass of a micro-batch as a CUDA graph, for batches of one size.
 
     Args:
-        passes: Leaves the gradients in the parameters, which have none before. It may read no number back, and use
-            nothing of the batch but its images and targets.
-        parameters: The parameters.
+        passes: Stores the gradients in the parameters, whose gradients are None before. It must not synchronize with
+            the host, and must use only the images and targets of the batch.
+        parameters: The parameters of the network.
     """
 
     def __init__(self, passes: Passes, parameters: Iterable[nn.Parameter]) -> None:
@@ -38,10 +38,10 @@ class GraphedPasses:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, batch: Batch, window: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the loss and the logits of a batch, and leaves its gradients; the logits last until the next call."""
+        """Computes the gradients, and returns the loss and the logits, which are valid until the next call."""
         if self._warming_up:
             self._warming_up -= 1
-            return self._made(batch, window)
+            return self._run(batch, window)
         if self._graph is None:
             self._record(batch, window)
             assert self._graph
@@ -49,25 +49,25 @@ class GraphedPasses:
             self._batch.images.copy_(batch.images)
             self._batch.targets.copy_(batch.targets)
         self._graph.replay()
-        self.leave_gradients()
+        self.restore_gradients()
         return self._loss.clone(), self._logits
 
-    def leave_gradients(self) -> None:
-        """Leaves the gradients of the last call in the parameters, also where they were taken away since."""
+    def restore_gradients(self) -> None:
+        """Stores the gradients of the last call in the parameters again."""
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
 
     def _record(self, batch: Batch, window: int) -> None:
         self._batch = batch._replace(images=batch.images.clone(), targets=batch.targets.clone(), draw=None)
         graph = torch.cuda.CUDAGraph()
-        # Not for other threads: the one that writes a checkpoint may free memory meanwhile.
+        # Other threads may free memory during the capture, such as the one that writes a checkpoint.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._loss, self._logits = self._made(self._batch, window)
+            self._loss, self._logits = self._run(self._batch, window)
         self._graph = graph
 
-    def _made(self, batch: Batch, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(self, batch: Batch, window: int) -> tuple[torch.Tensor, torch.Tensor]:
         for parameter in self._parameters:
             parameter.grad = None
-        made = self._passes(batch, window)
+        result = self._passes(batch, window)
         self._gradients = [parameter.grad for parameter in self._parameters]
-        return made
+        return result

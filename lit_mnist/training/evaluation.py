@@ -1,12 +1,12 @@
-"""Exact evaluation on any number of ranks: each sample counts once, and sums are combined once at the end.
+"""Exact evaluation on any number of ranks, from sums that are reduced once.
 
-In classification, each sample is one prediction. In segmentation, each pixel with a class is one.
+A prediction is a sample in classification, and a pixel with a class in segmentation.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from lit_mnist.data.dataset import IGNORED
 from lit_mnist.data.loader import EvaluationBatches
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.training.examples import Examples
+from lit_mnist.training.examples import Example, Examples
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -30,13 +30,14 @@ class Evaluation:
     """The metrics of a whole split.
 
     Attributes:
-        accuracy: Share of correct predictions, from 0 to 1; for segmentation, of the pixels.
-        loss: Mean cross-entropy in nats, for segmentation over the pixels.
+        accuracy: Share of correct predictions, from 0 to 1.
+        loss: Mean cross-entropy per prediction in nats.
         count: Number of samples.
-        per_class: Accuracy of each class; 0 for a class without samples.
-        confusion: Counts, rows the true and columns the predicted class; for segmentation, of pixels.
+        per_class: Accuracy of each class; 0 for a class without predictions.
+        confusion: Number of predictions, by true class (rows) and predicted class (columns).
         iou: For segmentation, the intersection over union of each class; None for a class without pixels.
-        mean_iou: The mean over the classes that have one.
+        mean_iou: For segmentation, the mean of `iou` over the classes with pixels.
+        examples: Samples for the report, if they were kept.
     """
 
     accuracy: float
@@ -46,29 +47,30 @@ class Evaluation:
     confusion: list[list[int]]
     iou: list[float | None] | None = None
     mean_iou: float | None = None
+    examples: list[Example] = field(default_factory=list, compare=False)
 
     @property
     def score(self) -> float:
-        """The metric that chooses the best weights: mean intersection over union for segmentation, else accuracy."""
+        """The metric that selects the best weights: mean IoU for segmentation, otherwise accuracy."""
         return self.accuracy if self.mean_iou is None else self.mean_iou
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the metrics that exist, as plain values."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Returns the metrics that are not None, as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "examples" and value is not None}
 
 
 class EvaluationSums:
-    """The sums of one rank over the samples that it evaluates, from which every metric follows.
+    """Accumulates the metrics of a split on one rank.
 
     Args:
         num_classes: Number of classes.
-        device: Where the sums are kept.
-        examples: Whether `update` also keeps examples of the samples; see `Examples`.
+        device: Device of the sums.
+        examples: Whether to keep examples of the samples; see `Examples`.
 
     Attributes:
-        confusion: Counts, rows the true and columns the predicted class, int64 [classes, classes].
-        sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2]: in double precision the
-            order of the additions does not show.
+        confusion: Number of predictions, by true class (rows) and predicted class (columns), int64 [classes, classes].
+        sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2]. In double precision, the
+            order of the additions does not affect the metrics.
         examples: The examples, or None.
     """
 
@@ -83,53 +85,64 @@ class EvaluationSums:
 
         Args:
             logits: Float [batch, classes], or for segmentation [batch, classes, height, width].
-            targets: Classes, int64 [batch] or [batch, height, width]; `IGNORED` pixels do not count.
-            indices: The numbers of the samples in their split, int64 [batch]; used for examples only.
+            targets: Classes, int64 [batch] or [batch, height, width]; pixels of class `IGNORED` are left out.
+            indices: Indices of the samples in the split, int64 [batch]; used for examples only.
         """
         self._segmentation = targets.ndim > 1
-        confusion, sums = batch_sums(logits, targets, len(self.confusion))
+        confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
         self.confusion += confusion
         self.sums += sums
         if self.examples:
             self.examples.add(logits, targets, indices)
 
     def all_reduce(self) -> None:
-        """Adds up the sums of all ranks; every rank must call it."""
+        """Reduces the sums over all ranks; every rank must call it."""
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(self.confusion)
             dist.all_reduce(self.sums)
 
     def compute(self, expected: int | None) -> Evaluation:
-        """Returns the metrics, once the sums are those of all ranks; arguments and errors as of `evaluation_of`."""
-        return evaluation_of(self.confusion, self.sums, expected, segmentation=self._segmentation)
+        """Returns the metrics of the reduced sums, and the examples; every rank must call it.
+
+        Args:
+            expected: As for `compute_evaluation`.
+
+        Raises:
+            NonFiniteError: The loss is infinite or NaN.
+        """
+        examples = self.examples.gather() if self.examples else []
+        evaluation = compute_evaluation(self.confusion, self.sums, expected, segmentation=self._segmentation)
+        return replace(evaluation, examples=examples)
 
 
-def batch_sums(logits: torch.Tensor, targets: torch.Tensor, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what a batch adds to the attributes of `EvaluationSums`; arguments as of its `update`."""
+def compute_batch_sums(
+    logits: torch.Tensor, targets: torch.Tensor, num_classes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the summands of a batch for `confusion` and `sums` of `EvaluationSums`."""
     logits = logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
-    predicted, true = classified(logits, targets)
+    predicted, true = predict_classes(logits, targets)
     confusion = (true * num_classes + predicted).bincount(minlength=num_classes**2).view(num_classes, num_classes)
     ignored = IGNORED if targets.ndim > 1 else -100
     loss = F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum").double()
     return confusion, torch.stack([loss, torch.full_like(loss, len(targets))])
 
 
-def evaluation_of(
+def compute_evaluation(
     confusion: torch.Tensor, sums: torch.Tensor, expected: int | None, *, segmentation: bool
 ) -> Evaluation:
-    """Returns the metrics that follow from the sums of all ranks.
+    """Computes the metrics from the sums of all ranks.
 
-    Every metric but the loss follows from the confusion matrix, so that no metric can contradict another. Accuracy is
-    its diagonal, which torchmetrics calls the micro average.
+    All metrics but the loss are computed from the confusion matrix, so that they cannot contradict each other. Accuracy
+    is the micro average of torchmetrics.
 
     Args:
-        confusion: Counts, rows the true and columns the predicted class, integers [classes, classes].
-        sums: The sum of the cross-entropies in nats, and the number of samples, [2].
-        expected: Number of samples of the split; None if a part of it was evaluated, or its size is not known.
-        segmentation: Whether the counts are of pixels.
+        confusion: Number of predictions, by true class (rows) and predicted class (columns), int64 [classes, classes].
+        sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2].
+        expected: Number of samples in the split; None if it is unknown or only a part was evaluated.
+        segmentation: Whether the predictions are pixels.
 
     Raises:
-        NonFiniteError: The loss is infinite or not a number.
+        NonFiniteError: The loss is infinite or NaN.
     """
     confusion = confusion.long().cpu()
     loss_sum, samples = sums.tolist()
@@ -153,19 +166,17 @@ def evaluation_of(
     )
 
 
-def metrics_of(evaluation: Evaluation, stage: str) -> dict[str, float]:
-    """Returns the metrics that are logged of an evaluation, their names with the prefix `val` or `test`."""
+def name_metrics(evaluation: Evaluation, stage: str) -> dict[str, float]:
+    """Returns the metrics to log, with the prefix `val` or `test` in their names."""
     values = {f"{stage}_{name}": getattr(evaluation, name) for name in ("loss", "accuracy", "mean_iou")}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def check_count(trainer: Trainer, count: int) -> None:
-    """Asserts that a Trainer evaluated each sample of a split once.
-
-    It cannot be known of a user's own loader, or if the number of batches is limited.
+    """Asserts that a Trainer has evaluated each sample of a split once, unless the loader is a user's own or limited.
 
     Args:
-        trainer: The Trainer, at the end of the evaluation.
+        trainer: The Trainer at the end of the evaluation.
         count: Number of samples evaluated on all ranks.
     """
     loader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
@@ -180,8 +191,8 @@ def _intersection_over_union(confusion: torch.Tensor) -> list[float | None]:
     return [int(n) / int(of) if of else None for n, of in zip(both, either, strict=True)]
 
 
-def classified(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the predicted and the true classes of all that counts, each int64 [n].
+def predict_classes(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the predicted and the true class of each prediction, both int64 [n].
 
     Args:
         logits: Float [batch, classes] or [batch, classes, height, width].
@@ -194,15 +205,15 @@ def classified(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tenso
     return predicted[counts], targets[counts]
 
 
-def predictions_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the predicted class of each sample, and its probability.
+def predict_with_probability(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the predicted classes of each sample, and their probability.
 
     Args:
         logits: Float [batch, classes] or [batch, classes, height, width].
 
     Returns:
-        Classes, int64 [batch], or for segmentation uint8 [batch, height, width]; and probabilities, float32 [batch],
-        for segmentation the mean over the pixels.
+        Classes, int64 [batch], or for segmentation uint8 [batch, height, width]; probabilities, float32 [batch], for
+        segmentation the mean over the pixels.
     """
     probability, predicted = logits.float().softmax(dim=1).max(dim=1)
     if predicted.ndim == 1:

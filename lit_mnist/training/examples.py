@@ -1,4 +1,4 @@
-"""Examples of a test for its report: the digits classified wrongly, or the best and the worst segmentation images."""
+"""The examples in a report: misclassified digits, or the best and the worst segmentation images."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from lit_mnist.data.dataset import IGNORED
 from lit_mnist.distributed.gather import all_gather_json
 
-# Digits classified wrongly, and segmentation images of each kind, that a report shows.
+# Numbers of misclassified digits, and of segmentation images of each kind, in a report.
 MISTAKES_KEPT, KEPT = 40, 6
 
 
 class Wrong(NamedTuple):
-    """A sample classified wrongly: its number, the predicted class, and the probability of that class."""
+    """A misclassified sample: its index in the split, the predicted class, and the probability of that class."""
 
     sample: int
     predicted: int
@@ -30,9 +30,9 @@ class Scored(NamedTuple):
     """A segmentation image and its prediction.
 
     Attributes:
-        sample: Its number in the split.
-        score: Its mean IoU, over the classes that it has or is predicted to have, from 0 to 1.
-        mask: The predicted classes, uint8 [height, width], in the size that the network was given.
+        sample: Index in the split.
+        score: Mean IoU over the classes in the targets or the predictions, from 0 to 1.
+        mask: Predicted classes, uint8 [height, width], in the size of the network's input.
     """
 
     sample: int
@@ -44,11 +44,7 @@ Example = Wrong | Scored
 
 
 class Examples:
-    """The examples of one rank.
-
-    Args:
-        num_classes: Number of classes.
-    """
+    """Collects the examples of one rank."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -56,7 +52,7 @@ class Examples:
         self.scored: list[Scored] = []
 
     def add(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> None:
-        """Adds a batch; arguments as of `EvaluationSums.update`. Nothing is kept if the samples have no numbers."""
+        """Adds a batch; arguments as for `EvaluationSums.update`. A batch without indices is ignored."""
         if not len(indices):
             return
         logits = logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
@@ -65,7 +61,7 @@ class Examples:
             return
         predicted = logits.argmax(dim=1)
         scores = image_scores(predicted, targets, self.num_classes)
-        # An image without a valid pixel has no score.
+        # The score of an image without a valid pixel is NaN.
         found = [(row, score) for row, score in enumerate(scores.tolist()) if math.isfinite(score)]
         masks = predicted.to(torch.uint8).cpu().numpy()
         added = [Scored(int(indices[row]), score, masks[row].copy()) for row, score in found]
@@ -77,17 +73,17 @@ class Examples:
 
 
 def mistakes(logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Returns the samples of a batch that are classified wrongly: a row for each, with the fields of `Wrong`.
+    """Returns the misclassified samples of a batch, with the fields of `Wrong` as columns.
 
-    They are a tensor, because an untrained network makes thousands of mistakes and lists are slow.
+    The result is a tensor, because an untrained network makes thousands of mistakes and lists are slow.
 
     Args:
         logits: Float [batch, classes].
         targets: Classes, int64 [batch].
-        indices: The numbers of the samples, int64 [batch].
+        indices: Indices of the samples, int64 [batch].
 
     Returns:
-        float64 [mistakes, 3], on the CPU; double precision represents each number exactly.
+        float64 [mistakes, 3] on the CPU, which represents each index exactly.
     """
     predicted = logits.argmax(dim=1)
     rows = (predicted != targets).nonzero()[:, 0]
@@ -96,10 +92,10 @@ def mistakes(logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor)
 
 
 def gather_mistakes(own: list[torch.Tensor]) -> list[Wrong]:
-    """Returns the mistakes of all ranks with the highest probabilities, at most `MISTAKES_KEPT`; a collective.
+    """Returns the `MISTAKES_KEPT` most confident mistakes of all ranks; every rank must call it.
 
     Args:
-        own: What `mistakes` returned for each batch of this rank, in the order of the samples.
+        own: The results of `mistakes` for each batch of this rank, in the order of the samples.
     """
     found = torch.cat([torch.zeros(0, len(Wrong._fields), dtype=torch.float64), *own])
     rows = found[found[:, 2].argsort(descending=True, stable=True)[:MISTAKES_KEPT]].tolist()
@@ -109,11 +105,11 @@ def gather_mistakes(own: list[torch.Tensor]) -> list[Wrong]:
 
 
 def image_scores(predicted: torch.Tensor, targets: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """Returns the mean IoU of each image, float64 [batch], NaN for an image without a valid pixel.
+    """Returns the mean IoU of each image, float64 [batch]; NaN for an image without a valid pixel.
 
     Args:
         predicted: Predicted classes, int64 [batch, height, width].
-        targets: True classes, int64 [batch, height, width]; `IGNORED` pixels do not count.
+        targets: True classes, int64 [batch, height, width]; pixels of class `IGNORED` are left out.
         num_classes: Number of classes.
     """
     batch = len(predicted)
@@ -129,7 +125,7 @@ def image_scores(predicted: torch.Tensor, targets: torch.Tensor, num_classes: in
 
 
 def best_and_worst(scored: Iterable[Scored]) -> list[Scored]:
-    """Returns the best and the worst images, each once, the best first; of equal ones those with lower numbers."""
+    """Returns the `KEPT` best and the `KEPT` worst images, best first; ties are broken by the lower index."""
     ordered = sorted(scored, key=lambda image: (-image.score, image.sample))
     if len(ordered) <= 2 * KEPT:
         return ordered

@@ -1,4 +1,4 @@
-"""A job: what the command line hands to the ranks, checked and loaded once for all of them."""
+"""A job: what each rank computes, validated and loaded once by the parent process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from lit_mnist.data.dataset import AnySplit, Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
@@ -19,6 +20,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.experiment import Command, Experiment
 from lit_mnist.experiment.plan import Plan, make_plan
 from lit_mnist.experiment.trainer import limited
+from lit_mnist.models.build import build_net
 from lit_mnist.training.precision import UsedPrecision, weight_dtype
 
 
@@ -38,22 +40,22 @@ class Job:
     Attributes:
         command: `train` (fit, then test the best weights), `fit`, `validate`, `test` or `predict`.
         engine: Name of the engine.
-        experiment: The experiment, as it was asked for.
+        experiment: The configured experiment.
         dataset: The data set, loaded and verified.
-        splits: Its samples, as the experiment splits them.
+        splits: The samples to train, validate and test on.
         plan: Batches and steps.
         devices: Devices of this machine.
         precision: The precision to use.
-        threads: Threads of each rank.
+        threads: Threads per rank.
         folder: The run folder.
-        command_line: The command as it was typed.
-        first_process: The process from whose start times count.
+        command_line: The command line of the user.
+        first_process: ID of the process whose start is the start of the run.
         checkpoint: The checkpoint to resume from or to evaluate.
-        weights: Weights to begin a training with, by name, in place of the random ones.
-        files: The user's images, where they are predicted instead of the test set; they stand in `splits.test`.
-        extras: Makes the further options of Lightning's Trainer.
-        stated: What a configuration file says of them.
-        cuda_graph: Whether a GPU is given the passes of a micro-batch as one recorded graph.
+        weights: Initial weights, keyed by parameter name, which replace the random ones.
+        files: The user's images to predict instead of the test set; `splits.test` contains them.
+        extras: Creates the further options of Lightning's Trainer.
+        stated: The further options as the configuration states them.
+        cuda_graph: Whether the passes of a micro-batch run as a CUDA graph.
         resumable: Whether the engine can resume its runs.
         testable: Whether the engine has the command `test`.
     """
@@ -86,13 +88,22 @@ class Job:
 
     @property
     def sync_batchnorm(self) -> bool:
-        """Whether batch norm uses the statistics of all ranks: by default where there are several."""
-        wanted = self.experiment.trainer.sync_batchnorm
-        return self.plan.world_size > 1 and wanted is not False
+        """Whether batch norm uses the statistics of all ranks, which is the default for several ranks."""
+        return self.plan.world_size > 1 and self.experiment.trainer.sync_batchnorm is not False
+
+    def build_net(self, device: torch.device) -> nn.Module:
+        """Returns the network on a device. All ranks have the same initial weights, which depend on the seed alone."""
+        net = build_net(
+            self.experiment.model,
+            num_classes=self.dataset.num_classes,
+            seed=self.experiment.seed_everything,
+            weights=self.weights,
+        )
+        return net.to(device, weight_dtype(self.precision)).to(memory_format=torch.channels_last)
 
     def train_batches(self, rank: Rank, epoch: int, step: int) -> TrainBatches:
-        """Returns a rank's micro-batches of an epoch, from where a run stands after so many optimizer steps."""
-        begun, first = self.plan.position(step)
+        """Returns the micro-batches of a rank in an epoch, beginning after `step` optimizer steps of the run."""
+        current, first = self.plan.position(step)
         return TrainBatches(
             self.splits.train,
             plan=self.plan,
@@ -100,13 +111,13 @@ class Job:
             seed=self.experiment.seed_everything,
             epoch=epoch,
             rank=rank.rank,
-            first=first if epoch == begun else 0,
+            first=first if epoch == current else 0,
             dtype=weight_dtype(self.precision),
             device=self.devices.of(rank),
         )
 
     def evaluation_batches(self, split: AnySplit, rank: Rank) -> EvaluationBatches:
-        """Returns the batches of a split that a rank evaluates."""
+        """Returns the batches that a rank evaluates of a split."""
         data = self.experiment.data
         return EvaluationBatches(
             split,
@@ -124,11 +135,11 @@ def split_dataset(experiment: Experiment, dataset: Dataset, stage: Literal["test
 
     Args:
         experiment: The experiment.
-        dataset: Its data set.
-        stage: Whether the test split is there to be tested or predicted, which have limits of their own.
+        dataset: The data set.
+        stage: Whether the test split is limited by `limit_test_batches` or `limit_predict_batches`.
 
     Raises:
-        InputError: The validation split leaves nothing to train on.
+        InputError: No training samples remain after the validation split.
     """
     data, tests = experiment.data, len(dataset.test)
     train, validation = validation_split(experiment.seed_everything, len(dataset.train), data.val_size)
@@ -140,7 +151,7 @@ def split_dataset(experiment: Experiment, dataset: Dataset, stage: Literal["test
 
 
 def _limit(experiment: Experiment, stage: Literal["val", "test", "predict"], samples: int) -> int:
-    """Returns how many samples of a split are evaluated: the limits of the Trainer count batches over all ranks."""
+    # The limits of the Trainer count batches over all ranks.
     size = experiment.data.evaluation_batch
     return min(samples, size * limited(math.ceil(samples / size), experiment.trainer.limit_of(stage)))
 

@@ -1,4 +1,4 @@
-"""The loss of both tasks: cross-entropy over the classes, a mean over the samples or over the pixels that count."""
+"""The loss of both tasks: the mean cross-entropy over the samples or over the pixels with a class."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from lit_mnist.data.dataset import IGNORED
 
 
 def mean_loss(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    """Returns this rank's loss of a micro-batch, such that the mean over the ranks is the mean of the whole one.
+    """Returns this rank's loss, whose mean over the ranks is the mean over the samples or pixels of all ranks.
 
-    Each rank has equally many images, but not equally many pixels that count: the mean of the ranks' means would
-    weigh a pixel by how many others its rank holds. So a sum is divided by the count over all ranks, and multiplied by
-    the number of ranks, since they average their gradients. The count is one collective; images need none.
+    Ranks have the same number of images, but not of pixels with a class. Therefore, the sum over the pixels is divided
+    by the count of all ranks, and multiplied by the number of ranks, because DDP averages the gradients. Segmentation
+    needs one collective for the count.
 
     Args:
-        logits: Floating point, [batch, classes] or [batch, classes, height, width].
-        targets: Classes, int64 [batch] or [batch, height, width], in which `IGNORED` counts nowhere.
-        label_smoothing: Share of the target probability spread over all classes.
+        logits: Floating point [batch, classes] or [batch, classes, height, width].
+        targets: Classes, int64 [batch] or [batch, height, width]; pixels of class `IGNORED` are left out.
+        label_smoothing: Share of the target probability that is spread over all classes.
 
     Returns:
-        A scalar in nats; where no pixel of any rank counts, 0 with a gradient of zeros.
+        A scalar in nats; 0 with zero gradients if no rank has a pixel with a class.
     """
-    # Some engines give it in 32 bits what others leave in 16, of which a GPU's kernel makes other last bits.
+    # Only some engines convert the logits to 32 bits themselves, and 16-bit kernels on GPUs round differently.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if targets.ndim == 1:
         return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)

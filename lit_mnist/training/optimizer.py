@@ -2,56 +2,67 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from lit_mnist.experiment import ModelSettings
+from lit_mnist.experiment.plan import Plan
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
-def make_optimizer(net: nn.Module, settings: ModelSettings) -> Optimizer:
+def make_optimizer(net: nn.Module, settings: ModelSettings, lr: float | None = None) -> Optimizer:
     """Returns the optimizer of all parameters.
 
-    Each kernel takes all parameters at once (`foreach`), to the same bits as one after the other, for which a GPU would
-    have to launch several kernels each. Not fused: that rounds differently, and hides from the schedule whether the
-    GradScaler left a step out.
+    Args:
+        net: The network.
+        settings: The section `model`.
+        lr: The learning rate, or its peak; `settings.lr` if unset.
     """
-    parameters = list(net.parameters())
+    options: dict[str, Any] = {
+        "lr": settings.lr if lr is None else lr,
+        "weight_decay": settings.weight_decay,
+        # One kernel updates all parameters, with bit-identical results.
+        "foreach": True,
+        # A fused optimizer rounds differently, and hides from the schedule whether the GradScaler skipped a step.
+        "fused": False,
+    }
     if settings.optimizer == "sgd":
-        return SGD(
-            parameters,
-            lr=settings.lr,
-            momentum=settings.momentum,
-            nesterov=settings.nesterov,
-            weight_decay=settings.weight_decay,
-            foreach=True,
-            fused=False,
-        )
+        return SGD(net.parameters(), momentum=settings.momentum, nesterov=settings.nesterov, **options)
     kind: type[Adam] = AdamW if settings.optimizer == "adamw" else Adam
-    return kind(parameters, lr=settings.lr, weight_decay=settings.weight_decay, foreach=True, fused=False)
+    return kind(net.parameters(), **options)
 
 
 def accumulated_loss(loss: torch.Tensor, window: int, accumulate: int) -> torch.Tensor:
-    """Weighs a micro-batch's mean loss so that, divided by `accumulate`, a shorter last window is a mean, too.
-
-    A loss that is not finite makes its gradient so: then all ranks see it, since they share the gradient.
+    """Scales the loss of a micro-batch for a Trainer that divides it by `accumulate`, also in a shorter window.
 
     Args:
-        loss: Mean loss of a micro-batch, a scalar.
-        window: Micro-batches in this optimizer step.
-        accumulate: Micro-batches of a full optimizer step, by which the engine divides.
+        loss: Mean loss of the micro-batch, a scalar.
+        window: Number of micro-batches in this accumulation window.
+        accumulate: Number of micro-batches in a full accumulation window.
     """
     seen = loss.detach()
+    # 1, or NaN if the loss is not finite: then the gradient, which all ranks share, is not finite either.
     one = 1 + (seen - seen)
     return loss * one if window == accumulate else loss * (one * (accumulate / window))
 
 
-def window_of(trainer: Trainer, batch_idx: int) -> int:
-    """Returns the number of micro-batches in the optimizer step of a micro-batch: fewer at the end of an epoch."""
+def window_share(loss: torch.Tensor, plan: Plan, batch: int) -> torch.Tensor:
+    """Returns the share of a micro-batch in the mean loss of its accumulation window.
+
+    Args:
+        loss: Mean loss of the micro-batch, a scalar.
+        plan: Defines the accumulation windows.
+        batch: Index of the micro-batch in its epoch.
+    """
+    return accumulated_loss(loss, plan.accumulation_window(batch), plan.accumulate) / plan.accumulate
+
+
+def accumulation_window(trainer: Trainer, batch_idx: int) -> int:
+    """Returns the number of micro-batches in the current accumulation window; the last of an epoch may be shorter."""
     accumulate = trainer.accumulate_grad_batches
     return int(min(accumulate, trainer.num_training_batches - batch_idx + batch_idx % accumulate))

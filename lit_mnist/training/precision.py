@@ -1,4 +1,4 @@
-"""Numerical precision: what `auto` means on a device, and what each precision computes in."""
+"""Numerical precision: the resolution of `auto`, and the dtypes of each precision."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ _AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
 def resolve_precision(precision: Precision, device_type: str) -> UsedPrecision:
-    """Returns the precision to use.
-
-    Args:
-        precision: What was asked for; anything but `auto` is taken as it stands.
-        device_type: `cpu` or `cuda`.
-    """
+    """Returns the precision to use, which depends on the device type (`cpu` or `cuda`) if it is `auto`."""
     if precision != "auto":
         return precision
     if device_type == "cuda":
@@ -32,7 +27,7 @@ def resolve_precision(precision: Precision, device_type: str) -> UsedPrecision:
 
 @cache
 def cpu_computes_bfloat16() -> bool:
-    """Returns whether the processor has instructions for bfloat16 products; without them it is slower than float32."""
+    """Returns whether the processor has bfloat16 instructions. Without them, bfloat16 is slower than float32."""
     cpuinfo = Path("/proc/cpuinfo")
     if platform.system() != "Linux" or not cpuinfo.exists():
         return False
@@ -43,24 +38,21 @@ def cpu_computes_bfloat16() -> bool:
 
 
 def autocast_dtype(precision: UsedPrecision) -> torch.dtype | None:
-    """Returns the type of autocast's operations, or None where there is no autocast."""
+    """Returns the dtype of autocast, or None if the precision does not use autocast."""
     return _AUTOCAST.get(precision)
 
 
 def autocast(precision: UsedPrecision, device: torch.device) -> torch.autocast:
-    """Returns the context in which the network and the loss are computed; without autocast it does nothing.
-
-    Casts are not cached, as Lightning does not: the cache is of no use where each weight is used once.
-    """
+    """Returns the autocast context for the forward pass. As in Lightning, casts are not cached."""
     dtype = autocast_dtype(precision)
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 def weight_dtype(precision: UsedPrecision) -> torch.dtype:
-    """Returns the type of the weights and images."""
+    """Returns the dtype of the weights and images."""
     return torch.float64 if precision == "64-true" else torch.float32
 
 
 def needs_scaler(precision: UsedPrecision) -> bool:
-    """Returns whether small gradients would vanish, so that the loss must be scaled (Micikevicius et al., 2018)."""
+    """Returns whether the loss must be scaled, because small gradients would underflow (Micikevicius et al., 2018)."""
     return precision == "16-mixed"

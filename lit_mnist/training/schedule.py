@@ -1,4 +1,4 @@
-"""The learning rate of each optimizer step, a function of the step and of the number of steps of the run."""
+"""Learning-rate schedules, as functions of the optimizer step and the number of steps in the run."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ _POWER = 0.9
 
 
 def lr_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
-    """Returns the learning rate of an optimizer step as a share of its peak.
+    """Returns the learning rate of an optimizer step as a fraction of the peak.
 
-    `onecycle` rises linearly from 1/25 of the peak and falls linearly towards 1/1000 of it (Smith and Topin:
-    Super-Convergence, 2018); `cosine` falls along half a cosine (Loshchilov and Hutter: SGDR, 2017, without restarts);
-    `polynomial` as a power of the steps that are left (Chen et al.: DeepLab, 2017).
+    `onecycle` rises linearly from 1/25 of the peak, and then falls linearly to 1/1000 (Smith and Topin:
+    Super-Convergence, 2018). `cosine` falls along half a cosine (Loshchilov and Hutter: SGDR, 2017, without restarts).
+    `polynomial` falls as a power of the remaining steps (Chen et al.: DeepLab, 2017).
 
-    The first step of a warm-up is one increment above its start, and the last one is at the peak, which the next step,
-    the first of the fall, uses again. A fall reaches its end one step after the last. One-cycle over 859 steps begins
-    at 0.0445 of the peak, stays at it for two steps, and ends at 0.0026:
+    The first step of the warm-up is one increment above the start. The last step of the warm-up and the first step
+    after it are at the peak. The end is reached one step after the last. For example, `onecycle` over 859 steps:
 
         >>> [round(lr_factor(ModelSettings(), step, 859), 4) for step in (0, 213, 214, 215, 216, 857, 858)]
         [0.0445, 0.9955, 1.0, 1.0, 0.9984, 0.0041, 0.0026]
 
     Args:
-        settings: Which schedule, and its warm-up.
-        step: The optimizer step, from 0; steps beyond the last have the last one's rate.
-        total_steps: Optimizer steps of the run.
+        settings: The schedule and its warm-up.
+        step: The optimizer step, from 0. Later steps than the last have the learning rate of the last.
+        total_steps: Optimizer steps in the run.
     """
     share = settings.warmup
     if share is None:
@@ -55,10 +54,10 @@ def lr_factor(settings: ModelSettings, step: int, total_steps: int) -> float:
 
 
 def schedule_length(settings: ModelSettings, steps: float) -> int:
-    """Returns the optimizer steps of a run as its schedule needs them.
+    """Returns the number of steps for the schedule of a run of `steps` optimizer steps, which may be infinite.
 
     Raises:
-        InputError: The run has no end, but its schedule needs one.
+        InputError: The run is infinite, but the schedule needs a last step.
     """
     if 0 < steps < math.inf:
         return int(steps)
@@ -68,8 +67,8 @@ def schedule_length(settings: ModelSettings, steps: float) -> int:
 
 
 def make_schedule(optimizer: Optimizer, settings: ModelSettings, total_steps: int) -> LambdaLR:
-    """Returns the schedule; it is stepped once after each step that the optimizer really made."""
-    # Here, so that the report can draw a schedule without importing torch.
+    """Returns the schedule. It is stepped after each optimizer step that was not skipped."""
+    # Imported here, because the report draws schedules without torch.
     from torch.optim.lr_scheduler import LambdaLR
 
     return LambdaLR(optimizer, lambda step: lr_factor(settings, step, total_steps))

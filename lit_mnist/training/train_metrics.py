@@ -1,4 +1,4 @@
-"""The loss and the accuracy of a training between two logged steps, over all ranks."""
+"""The training loss and accuracy of the logged steps, over all ranks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from lit_mnist.training.evaluation import classified
+from lit_mnist.training.evaluation import predict_classes
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
 class TrainMetrics:
-    """Accumulates the loss of each micro-batch on this rank; `update` never waits for the device.
+    """Accumulates the losses of the micro-batches on this rank.
 
     Attributes:
-        last: The mean loss of the last micro-batch, a scalar.
+        last: Mean loss of the last micro-batch, a scalar.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class TrainMetrics:
         self.last = torch.tensor(0.0)
 
     def update(self, loss: torch.Tensor) -> None:
-        """Adds the mean loss of a micro-batch, a scalar that nobody changes afterwards."""
+        """Adds the mean loss of a micro-batch without waiting for the device. It must not be modified later."""
         self.last = loss.detach()
         self._losses.append(self.last)
 
     def is_logged(self, trainer: Trainer, batch_idx: int) -> bool:
-        """Returns whether a micro-batch ends a step that a Trainer logs: the first, every nth, an epoch's last."""
+        """Returns whether a micro-batch ends a logged step: the first, every nth, and the last of an epoch."""
         step, last = trainer.global_step + 1, batch_idx + 1 == trainer.num_training_batches
         ends_step = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined] # Lightning sets it elsewhere
@@ -39,18 +39,18 @@ class TrainMetrics:
     def compute(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
         """Returns the mean loss since the last call and the accuracy of the last micro-batch, over all ranks.
 
-        It is a collective: every rank must call it, and gets the same values.
+        Every rank must call it.
 
         Args:
-            logits: Of the last micro-batch, float [batch, classes] or [batch, classes, height, width].
-            targets: Its classes, int64 [batch] or [batch, height, width].
+            logits: Logits of the last micro-batch, float [batch, classes] or [batch, classes, height, width].
+            targets: Classes of the last micro-batch, int64 [batch] or [batch, height, width].
 
         Returns:
             `train_loss` in nats, and `train_accuracy` from 0 to 1.
         """
         mean_loss = torch.stack(self._losses).double().mean()
         self._losses = []
-        predicted, true = classified(logits.detach(), targets)
+        predicted, true = predict_classes(logits.detach(), targets)
         correct = (predicted == true).sum().double()
         sums = torch.stack([mean_loss, correct, torch.full_like(correct, len(true))])
         world_size = dist.get_world_size() if dist.is_initialized() else 1

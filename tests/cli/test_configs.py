@@ -65,7 +65,7 @@ def test_a_plan_s_epochs_add_up_to_its_steps(max_steps: int, accumulate: int) ->
     for epoch in range(plan.epochs):
         batches = plan.batches_in_epoch(epoch)
         assert batches > 0
-        windows = [plan.window(batch) for batch in range(batches)]
+        windows = [plan.accumulation_window(batch) for batch in range(batches)]
         assert all(window == accumulate or batch >= 10 - 10 % accumulate for batch, window in enumerate(windows))
         steps += -(-batches // accumulate)
     assert steps == plan.total_steps

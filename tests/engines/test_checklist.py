@@ -309,7 +309,7 @@ NAIVE = {
     "every rank takes rank 0's batches": Naive(
         "(3)",
         "train_batches(",
-        "batches = job.train_batches(replace(rank, rank=0), epoch, state.step)",
+        "batches = job.train_batches(type(rank)(world_size=rank.world_size), epoch, state.step)",
         trains_half_of_the_samples,
     ),
     "the order does not change with the epoch": Naive(

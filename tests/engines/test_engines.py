@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.comparison.equality import Run, compare_runs, first_difference
-from lit_mnist.training import ddp
+from lit_mnist.training import ddp_arguments
 
 DISTRIBUTED = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer")
 SMALL = (
@@ -115,7 +115,7 @@ def note_ddp(monkeypatch: pytest.MonkeyPatch, notes: Path) -> None:
 
 
 @pytest.mark.parametrize("window", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_what_ddp_is_told_on_gpus_is_told_by_every_engine_and_gives_the_same_bits(
+def test_every_engine_passes_the_ddp_arguments_for_gpus_with_bit_identical_results(
     program: Program, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
     """From three ranks on a static graph adds up in another order than DDP's default: so all must say it, or none."""
@@ -125,7 +125,7 @@ def test_what_ddp_is_told_on_gpus_is_told_by_every_engine_and_gives_the_same_bit
     note_ddp(monkeypatch, notes)
     trained(program, "raw_ddp", *words)
     assert set(notes.read_text().splitlines()) == {"False False False"}
-    monkeypatch.setattr(ddp, "_SPARING", frozenset({"cpu"}))
+    monkeypatch.setattr(ddp_arguments, "_OPTIMIZED_DEVICES", frozenset({"cpu"}))
     runs = {}
     for engine in DISTRIBUTED:
         notes.unlink()

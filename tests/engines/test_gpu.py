@@ -77,7 +77,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     program, folder = shared_program, shared_program.folder / f"stopped-{engine}-{precision}"
     expected = whole(program, engine, precision)
     steps = 0
-    original = StepClock.step_done
+    original = StepClock.on_step_end
 
     def slowly(self: StepClock, *, waited: bool = True) -> None:
         nonlocal steps
@@ -89,7 +89,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr(StepClock, "step_done", slowly)
+        patched.setattr(StepClock, "on_step_end", slowly)
         stopped = program(*WORDS, "--precision", precision, "--save-every", 1, "--run-dir", folder, engine=engine)
     assert stopped.code == 128 + signal.SIGTERM, stopped.out + stopped.err
     done = program("--resume", folder, engine=engine)
@@ -127,7 +127,7 @@ def test_no_step_waits_for_the_gpu(program: Program, monkeypatch: pytest.MonkeyP
     """torch itself tells of each read, here from step 10 to 39, between two figures on the screen."""
     seen: list[str] = []
     steps = 0
-    original = StepClock.step_done
+    original = StepClock.on_step_end
 
     def watched(self: StepClock, *, waited: bool = True) -> None:
         nonlocal steps
@@ -142,7 +142,7 @@ def test_no_step_waits_for_the_gpu(program: Program, monkeypatch: pytest.MonkeyP
             torch.cuda.set_sync_debug_mode("default")
             (program.folder / "seen.txt").write_text("\n".join(seen))
 
-    monkeypatch.setattr(StepClock, "step_done", watched)
+    monkeypatch.setattr(StepClock, "on_step_end", watched)
     program.train(*WORDS, "--precision", "bf16-mixed", "--run.cuda_graph", graph, engine=engine)
     told = (program.folder / "seen.txt").read_text().splitlines()
     # The one read at the end shows that reads are seen.

@@ -160,7 +160,7 @@ def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.Monk
 @pytest.fixture
 def looking_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients are checked together after several steps, as on a GPU."""
-    monkeypatch.setattr(finite, "AT_ONCE", frozenset())
+    monkeypatch.setattr(finite, "SYNCHRONOUS_DEVICES", frozenset())
 
 
 FLOAT16 = ("--precision", "16-mixed")

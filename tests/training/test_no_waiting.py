@@ -145,10 +145,10 @@ class FinishedError(Exception):
 
 def test_an_epoch_is_trained_on_a_device_that_has_no_numbers(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever reads one raises; but for the figures and the look at the gradients, which have their own steps."""
-    step_done, crossings = MetricsRecorder.step_done, Crossings()
+    on_step_end, crossings = MetricsRecorder.on_step_end, Crossings()
 
     def watched(self: MetricsRecorder, *arguments: Any) -> None:
-        step_done(self, *arguments)
+        on_step_end(self, *arguments)
         if self.step == 1:
             crossings.__enter__()
 
@@ -160,8 +160,8 @@ def test_an_epoch_is_trained_on_a_device_that_has_no_numbers(program: Program, m
     metrics = {"train_loss": 0.0, "train_accuracy": 0.0}
     monkeypatch.setattr(TrainMetrics, "compute", lambda *_: metrics)
     monkeypatch.setattr(FiniteCheck, "check", lambda *_: None)
-    monkeypatch.setattr(MetricsRecorder, "step_done", watched)
-    monkeypatch.setattr(MetricsRecorder, "epoch_done", finish)
+    monkeypatch.setattr(MetricsRecorder, "on_step_end", watched)
+    monkeypatch.setattr(MetricsRecorder, "on_epoch_end", finish)
     words = ("--precision", "32-true", "--trainer.gradient_clip_val", 1.0, "--model.momentum", 0.9)
     done = program(*WORDS, *words, engine="single")
     assert f"FinishedError: {STEPS} steps, [] crossed over" in done.err, done.err
@@ -229,7 +229,7 @@ def reads_of(program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 def test_no_step_reads_a_number_between_two_figures(
     reads_of: Callable[..., list[list[str]]], monkeypatch: pytest.MonkeyPatch, engine: str, devices: int
 ) -> None:
-    monkeypatch.setattr(finite, "AT_ONCE", frozenset())
+    monkeypatch.setattr(finite, "SYNCHRONOUS_DEVICES", frozenset())
     assert not any(reads_of(engine, devices, "bf16-mixed"))
 
 
@@ -237,7 +237,7 @@ def test_no_step_reads_a_number_between_two_figures(
 def test_in_float16_the_scaler_alone_reads_whether_a_gradient_overflowed(
     reads_of: Callable[..., list[list[str]]], monkeypatch: pytest.MonkeyPatch, engine: str, devices: int
 ) -> None:
-    monkeypatch.setattr(finite, "AT_ONCE", frozenset())
+    monkeypatch.setattr(finite, "SYNCHRONOUS_DEVICES", frozenset())
     assert all(step == ["item"] for step in reads_of(engine, devices, "16-mixed"))
 
 
@@ -257,7 +257,7 @@ def test_steps_that_are_only_queued_share_the_time_until_the_device_has_computed
         """Steps that take no time to queue, and then a wait for the device."""
         for number in range(count):
             now[0] += seconds if number + 1 == count else 0.0
-            clock.step_done(waited=number + 1 == count)
+            clock.on_step_end(waited=number + 1 == count)
 
     steps(1, 5.0)
     steps(WARM_UP_STEPS, 100.0)
@@ -266,7 +266,7 @@ def test_steps_that_are_only_queued_share_the_time_until_the_device_has_computed
     assert clock.images_per_s() == 10 / 2.0
     assert clock.recent_images_per_s(steps=8) == 80 / 20
     # A pause belongs to no step, nor does what was queued before it.
-    clock.step_done(waited=False)
+    clock.on_step_end(waited=False)
     clock.pause()
     now[0] += 1000
     steps(1, 0.0)

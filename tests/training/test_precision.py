@@ -108,7 +108,7 @@ def test_a_gradient_that_is_never_finite_ends_the_run(
 ) -> None:
     """The scaler halves its scale, 65,536 at first, at each step that it skips: the 17th leaves less than 1."""
     if step == 20:
-        monkeypatch.setattr(finite, "AT_ONCE", frozenset())
+        monkeypatch.setattr(finite, "SYNCHRONOUS_DEVICES", frozenset())
 
     def overflowing(logits: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
         return mean_loss(Overflowing.apply(logits), *arguments, **named)
@@ -138,8 +138,8 @@ def test_thirty_skipped_steps_in_a_row_end_the_run_and_fewer_do_not() -> None:
     check = FiniteCheck(job, Rank())
     for step in range(1, 200):
         if step % 30:
-            check.step_skipped(step, scaler)
+            check.on_step_skipped(step, scaler)
     for step in range(201, 230):
-        check.step_skipped(step, scaler)
+        check.on_step_skipped(step, scaler)
     with pytest.raises(NonFiniteError, match=r"in the last 30 steps, up to step 230, .* fallen to 1\.26765e\+30:"):
-        check.step_skipped(230, scaler)
+        check.on_step_skipped(230, scaler)

@@ -24,7 +24,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings, Net
 from lit_mnist.models.build import build_net
 from lit_mnist.plugins.exact_metrics import ExactMetrics
-from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predictions_of
+from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict_with_probability
 
 __all__ = ["flags", "voc"]
 
@@ -92,7 +92,7 @@ def test_digits_have_no_mean_iou() -> None:
 
 def test_predictions_of_scenes_are_masks() -> None:
     logits = torch.randn(2, 3, 4, 5)
-    masks, probability = predictions_of(logits)
+    masks, probability = predict_with_probability(logits)
     assert (masks.dtype, masks.shape, probability.shape) == (torch.uint8, (2, 4, 5), (2,))
     assert torch.equal(masks.long(), logits.argmax(dim=1))
 
