@@ -163,7 +163,7 @@ class Data(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         assert self.trainer is not None
-        return self.sampler.state_dict(self.trainer.fit_loop.epoch_loop.batch_progress.current.completed)
+        return self.sampler.state_dict(self.trainer.fit_loop.batch_idx + 1)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sampler.load_state_dict(state)
