@@ -281,7 +281,10 @@ def test_the_captions_say_what_is_counted(tmp_path: Path) -> None:
     comparison = make_comparison(make_engine("lightning"))
     page, text = write(tmp_path, comparison).text, " ".join(" ".join(lines(comparison)).split())
     for name, words in (
-        ("Sent", "bytes that the busiest rank sent to the others, by the TCP counters of the kernel and of batch norm"),
+        (
+            "Sent",
+            "bytes that the busiest rank sent to the others, by the TCP counters of the kernel and of batch norm",
+        ),
         ("Payload", "bytes passed to collectives, sends and the exchange of batch norm"),
         ("Calls", "collectives, sends, receives and exchanges per step"),
     ):
