@@ -147,11 +147,7 @@ def _path(validated: Validated, origin: Path | None) -> Path:
 
 
 def _fill(folder: RunFolder, saved: Saved | None, *, resumes_here: bool) -> None:
-    """Copies the checkpoints that a training resumes from into its folder; the best one only if it is valid.
-
-    Raises:
-        InputError: Another run has changed its checkpoints since they were read.
-    """
+    """Copies the checkpoints that a training resumes from into its folder; the best one only if it is valid."""
     if not resumes_here:
         fault_marker(folder.path).unlink(missing_ok=True)
     if saved is None:

@@ -106,7 +106,6 @@ def _run_rank(job: Job, folder: RunFolder | None, rank: Rank, logs: Path | None)
 
 
 def _how_to_resume(job: Job, *, only_with_checkpoint: bool = False) -> str:
-    """Returns how to resume a run that ended early."""
     if not job.trains or not job.resumable:
         return ""
     damaged: list[str] = []

@@ -124,7 +124,7 @@ def _check(request: Request, experiment: Experiment) -> None:
     if launched_from_outside():
         raise InputError("compare starts the ranks: run it without a launcher.")
     if request.extras.names:
-        raise InputError(f"trainer.{request.extras.names[0]} is an option of the engine lightning alone: leave it out.")
+        raise InputError(f"trainer.{request.extras.names[0]} is an option of Lightning alone: leave it out.")
     run = experiment.run
     if run.resume:
         raise InputError("compare trains from the beginning: omit --resume.")

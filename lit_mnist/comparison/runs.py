@@ -233,7 +233,6 @@ def measure(
 
 
 def _message(log: Path) -> str:
-    """Returns the error message of a failed run."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     start = max((n for n, line in enumerate(lines) if line.startswith("error: ")), default=len(lines) - 1)
     # The last line of a traceback has the error; advice on how to resume follows it.

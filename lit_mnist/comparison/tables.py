@@ -22,7 +22,7 @@ MARKS = (
 EXPECTED = {
     "bits": "bit-identical in each step, on each rank",
     "rounding": (
-        "another number of ranks rounds sums differently, and each step amplifies the difference: the initial weights, "
+        "on another number of ranks, sums round differently, and each step amplifies that: the initial weights, "
         "samples, learning rates and, except for rounding, the first loss are checked; a number in brackets is not"
     ),
     "samples": (

@@ -100,7 +100,6 @@ def _scheduled_lrs(result: Mapping[str, Any]) -> list[Point]:
 
 
 def _points(history: History, name: str) -> list[Point]:
-    """Returns the finite values of a metric with their steps."""
     pairs = ((row.get("step"), row.get(name)) for row in history)
     return [(float(x), float(y)) for x, y in pairs if x is not None and y is not None and math.isfinite(x + y)]
 

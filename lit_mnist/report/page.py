@@ -105,7 +105,6 @@ def write_report(
 
 
 def _errors(test: Mapping[str, Any]) -> int | None:
-    """Returns the number of wrong predictions, or None without a confusion matrix."""
     matrix = test.get("confusion")
     return None if matrix is None else int(sum(map(sum, matrix)) - sum(row[n] for n, row in enumerate(matrix)))
 

@@ -180,11 +180,11 @@ def test_a_timed_comparison_has_medians_of_its_repeats(program: Program) -> None
     assert comparison["reference"] == "single"
     for entry in comparison["engines"]:
         for name in ("images_per_s", "seconds_to_first_step", "peak_memory_bytes"):
-            figures = entry["cost"][name]
-            assert 0 < figures["lowest"] <= figures["median"] <= figures["highest"]
+            spread = entry["cost"][name]
+            assert 0 < spread["lowest"] <= spread["median"] <= spread["highest"]
 
 
-REFUSALS = {
+REJECTED = {
     "unknown engine": (["--engines", "raw_dpp"], ["raw_dpp", "did you mean raw_ddp?"]),
     "twice": (["--engines", "single,single"], ["single", "twice"]),
     "no repeats": (["--repeats", "some"], ["--repeats"]),
@@ -197,9 +197,9 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSALS)
+@pytest.mark.parametrize("case", REJECTED)
 def test_a_comparison_is_rejected(program: Program, case: str) -> None:
-    words, parts = REFUSALS[case]
+    words, parts = REJECTED[case]
     refused(program("compare", *words), *parts)
     assert not (program.folder / "runs").exists()
 
