@@ -1,4 +1,5 @@
-"""Parses a command, flags and configuration files into one request. Nothing here imports torch.
+"""Parses a command, flags and configuration files into one request; only the user's packages may import torch.
+
 
 The options are those of the experiment's dataclasses (`lit_mnist/experiment/schema.py`). A flag overrides a file, a
 later file overrides an earlier one, and both override the defaults.
@@ -15,6 +16,7 @@ import yaml
 
 from lit_mnist.cli.config_file import find_config, read_config_file
 from lit_mnist.cli.flags import CKPT_PATH, COMMANDS, EVALUATING, SHORT_FLAGS, commands_of, unknown_flag
+from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.trainer_options import TrainerExtras, is_trainer_option, read_extras
 from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment import Experiment
@@ -35,6 +37,7 @@ class Request:
         extras: The further options of Lightning's Trainer.
         own: The values of the flags that only this command has.
         images: The user's images to predict.
+        imports: The user's packages, whose classes a configuration may name.
     """
 
     command: Any
@@ -42,6 +45,7 @@ class Request:
     extras: TrainerExtras = field(default_factory=TrainerExtras)
     own: Mapping[str, str] = field(default_factory=dict)
     images: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -87,7 +91,10 @@ def parse(argv: list[str], engine: str = "lightning") -> Request:
     Raises:
         InputError: A command, flag, key or value is unknown, of the wrong type, or contradicts another.
     """
+    imports, argv = split_imports(argv)
     command, words = _split_command(argv, engine)
+    # Their import may register networks and data sets.
+    import_packages(imports)
     own_flags = COMMANDS[command][1]
     files: dict[str, Any] = {}
     flags: dict[str, Any] = {}
@@ -127,7 +134,7 @@ def parse(argv: list[str], engine: str = "lightning") -> Request:
         raise InputError(f"--resume continues a training; {command} takes --ckpt.")
     if files.get("run.resume") is not None:
         raise InputError("run.resume is accepted on the command line only: use --resume RUN_DIR_OR_CKPT.")
-    return Request(command, files | flags, read_extras(extras), own, tuple(images))
+    return Request(command, files | flags, read_extras(extras), own, tuple(images), imports)
 
 
 def _split_command(argv: list[str], engine: str) -> tuple[str, list[str]]:
