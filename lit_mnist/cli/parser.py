@@ -1,6 +1,5 @@
 """Parses a command, flags and configuration files into one request; only the user's packages may import torch.
 
-
 The options are those of the experiment's dataclasses (`lit_mnist/experiment/schema.py`). A flag overrides a file, a
 later file overrides an earlier one, and both override the defaults.
 """
