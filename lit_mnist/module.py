@@ -11,11 +11,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_mnist.checkpoint.format import verified_checkpoint
-from lit_mnist.data.loader import Batch, draw_of
+from lit_mnist.data.batch import Batch, make_draw
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import share_buffers
+from lit_mnist.models.sync_batch_norm import broadcast_buffers
 from lit_mnist.plugins.exact_metrics import ExactMetrics
 from lit_mnist.training.evaluation import Evaluation, Prediction, check_count, metrics_of, predictions_of
 from lit_mnist.training.examples import Examples
@@ -76,7 +76,7 @@ class LitClassifier(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         """Returns the loss of a micro-batch, and its logits."""
         batch = Batch.of(batch)
-        logits = self.net(batch.images, batch.draw or draw_of(self.hparams["seed"], self.trainer, batch))
+        logits = self.net(batch.images, batch.draw or make_draw(self.hparams["seed"], self.trainer, batch))
         loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
         self.log_training(loss, logits, batch.targets, batch_idx)
         # The Trainer divides by the length of a full accumulation window, but the last of an epoch may be shorter.
@@ -92,7 +92,7 @@ class LitClassifier(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Gives every rank the same buffers, so that all of them evaluate one network."""
-        share_buffers(self.net)
+        broadcast_buffers(self.net)
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
 

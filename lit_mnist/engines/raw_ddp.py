@@ -37,7 +37,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import share_buffers, sync_batch_norm
+from lit_mnist.models.sync_batch_norm import broadcast_buffers, sync_batch_norm
 from lit_mnist.run.finish import finish, write_predictions
 from lit_mnist.run.metrics_log import loggers_of
 from lit_mnist.run.recorder import MetricsRecorder
@@ -209,7 +209,7 @@ def _evaluate(
     device = job.devices.of(rank)
     sums = EvaluationSums(job.dataset.num_classes, device, examples=examples is not None)
     net.eval()
-    share_buffers(net)
+    broadcast_buffers(net)
     # Each sample is on one rank only. The ranks may have different numbers of samples, and nothing is padded.
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)

@@ -15,7 +15,7 @@ from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import print_line, shown
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.predict import Prediction, predictions_of
+from lit_mnist.predict import Prediction, get_prediction_module
 from lit_mnist.report.page import Mistake, write_report
 from lit_mnist.report.segmentation import ShownImage
 from lit_mnist.run.folder import REPORT, RESULT, RunFolder
@@ -95,7 +95,7 @@ def _shown(job: Job, examples: list[Example]) -> tuple[list[Mistake], list[Shown
     """Returns the examples with their images: the wrong digits, or the best and worst segmentation images."""
     mistakes, segmentation = [], []
     for example in examples:
-        name, image, target = job.splits.test.shown(example.sample, job.experiment.data)
+        name, image, target = job.splits.test.display_sample(example.sample, job.experiment.data)
         if isinstance(example, Wrong):
             mistakes.append(Mistake(image, example.sample, int(target), example.predicted, example.probability))
         else:
@@ -160,11 +160,11 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
         InputError: A file cannot be written.
         NonFiniteError: An output of the network is not finite.
     """
-    predictions = predictions_of(job.experiment.data.task)
-    rows = sorted(row for part in all_gather_json(predictions.rows_of(job, batches)) for row in part)
+    module = get_prediction_module(job.experiment.data.task)
+    rows = sorted(row for part in all_gather_json(module.collect_rows(job, batches)) for row in part)
     if not all(math.isfinite(row[1]) for row in rows):
         raise NonFiniteError("The outputs of the network are not finite: the training of this checkpoint has diverged.")
     if rank.is_first:
         assert [row[0] for row in rows] == list(range(len(job.splits.test)))
-        places = ", ".join(shown(job.folder / name) for name in predictions.write(job, rows))
+        places = ", ".join(shown(job.folder / name) for name in module.write(job, rows))
         print_line(f"predicted {len(rows)} image{'s' * (len(rows) != 1)}: {places}")

@@ -13,7 +13,7 @@ _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else 
 
 
 # Batch norm's running statistics are not sent around at each step: synchronised, they are equal already; else rank 0's
-# count, which it saves, and `share_buffers` gives them to all before an evaluation.
+# count, which it saves, and `broadcast_buffers` gives them to all before an evaluation.
 DDP_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, _SYNC_BUFFERS: False}
 
 # Where a copy of each gradient and the search of each step's graph are worth sparing: on a CPU it is within the noise.

@@ -9,7 +9,7 @@ from torch import nn
 
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.sync_batch_norm import share_buffers
+from lit_mnist.models.sync_batch_norm import broadcast_buffers
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums, Prediction, predictions_of
 from lit_mnist.training.examples import Example
 from lit_mnist.training.job import Job
@@ -34,7 +34,7 @@ def evaluate(
     device = job.devices.of(rank)
     sums = EvaluationSums(job.dataset.num_classes, device, examples=examples is not None)
     net.eval()
-    share_buffers(net)
+    broadcast_buffers(net)
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
         with autocast(job.precision, device):
