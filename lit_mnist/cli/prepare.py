@@ -116,11 +116,11 @@ def _load_samples(validated: Validated) -> tuple[Dataset, Splits, tuple[Path, ..
     if experiment.trainer.limit_of("predict") is not None:
         raise InputError("trainer.limit_predict_batches applies to the test split: pass fewer --images instead.")
     # Imported here because only this command needs it.
-    from lit_mnist.predict import predictions_of
+    from lit_mnist.predict import get_prediction_module
     from lit_mnist.predict.user_images import find_images
 
     files = tuple(find_images([Path(image) for image in request.images]))
-    dataset = predictions_of(experiment.data.task).load_user_images(files, experiment.data, fetch=fetch)
+    dataset = get_prediction_module(experiment.data.task).load_user_images(files, experiment.data, fetch=fetch)
     return dataset, Splits(dataset.train, dataset.train, dataset.test), files
 
 

@@ -1,8 +1,8 @@
-"""Batch norm over the samples of all ranks, on GPUs and CPUs.
+"""Synchronized batch norm on GPUs and CPUs.
 
-`torch.nn.SyncBatchNorm` does not accept tensors on the CPU. The class here computes the same function there: the ranks
-exchange their statistics in the forward pass, and two sums per channel in the backward pass. Output, gradients and
-running buffers are those of `nn.BatchNorm2d` on the concatenated batches of all ranks.
+`torch.nn.SyncBatchNorm` does not accept tensors on the CPU. `PortableSyncBatchNorm` does: the ranks exchange their
+statistics in the forward pass, and two sums per channel in the backward pass. Output, gradients and running buffers are
+those of `nn.BatchNorm2d` on the concatenated batches of all ranks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _global_statistics(x: torch.Tensor, exchange: PeerExchange) -> tuple[int, to
 
 
 class _Normalize(torch.autograd.Function):
-    """Normalizes with the statistics of all ranks; the backward pass accounts for the share of each sample in them."""
+    """Normalizes with the statistics of all ranks; the backward pass also differentiates through the statistics."""
 
     @staticmethod
     def forward(
@@ -100,7 +100,7 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, variance = ctx.saved_tensors
-        # The gradients for constant statistics are also the sums that the gradient through the statistics needs.
+        # The gradient through the statistics needs the sums that are the gradients for constant statistics.
         grad_weight, grad_bias = affine_gradients(grad, x, weight, mean, variance, ctx.eps)
         sums = ctx.exchange.all_reduce(torch.cat([grad_weight, grad_bias])).view(2, -1)
         scale = torch.rsqrt(variance + ctx.eps)
@@ -115,11 +115,11 @@ class _Normalize(torch.autograd.Function):
 
 
 def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) -> nn.Module:
-    """Replaces every batch norm of a network by one over all ranks with the same parameters, and returns the network.
+    """Replaces every batch norm of a network by a synchronized one with the same parameters, and returns the network.
 
     Args:
         net: The network.
-        device_type: `cuda` for `torch.nn.SyncBatchNorm`, `cpu` for the class here.
+        device_type: `cuda` for `torch.nn.SyncBatchNorm`, `cpu` for `PortableSyncBatchNorm`.
         timeout: Seconds that a rank waits for the others on a CPU. GPUs use the timeout of the process group.
     """
     if device_type == "cuda":
@@ -136,8 +136,8 @@ def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) ->
 def sync_buffers(net: nn.Module) -> None:
     """Broadcasts the buffers of rank 0, which are the ones that are saved; every rank must call it.
 
-    Without synchronized batch norm, the running statistics of each rank come from its own samples. An evaluation must
-    use the same statistics on all ranks.
+    Without synchronized batch norm, each rank has the running statistics of its own samples, but an evaluation must use
+    the same statistics on all ranks.
     """
     if dist.is_initialized() and dist.get_world_size() > 1:
         for buffer in net.buffers():
@@ -145,18 +145,18 @@ def sync_buffers(net: nn.Module) -> None:
 
 
 def unsync_batch_norm(net: nn.Module) -> nn.Module:
-    """Undoes `sync_batch_norm` on a CPU and returns the network. The connections close when the layers are deleted."""
+    """Undoes `sync_batch_norm` on a CPU and returns the network. Deleting the layers closes the connections."""
     return _replace(net, PortableSyncBatchNorm, nn.BatchNorm2d)
 
 
 def _replace(net: nn.Module, old: type[nn.BatchNorm2d], new: type[nn.BatchNorm2d]) -> nn.Module:
     for name, child in net.named_children():
         if type(child) is old:
-            twin = new(child.num_features, child.eps, child.momentum)
-            twin.weight, twin.bias = child.weight, child.bias
-            twin.running_mean, twin.running_var = child.running_mean, child.running_var
-            twin.num_batches_tracked = child.num_batches_tracked
-            setattr(net, name, twin.train(child.training))
+            layer = new(child.num_features, child.eps, child.momentum)
+            layer.weight, layer.bias = child.weight, child.bias
+            layer.running_mean, layer.running_var = child.running_mean, child.running_var
+            layer.num_batches_tracked = child.num_batches_tracked
+            setattr(net, name, layer.train(child.training))
         else:
             _replace(child, old, new)
     return net
