@@ -1,4 +1,4 @@
-"""Bare loops over tensors in memory: what the engines' speed is measured against, and the time of an evaluation.
+"""Bare loops over tensors in memory: the reference for the speed of training and evaluation.
 
     python -m benchmarks.bare train --batch-size 64 --steps 220
     python -m benchmarks.bare infer
@@ -38,7 +38,7 @@ _EVALUATION_BATCH = Experiment().data.evaluation_batch
 
 
 def train(batch_size: int, steps: int, precision: UsedPrecision) -> dict[str, float]:
-    """Trains a bare loop, and returns its images per second over the median step after the warm-up."""
+    """Trains with a bare loop, and returns its images per second over the median step after the warm-up."""
     split = load_dataset().train
     assert isinstance(split, Split)
     images = normalize(split.images.unsqueeze(1).float())
@@ -61,7 +61,7 @@ def train(batch_size: int, steps: int, precision: UsedPrecision) -> dict[str, fl
 
 
 def infer(precision: UsedPrecision) -> dict[str, float]:
-    """Evaluates by a bare loop, and returns its images per second: the median of some evaluations."""
+    """Evaluates with a bare loop, and returns its images per second: the median of several evaluations."""
     split = load_dataset().test
     assert isinstance(split, Split)
     images = normalize(split.images.unsqueeze(1).float())

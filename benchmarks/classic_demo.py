@@ -1,4 +1,4 @@
-"""The program to compare with: MNIST trained as the classic DDP demo does it, with nothing of this project.
+"""The program to compare with: MNIST trained as in the classic DDP demo, without any code of this project.
 
     python -m benchmarks.classic_demo --folder data
     python -m benchmarks.classic_demo --folder data --ranks 2 --max-steps 300
@@ -78,7 +78,7 @@ class Clock:
 
 
 def unpack(folder: Path) -> None:
-    """Unpacks the package's MNIST to where torchvision looks for it in a folder, unless it is there already."""
+    """Unpacks the embedded MNIST to the place where torchvision looks for it, if it is missing."""
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     for file in FILES:
@@ -108,7 +108,7 @@ def make_loader(options: argparse.Namespace, rank: int, *, train: bool, pin_memo
 def train_epoch(
     model: nn.Module, loader: DataLoader[Any], optimizer: torch.optim.Optimizer, clock: Clock, most_steps: int
 ) -> None:
-    """Trains an epoch, or fewer batches where the steps of all epochs have reached their most (0: no limit)."""
+    """Trains an epoch, or until the maximum number of steps over all epochs (0: no limit)."""
     device = next(model.parameters()).device
     criterion = nn.CrossEntropyLoss()
     model.train()
@@ -198,7 +198,7 @@ def numbers_of(clock: Clock, ranks: int, accuracy: float | None) -> dict[str, fl
 
 
 def main() -> None:
-    """Starts the ranks, or trains in this process where there is one."""
+    """Starts the ranks, or trains in this process if there is only one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where MNIST is unpacked to, unless it is there")
     parser.add_argument("--epochs", type=int, default=3)

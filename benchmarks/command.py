@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def bench(argv: list[str], command: str) -> int:
-    """Runs the bench, and returns 0, or 2 where a topic could not be measured.
+    """Runs the bench, and returns the exit code: 0, or 2 if a topic could not be measured.
 
     Raises:
         InputError: The command line is rejected.
@@ -114,7 +114,7 @@ def _write(folder: Path, found: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Returns what this machine computes with."""
+    """Returns the processor, the number of cores and the GPUs."""
     return {"processor": _processor(), "cores": count_cores(), "gpus": _gpus()}
 
 

@@ -58,7 +58,7 @@ def devices(config: Path | None = None, steps: int | None = None) -> Topic:
 
 
 def topic_of(stage: Stage) -> Topic:
-    """Returns the topic of what can be measured."""
+    """Returns the topic of the measurements that are possible."""
     measurements = [
         Measurement(name_of(*pair), partial(_take, stage, *pair), "step_ms", partial(_obstacle, stage, *pair))
         for pair in stage.pairs()

@@ -51,7 +51,7 @@ _SECONDS_TO_WAIT = 60
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for.
+    """The parsed command line.
 
     Attributes:
         ranks: Number of ranks.
@@ -159,7 +159,7 @@ def _report(clock: StepClock, options: Options, rank: Rank) -> None:
 
 
 def read_options(argv: list[str]) -> Options:
-    """Returns what a command line asks for.
+    """Parses a command line.
 
     Raises:
         InputError: A number is out of range.

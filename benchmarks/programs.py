@@ -1,4 +1,4 @@
-"""Runs what is measured, each in a process of its own, and reads its results."""
+"""Runs each measured program in a separate process, and reads its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experiment whose training the bench times: its configuration, and its data or what stands in for them."""
+"""The experiment whose training the bench times: its configuration, and its data or a substitute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOC_TRAIN = 1464
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is to be timed.
+    """The experiment to time.
 
     Attributes:
         experiment: The experiment as it was asked for.
@@ -121,7 +121,7 @@ def _configured(config: Path) -> Experiment:
 
 
 def _lacks_voc(data: DataSettings) -> bool:
-    """Returns whether VOC is asked for and was never put here; who names a place for it wants what is there."""
+    """Returns whether to substitute VOC: it is missing, and the configuration does not name its folder."""
     if data.name != "voc2012" or data.root or data.download:
         return False
     from lit_mnist.data.segmentation.voc import find_voc2012
@@ -130,8 +130,8 @@ def _lacks_voc(data: DataSettings) -> bool:
 
 
 def _shapes_folder() -> Path:
-    """Returns the folder of the shapes, which has VOC's form; they are made where they are missing."""
-    from lit_mnist.data.segmentation.shapes_folder import NAME
+    """Returns the folder of the shapes, in the format of VOC; generates them if they are missing."""
+    from lit_mnist.data.segmentation.shapes import NAME
 
     folder = user_cache() / NAME
     if not folder.is_dir():

@@ -26,7 +26,7 @@ Rows = Mapping[str, Sequence[Numbers]]
 
 @dataclass(frozen=True)
 class Measurement:
-    """One thing to measure, in a process of its own.
+    """A measurement in a separate process.
 
     Attributes:
         name: Its name, unique within a topic.
@@ -61,7 +61,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Topic:
-    """Measurements that are interleaved with each other, and what follows from them.
+    """Interleaved measurements, and the ratios computed from them.
 
     Attributes:
         name: Its name on the command line and in `bench.json`.

@@ -1,4 +1,4 @@
-"""What can be measured of a training on this machine: its devices, the length of the runs, and the obstacles."""
+"""What can be measured on this machine: the devices, the length of the runs, and why an engine cannot run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.forecast import network_of
 from benchmarks.recipe import Recipe
 from benchmarks.scaling import RAW_DDP, SERVER
-from lit_mnist.cli.plan import check_batch_norm
+from lit_mnist.cli.prepare import check_batch_norm
 from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.engines.capabilities import CAPABILITIES, check_engine
 from lit_mnist.engines.device_checks import check_devices
@@ -19,22 +19,22 @@ from lit_mnist.run.timing import WARM_UP_STEPS
 
 SINGLE, DATA_PARALLEL = "single", "data_parallel"
 SEVERAL = (RAW_DDP, DATA_PARALLEL, SERVER)
-# The numbers of GPUs that the tutorial had.
+# The numbers of GPUs in the tutorial.
 COUNTS = (4, 8)
 _FEWEST_STEPS, _STEPS, _LONG_STEPS = 4, 60, 4
 # A step of them at 256 x 256 takes tens of seconds on a few cores.
 _LARGE = ("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large")
-# What one process was seen to need is that of some moments, and a server holds every rank's gradients besides.
+# The memory of one process was sampled at a few moments, and a server also stores the gradients of all ranks.
 _ROOM = 1.25
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What is measured, on what.
+    """An experiment and the devices to measure it on.
 
     Attributes:
         recipe: The experiment.
-        devices: The devices that are here; of CPUs it is one, which several ranks share.
+        devices: The devices of this machine; CPUs count as one device, which several ranks share.
         steps: Optimizer steps of a run.
     """
 
@@ -84,7 +84,7 @@ class Stage:
         return [count for count in COUNTS if not self.gpu or count > self.devices.count]
 
     def refusal(self, engine: str, count: int) -> str | None:
-        """Returns why an engine cannot train the experiment on so many devices, or None."""
+        """Returns why an engine cannot train the experiment on a number of devices, or None."""
         timed, kind = self.recipe.timed(self.steps, self.devices.kind), self.devices.kind
         try:
             check_engine(engine, "fit", {**dict(flatten(timed.to_dict())), "trainer.devices": 1})
@@ -102,7 +102,7 @@ class Stage:
 
 
 def memory_of_ranks(recipe: Recipe, count: int, alone: float) -> float:
-    """Returns the bytes that so many ranks are expected to need together, with some room.
+    """Returns the bytes that a number of ranks is expected to need together, with some margin.
 
     Args:
         recipe: The experiment.
@@ -144,7 +144,7 @@ class Elsewhere:
 
 
 def _cpu_times() -> tuple[float, float, float] | None:
-    """Returns the seconds since the machine's start that all cores were busy, that there were, and that are ours."""
+    """Returns the busy seconds of all cores, their total seconds, and our own, since the machine started."""
     try:
         ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, IndexError, ValueError):

@@ -38,7 +38,7 @@ print(json.dumps({"memory_bytes": unshared_memory(os.getpid())}))
 
 
 def start() -> Topic:
-    """How soon does it answer, and how soon does it train?"""
+    """How long does `--help` take, and how long until the first step?"""
     return Topic(
         name="start",
         title="Start-up",
@@ -104,7 +104,7 @@ def seed() -> Topic:
 
 
 def engines() -> Topic:
-    """What does each way of training cost on two ranks, and how near is it to what the machine gives?"""
+    """What does each way of training cost on two ranks, and how close is it to the limit of the machine?"""
     names = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer", "parameter_server")
     measurements = [
         Measurement("bare loop, 1 rank", partial(_printed, ("-m", "benchmarks.bare", "train", "--steps", _STEPS)))
@@ -180,7 +180,7 @@ def precision() -> Topic:
 
 
 def memory() -> Topic:
-    """How much memory does a rank have to itself?"""
+    """How much unshared memory does a rank use?"""
     bare = "a bare script that imports the same"
     ranks = {engine: f"one of 2 ranks, {engine}" for engine in ("lightning", "raw_ddp")}
     return Topic(

@@ -139,7 +139,7 @@ def _times(folder: Path) -> Numbers:
 
 
 class NearlyNothing(nn.Module):
-    """One linear layer over the first row of a image: a network that takes no time.
+    """One linear layer over the first row of an image: a network that takes no time.
 
     Args:
         num_classes: Number of classes.

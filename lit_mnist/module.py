@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_mnist.checkpoint.format import find_verified_checkpoint
-from lit_mnist.data.loader import Batch, draw_of
+from lit_mnist.data.batch import Batch, make_draw
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.models.build import build_net
@@ -82,7 +82,7 @@ class LitClassifier(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         """Returns the loss and the logits of a micro-batch."""
         batch = Batch.of(batch)
-        logits = self.net(batch.images, batch.draw or draw_of(self.hparams["seed"], self.trainer, batch))
+        logits = self.net(batch.images, batch.draw or make_draw(self.hparams["seed"], self.trainer, batch))
         loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
         self.log_training(loss, logits, batch.targets, batch_idx)
         # The Trainer divides by the length of a full accumulation window; the last window of an epoch may be shorter.

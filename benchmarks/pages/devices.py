@@ -35,7 +35,7 @@ def devices_parts(topic: Row) -> list[Part]:
 
 
 def subject(found: Row) -> str:
-    """Returns in words which training it is, and on which machine its steps were timed."""
+    """Describes the training, and the machine on which its steps were timed."""
     experiment = found["experiment"]
     data, model = experiment["data"], experiment["model"]
     per = "per device" if data["batch_per"] == "rank" else "over all devices"

@@ -41,7 +41,7 @@ OTHERS: dict[str, tuple[str, Format]] = {
 
 
 def write_bench(path: Path, bench: Section) -> None:
-    """Writes the page of a benchmark; a reader sees the old file or the whole new one, never a part.
+    """Writes the page of a benchmark atomically.
 
     Raises:
         OSError: The file cannot be written.
@@ -90,7 +90,7 @@ def headline(bench: Section) -> str:
 
 
 def left_out(topic: Section) -> list[str]:
-    """Returns what of a topic was not measured, and why."""
+    """Returns the measurements of a topic that failed, and why."""
     return [f"Not measured: {each['name']}. {each['reason']}" for each in topic.get("left_out", ())]
 
 

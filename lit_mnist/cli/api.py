@@ -1,11 +1,11 @@
-"""For notebooks: train with any engine on N processes, or compare engines, from one cell.
+"""Training and comparing from a notebook.
 
     from lit_mnist import compare, train
     result = train("raw_ddp", devices=2, epochs=1)
     result["test"]["accuracy"]
 
-The ranks run in processes of their own, started from a fresh Python: what the notebook has imported, computed or put
-on a GPU does not matter, and interrupting the cell stops them all.
+The ranks run in processes of a new Python. They do not depend on what the notebook has imported or put on a GPU, and
+interrupting the cell stops them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from lit_mnist.run.folder import RESULT, default_path
 def train(
     engine: str = "lightning", *, devices: int = 1, settings: Mapping[str, Any] | None = None, **flags: Any
 ) -> dict[str, Any]:
-    """Trains, tests the best weights, and returns the content of `result.json`; prints the run's lines as they come.
+    """Trains, tests the best weights, and returns the content of `result.json`; prints the output of the run.
 
     Args:
         engine: Name of the engine.
         devices: Number of ranks.
-        settings: An experiment's sections, such as `{"model": {"net": "basicnet"}}`.
+        settings: Sections of the experiment, such as `{"model": {"net": "basicnet"}}`.
         **flags: The command line's short flags, with underscores: `epochs`, `batch_size`, `lr`, `run_dir`, ...
 
     Raises:
@@ -50,16 +50,16 @@ def train(
 def compare(
     engines: str = "all", *, devices: int = 1, settings: Mapping[str, Any] | None = None, **flags: Any
 ) -> dict[str, Any]:
-    """Compares engines, and returns the content of `comparison.json`; arguments as of `train`.
+    """Compares engines, and returns the content of `comparison.json`; a difference is not an error, see its `equal`.
 
     Args:
-        engines: `all`, or names divided by commas.
+        engines: `all`, or names separated by commas.
         devices: Number of ranks.
-        settings: An experiment's sections.
-        **flags: Also `repeats` and `timed_steps`.
+        settings: Sections of the experiment.
+        **flags: As for `train`; also `repeats` and `timed_steps`.
 
     Raises:
-        LitMnistError: As `train`; a difference between engines is not an error; see `equal`.
+        LitMnistError: As for `train`.
     """
     words = [f"--engines={engines}", f"--devices={devices}", *_words(settings, flags)]
     return _run(["lit_mnist.cli.main", "compare", *words], flags.get("run_dir"), "compare", JSON)
@@ -75,7 +75,7 @@ def _text(value: Any) -> str:
 
 
 def _run(module_and_words: list[str], run_dir: str | Path | None, name: str, written: str) -> dict[str, Any]:
-    """Runs a module to its end, and returns what it has written into its run folder."""
+    """Runs a module to its end, and returns the JSON file that it wrote into its run folder."""
     folder = Path(run_dir) if run_dir else default_path(f"notebook-{name}")
     command = [sys.executable, "-m", *module_and_words, *([] if run_dir else [f"--run-dir={folder}"])]
     with tempfile.TemporaryFile("w+") as errors:

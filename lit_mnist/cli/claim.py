@@ -1,4 +1,4 @@
-"""Step 5, claim: the run folder belongs to this run, and contains what the run starts from.
+"""Claims the run folder for this run, and fills it with the checkpoints that the run starts from.
 
 The folder of a resumed training is locked before its newest checkpoint is chosen: an earlier run may still save there.
 """
@@ -15,7 +15,7 @@ from lit_mnist.checkpoint.format import BEST, LAST
 from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.store import CONFIG, find_run_folder
 from lit_mnist.cli.parser import Request
-from lit_mnist.cli.validate import Validated, continues_in_place
+from lit_mnist.cli.validate import Validated, resumes_in_place
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
 from lit_mnist.errors import InputError
 from lit_mnist.experiment.plan import Plan
@@ -24,7 +24,7 @@ from lit_mnist.profiling.faults import fault_marker
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, lock_folder, was_restarted
 from lit_mnist.run.metrics_log import read_metrics
 
-# The name of a best checkpoint that is not the best of the training in its folder.
+# New name of a best checkpoint that does not belong to the resumed training.
 _ASIDE = "best-put-aside.ckpt"
 # A lost rank may still hold the folder when its successor starts.
 _PATIENCE_SECONDS = 30.0
@@ -38,20 +38,20 @@ _WRITES = {
 
 
 @contextmanager
-def locked_to_resume(request: Request) -> Iterator[IO[str] | None]:
-    """Locks the run folder that a training continues in, and yields the lock; releases it if the body raises.
+def lock_resumed_folder(request: Request) -> Iterator[IO[str] | None]:
+    """Locks the run folder in which a training resumes, and yields the lock; releases it if the body raises.
 
-    It yields None if there is nothing to lock: a folder without checkpoints, a new training, or a process that does
-    not write.
+    Yields None if there is nothing to lock: for a new training, a folder without checkpoints, and on a process that
+    does not write.
 
     Raises:
         InputError: Another run holds the folder, or it cannot be locked.
     """
-    place = _folder_to_resume(request) if _writes() else None
-    if place is None:
+    folder = _folder_to_resume(request) if _writes() else None
+    if folder is None:
         yield None
         return
-    lock = lock_folder(place, _PATIENCE_SECONDS if continues_in_place(request) else 0)
+    lock = lock_folder(folder, _PATIENCE_SECONDS if resumes_in_place(request) else 0)
     try:
         yield lock
     except BaseException:
@@ -60,15 +60,15 @@ def locked_to_resume(request: Request) -> Iterator[IO[str] | None]:
 
 
 def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path, RunFolder | None]:
-    """Returns the run folder's path, and on the process that writes the claimed folder.
+    """Returns the path of the run folder, and the claimed folder on the process that writes it.
 
     Args:
-        validated: What the run does.
+        validated: The validated request.
         plan: Its plan.
-        lock: The lock of the folder in which a training continues.
+        lock: The lock of the folder in which a training resumes.
 
     Raises:
-        InputError: The folder is another run's, cannot be written, or has a name that not all ranks know.
+        InputError: Another run owns the folder, it cannot be written, or the ranks would disagree on its name.
     """
     request, experiment, saved = validated.request, validated.experiment, validated.saved
     origin = find_run_folder(saved.path) if saved and request.trains else None
@@ -89,12 +89,17 @@ def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path,
     )
     try:
         if request.trains:
-            _fill(folder, saved, continues_here=in_place or restarted)
+            _fill(folder, saved, resumes_here=in_place or restarted)
         if request.command != "predict":
             config = experiment.replace("run", dir=None, resume=None, inject=None).to_dict()
             config["trainer"].update(validated.stated)
             folder.write_config(config)
-        _check_best_is_known(request, folder, saved, plan)
+        complete = request.command == "train" and saved is not None and saved.step == plan.total_steps
+        if complete and not (folder.checkpoints / BEST).exists():
+            raise InputError(
+                f"The training in {path} is complete, but its best weights are not known: test the last ones with "
+                f"test --ckpt {folder.checkpoints / LAST}."
+            )
     except OSError as error:
         folder.release()
         raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
@@ -105,17 +110,17 @@ def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path,
 
 
 def _writes() -> bool:
-    """Returns whether this process writes into the run folder."""
+    """Returns whether this process writes the run folder."""
     return not launched_from_outside() or Rank.from_environment().is_first
 
 
 def _folder_to_resume(request: Request) -> Path | None:
-    """Returns the run folder in which a training continues, or None if it starts or continues in a new folder."""
+    """Returns the run folder in which a training resumes, or None if it writes to a new one."""
     if not request.trains:
         return None
-    if continues_in_place(request):
-        place = Path(str(request.run_dir))
-        return place.absolute() if (place / "checkpoints").is_dir() else None
+    if resumes_in_place(request):
+        folder = Path(str(request.run_dir))
+        return folder.absolute() if (folder / "checkpoints").is_dir() else None
     if request.resume in {None, "auto"}:
         return None
     source = Path(str(request.resume))
@@ -123,32 +128,27 @@ def _folder_to_resume(request: Request) -> Path | None:
         # A run folder, its `checkpoints` folder, or a file in it.
         inside = [source / "checkpoints" / LAST, source / LAST] if source.is_dir() else [source]
         origin = next(filter(None, map(find_run_folder, inside)), None)
-        chosen = request.run_dir
-        return origin if origin and (chosen is None or Path(chosen).resolve() == origin) else None
+        return origin if origin and (request.run_dir is None or Path(request.run_dir).resolve() == origin) else None
     except (OSError, RuntimeError):
-        # Such as a link to itself: reading the checkpoint reports it.
+        # For example, a link to itself: reading the checkpoint reports it.
         return None
 
 
 def _path(validated: Validated, origin: Path | None) -> Path:
-    """Returns the path of the run folder: the named one, that of the resumed training, or a new one."""
+    """Returns the path of the run folder: the given one, that of the resumed training, or a new one."""
     request, experiment = validated.request, validated.experiment
     chosen = Path(experiment.run.dir) if experiment.run.dir else origin
     writes_masks = request.command == "predict" and experiment.data.task.pixelwise
-    each_writes = experiment.run.trace != "none" or writes_masks
-    if chosen is None and each_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
+    every_rank_writes = experiment.run.trace != "none" or writes_masks
+    if chosen is None and every_rank_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
         raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
     name = experiment.model.net if request.command == "train" else f"{experiment.model.net}-{request.command}"
     return (chosen or default_path(name, make=_writes())).absolute()
 
 
-def _fill(folder: RunFolder, saved: Saved | None, *, continues_here: bool) -> None:
-    """Puts the checkpoints that a training continues from into its folder, the best only if it is known.
-
-    Raises:
-        InputError: Another run has changed its checkpoints since they were read.
-    """
-    if not continues_here:
+def _fill(folder: RunFolder, saved: Saved | None, *, resumes_here: bool) -> None:
+    """Copies the checkpoints that a training resumes from into its folder; the best one only if it is valid."""
+    if not resumes_here:
         fault_marker(folder.path).unlink(missing_ok=True)
     if saved is None:
         if any(folder.checkpoints.glob("*.ckpt")):
@@ -171,13 +171,3 @@ def _fill(folder: RunFolder, saved: Saved | None, *, continues_here: bool) -> No
             message += f" It is kept as {_ASIDE}."
         best.unlink(missing_ok=True)
         warn_once(f"{message} {BEST} will be the best epoch from here on.")
-
-
-def _check_best_is_known(request: Request, folder: RunFolder, saved: Saved | None, plan: Plan) -> None:
-    """Rejects a complete training whose best weights, which are to be tested, are missing."""
-    complete = request.command == "train" and saved is not None and saved.step == plan.total_steps
-    if complete and not (folder.checkpoints / BEST).exists():
-        raise InputError(
-            f"The training in {folder.path} is complete, but its best weights are not known: test the last ones with "
-            f"test --ckpt {folder.checkpoints / LAST}."
-        )

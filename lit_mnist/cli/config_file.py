@@ -1,6 +1,6 @@
-"""Finds and reads configuration files: small texts of plain values, never anything that expands or hangs.
+"""Finds and reads configuration files, with limits on what a YAML parser may read.
 
-A YAML parser alone would read from any device, recurse without a bound, and expand aliases: a hundred bytes can become
+Without limits, it would read from any device, recurse without a bound, and expand aliases: a hundred bytes can become
 gigabytes.
 """
 
@@ -15,13 +15,13 @@ import yaml
 
 from lit_mnist.errors import InputError
 
-PACKAGE = "lit_mnist"
-CONFIGS = Path(__file__).parents[1] / "configs"
-_LARGEST = 100_000
-_MOST_VALUES = 10_000
-_DEEPEST = 30
-# Python parses no longer number, and no setting is a longer text.
-_LONGEST_VALUE = 3_000
+_PACKAGED = "lit_mnist:"
+_CONFIGS = Path(__file__).parents[1] / "configs"
+_MAX_BYTES = 100_000
+_MAX_VALUES = 10_000
+_MAX_DEPTH = 30
+# Python does not parse longer numbers, and no setting is a longer text.
+_MAX_LENGTH = 3_000
 
 
 def find_config(name: str) -> Path:
@@ -30,23 +30,20 @@ def find_config(name: str) -> Path:
     Raises:
         InputError: The package has no such file.
     """
-    package, colon, own = name.partition(":")
-    if package != PACKAGE or not colon:
+    if not name.startswith(_PACKAGED):
         return Path(name).expanduser()
-    known = sorted(path.name for path in CONFIGS.glob("*.yaml"))
+    own = name.removeprefix(_PACKAGED)
+    known = sorted(path.name for path in _CONFIGS.glob("*.yaml"))
     if own not in known:
         raise InputError(f"The package has no configuration {own!r}: use {', '.join(known)}.")
-    return CONFIGS / own
+    return _CONFIGS / own
 
 
 def read_config_file(path: Path) -> Any:
-    """Returns what a configuration file holds.
-
-    Args:
-        path: The file.
+    """Returns the content of a configuration file.
 
     Raises:
-        InputError: It is no regular file, too large, too deep, or not YAML.
+        InputError: It is not a regular file, not YAML, too large, or nested too deeply.
     """
     try:
         if not path.exists():
@@ -54,31 +51,26 @@ def read_config_file(path: Path) -> Any:
         if not stat.S_ISREG(path.stat().st_mode):
             raise InputError(f"The configuration {path} cannot be read: it is not a file.")
         with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
+            content = file.read(_MAX_BYTES + 1)
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The configuration {path} cannot be read: {error}.") from error
-    if len(content) > _LARGEST:
-        raise InputError(f"The configuration {path} is larger than {_LARGEST} bytes: it is not one of this project.")
+    if len(content) > _MAX_BYTES:
+        raise InputError(f"The configuration {path} is larger than {_MAX_BYTES} bytes.")
     try:
         _check_size(text, path)
-        values = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
     except InputError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"The configuration {path} is not YAML: {' '.join(str(error).split())[:300]}.") from error
-    return values
 
 
 class _Loader(yaml.SafeLoader):
     """A safe loader that rejects a key given twice, of which YAML would silently use the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Returns a mapping.
-
-        Raises:
-            ConstructorError: A key is given twice.
-        """
+        """Returns the mapping; raises a ConstructorError if a key is given twice."""
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for key, count in Counter(keys).items():
             if count > 1:
@@ -88,20 +80,20 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_size(text: str, path: Path) -> None:
-    """Rejects YAML that would expand to much more than its text, before it is parsed."""
-    left, sizes = _MOST_VALUES, dict[str | None, int]()
-    # The open collections: their anchors, and how many values were left when each began.
+    """Rejects YAML that would expand to far more than its text, before it is constructed."""
+    left, sizes = _MAX_VALUES, dict[str | None, int]()
+    # The anchor of each open collection, and the number of values left when it began.
     opened: list[tuple[str | None, int]] = []
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
-            # An alias inside its own anchor would have no end.
-            left -= sizes.get(event.anchor, _MOST_VALUES + 1)
+            # An alias inside its own anchor would never end.
+            left -= sizes.get(event.anchor, _MAX_VALUES + 1)
         elif isinstance(event, yaml.ScalarEvent):
             left -= 1
             if event.anchor:
                 sizes[event.anchor] = 1
-            if len(event.value) > _LONGEST_VALUE:
-                raise InputError(f"The configuration {path} holds a value of {len(event.value)} characters.")
+            if len(event.value) > _MAX_LENGTH:
+                raise InputError(f"The configuration {path} has a value of {len(event.value)} characters.")
         elif isinstance(event, yaml.CollectionStartEvent):
             opened.append((event.anchor, left))
             left -= 1
@@ -109,5 +101,5 @@ def _check_size(text: str, path: Path) -> None:
             anchor, before = opened.pop()
             if anchor:
                 sizes[anchor] = before - left
-        if left < 0 or len(opened) > _DEEPEST:
-            raise InputError(f"The configuration {path} holds too many values, or nests them too deeply.")
+        if left < 0 or len(opened) > _MAX_DEPTH:
+            raise InputError(f"The configuration {path} has too many values, or nests them too deeply.")

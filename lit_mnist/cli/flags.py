@@ -1,4 +1,4 @@
-"""The commands, the short flags, and the option that an unknown flag most likely means. Nothing here imports torch."""
+"""The commands, the short flags, and suggestions for unknown flags. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SHORT_FLAGS = {
     "--resume": "run.resume",
 }
 EVALUATING = ("validate", "test", "predict")
-# The commands, each with what it does and the flags that it alone takes.
+# Each command with its description and its own flags.
 COMMANDS: dict[str, tuple[str, dict[str, str]]] = {
-    "train": ("fit, and then the exact test of the best weights; the command where none is named", {}),
+    "train": ("fit, then test the best weights exactly; the default command", {}),
     "fit": ("train", {}),
     "validate": ("evaluate on the validation split", {"--ckpt": "run folder or checkpoint to evaluate"}),
     "test": ("evaluate on the test split", {"--ckpt": "run folder or checkpoint to evaluate"}),
@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-# What the same option is called elsewhere.
+# Names of the same options in other projects.
 SYNONYMS = {
     "learning_rate": "--lr",
     "data_dir": "--data.root",
@@ -74,13 +74,13 @@ SYNONYMS = {
     "accumulation_steps": "--trainer.accumulate_grad_batches",
     "gradient_accumulation_steps": "--trainer.accumulate_grad_batches",
 }
-# The name that Lightning's Trainer methods use.
+# The argument of the methods of Lightning's Trainer.
 CKPT_PATH = "--ckpt_path"
-# What `compare` sets itself, or what not every engine supports.
+# Options that `compare` sets itself, or that not every engine supports.
 _NOT_COMPARED = frozenset(
     {"run.resume", "run.save_every", "run.max_restarts", "run.inject", "run.cuda_graph", "run.launcher"}
 )
-# What has no effect on, or is fixed by, the checkpoint that is evaluated.
+# Options that have no effect on an evaluation, or that its checkpoint determines.
 _TRAINING_ONLY = frozenset(
     {"run.resume", "run.save_every", "run.keep", "run.max_restarts", "run.inject", "run.cuda_graph"}
     | {f"trainer.{name}" for name in ("max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val")}
@@ -88,13 +88,13 @@ _TRAINING_ONLY = frozenset(
 
 
 def commands_of(engine: str) -> list[str]:
-    """Returns the commands of an engine's program."""
+    """Returns the commands that an engine supports."""
     own = CAPABILITIES[engine].commands
     return [name for name in COMMANDS if name in own or (name == "compare" and engine == "lightning")]
 
 
 def options_of(command: str, engine: str) -> list[str]:
-    """Returns the keys of the options that have an effect on a command with an engine."""
+    """Returns the keys of the options that a command of an engine uses."""
     left_out = set(CAPABILITIES[engine].unsupported)
     if command == "compare":
         left_out |= _NOT_COMPARED
@@ -104,7 +104,7 @@ def options_of(command: str, engine: str) -> list[str]:
 
 
 def unknown_flag(command: str, flag: str, engine: str) -> str:
-    """Returns the message for a flag that the command does not accept; it proposes only what the command accepts."""
+    """Returns the message for an unknown flag, with a suggestion if the command accepts a similar one."""
     others = [name for name, (_, own) in COMMANDS.items() if flag in own]
     if others == list(EVALUATING):
         return f"--ckpt belongs to {', '.join(EVALUATING)}; to continue a training, use --resume."
@@ -119,7 +119,7 @@ def unknown_flag(command: str, flag: str, engine: str) -> str:
         meant = "--resume"
     if meant in known:
         return f"Unknown flag {flag}; did you mean {meant}?"
-    # An option that is not accepted here may be nearer than any that is: then there is nothing to propose.
+    # No suggestion if the nearest option is one that this command does not accept.
     hint = nearest(flag, [*known, *SHORT_FLAGS, *(f"--{key}" for key in options())])
     if hint and hint == nearest(flag, known):
         return f"Unknown flag {flag}{hint}"

@@ -1,4 +1,4 @@
-"""The help of the command line, made from the options' own descriptions."""
+"""The help of the command line, generated from the descriptions of the options."""
 
 from __future__ import annotations
 
@@ -11,30 +11,28 @@ from pathlib import Path
 import lit_mnist
 from lit_mnist.cli.flags import COMMANDS, SHORT_FLAGS, commands_of, options_of
 from lit_mnist.cli.trainer_options import POLICY
-from lit_mnist.experiment.schema import Option, options
+from lit_mnist.experiment.schema import options
 
 _INDENT = 26
-_CONFIG = "a YAML file of settings, or lit_mnist:NAME.yaml of the package; a flag overrides it"
 
 
-def asks_for_help(words: Sequence[str], engine: str) -> str:
-    """Returns the help or the version that a command line asks for, or nothing."""
+def help_text(words: Sequence[str], engine: str) -> str:
+    """Returns the help or the version that a command line asks for, or an empty string."""
     if "--version" in words:
         return f"lit_mnist {lit_mnist.__version__}"
     if "--trainer.help" in words:
-        return trainer_help()
+        return _trainer_help()
     if not {"--help", "-h"} & set(words):
         return ""
-    name = Path(sys.argv[0]).name
-    program = name if engine == "lightning" else f"python -m lit_mnist.engines.{engine}"
-    return _of_command(program, words[0], engine) if words[0] in commands_of(engine) else _overview(program, engine)
+    program = Path(sys.argv[0]).name if engine == "lightning" else f"python -m lit_mnist.engines.{engine}"
+    if words[0] in commands_of(engine) and words[0] != "train":
+        return _command_help(program, words[0], engine)
+    return _overview(program, engine)
 
 
 def _overview(program: str, engine: str) -> str:
     keys = options_of("train", engine)
     method = "PyTorch Lightning" if engine == "lightning" else f"the engine {engine}"
-    further = f" Lightning's further options: {program} fit --trainer.help." if engine == "lightning" else ""
-    short = [_row(flag, options()[key].help) for flag, key in SHORT_FLAGS.items() if key in keys]
     return "\n".join(
         [
             f"usage: {program} [COMMAND] [FLAGS]",
@@ -45,24 +43,19 @@ def _overview(program: str, engine: str) -> str:
             *(_row(name, COMMANDS[name][0]) for name in commands_of(engine)),
             "",
             "flags of every command that trains:",
-            *short,
-            _row("--config FILE", _CONFIG),
+            *(_row(flag, options()[key].help) for flag, key in SHORT_FLAGS.items() if key in keys),
+            _config_row(),
             "",
-            f"All settings: {program} fit --help.{further}",
+            f"All settings: {program} fit --help.",
+            *_see_trainer_help(program, engine),
         ]
     )
 
 
-def _of_command(program: str, command: str, engine: str) -> str:
+def _command_help(program: str, command: str, engine: str) -> str:
     text, own = COMMANDS[command]
-    lines = [
-        f"usage: {program} {'' if command == 'train' else command + ' '}[FLAGS]",
-        "",
-        f"{text[0].upper()}{text[1:]}.",
-        "",
-    ]
-    lines += [_row(flag, meaning) for flag, meaning in own.items()]
-    lines.append(_row("--config FILE", _CONFIG))
+    lines = [f"usage: {program} {command} [FLAGS]", "", f"{text[0].upper()}{text[1:]}.", ""]
+    lines += [*(_row(flag, meaning) for flag, meaning in own.items()), _config_row()]
     names = {key: flag for flag, key in SHORT_FLAGS.items()}
     section = ""
     for key in options_of(command, engine):
@@ -71,23 +64,25 @@ def _of_command(program: str, command: str, engine: str) -> str:
             section = key.partition(".")[0]
             lines += ["", f"{section}:"]
         flag = f"--{key}" + (f", {names[key]}" if key in names else "")
-        lines.append(_row(flag, f"{option.help} {_facts(option)}"))
-    if command in {"train", "fit"} and engine == "lightning":
-        lines += ["", f"Lightning's further options: {program} fit --trainer.help."]
+        default = "unset" if option.default is None else option.default
+        lines.append(_row(flag, f"{option.help} ({option.wanted}; default: {default})"))
+    if command == "fit":
+        lines += ["", *_see_trainer_help(program, engine)]
     return "\n".join(lines)
 
 
-def trainer_help() -> str:
-    """Returns the help of Lightning's further options."""
-    accepted = [
-        _row(f"--trainer.{name}", "accepted; see Lightning's Trainer") for name in POLICY if not POLICY[name].reason
-    ]
-    others = [_row(f"--trainer.{name}", str(POLICY[name].reason)) for name in POLICY if POLICY[name].reason]
-    return "\n".join(["Lightning's further options:", *accepted, "", "Not accepted, and what to use instead:", *others])
+def _trainer_help() -> str:
+    accepted = [_row(f"--trainer.{name}", "see Lightning's Trainer") for name in POLICY if not POLICY[name].reason]
+    rejected = [_row(f"--trainer.{name}", policy.reason) for name, policy in POLICY.items() if policy.reason]
+    return "\n".join(["Accepted options of Lightning's Trainer:", *accepted, "", "Rejected, and why:", *rejected])
 
 
-def _facts(option: Option) -> str:
-    return f"({option.wanted}; default: {'unset' if option.default is None else option.default})"
+def _see_trainer_help(program: str, engine: str) -> list[str]:
+    return [f"Further options of Lightning's Trainer: {program} fit --trainer.help."] if engine == "lightning" else []
+
+
+def _config_row() -> str:
+    return _row("--config FILE", "a YAML file of settings, or lit_mnist:NAME.yaml of the package; flags override it")
 
 
 def _row(name: str, text: str) -> str:

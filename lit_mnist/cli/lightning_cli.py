@@ -1,4 +1,4 @@
-"""LightningCLI as the parser of Lightning's own options: callbacks and others that are given by `class_path`."""
+"""LightningCLI as the parser of Lightning's own options, such as callbacks given by `class_path`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WEIGHTS = (
     "best.ckpt, the test and weights_sha256 are of the weights that are trained, and a resumed run would not have the "
     "averages: leave it out"
 )
-# Callbacks that would break a promise: which one, and what to use instead.
+# Callbacks that would break a promise, with the reason and what to use instead.
 _REJECTED: tuple[tuple[type[Callback], str], ...] = (
     (
         Checkpoint,
@@ -66,14 +66,14 @@ _REJECTED: tuple[tuple[type[Callback], str], ...] = (
 
 
 class ExperimentCLI(LightningCLI):
-    """LightningCLI as a parser: the objects are made in the ranks.
+    """LightningCLI as a parser only: `instantiate_classes` does nothing.
 
     Args:
         words: Flags of the section `trainer`.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
-        # What a configuration names is checked before anything is imported.
+        # The names in a configuration are checked before anything is imported.
         set_parsing_settings(
             import_path_denylist=["*"], import_path_allowlist=list(ALLOWED), instantiate_subclass_spec_in_any=False
         )
@@ -84,7 +84,6 @@ class ExperimentCLI(LightningCLI):
             trainer_class=LitTrainer,
             save_config_callback=None,
             seed_everything_default=0,
-            # A flag that is nearly right is rejected, not guessed at.
             parser_kwargs={"exit_on_error": False, "allow_abbrev": False},
             args=list(words),
             run=False,
@@ -93,7 +92,7 @@ class ExperimentCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Parses, and turns every complaint into one message."""
+        """Parses the flags; raises an InputError with one message."""
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
@@ -102,18 +101,18 @@ class ExperimentCLI(LightningCLI):
             raise InputError(f"The settings cannot be read: {' '.join(str(error).split())[:300]}.") from error
 
     def instantiate_classes(self) -> None:
-        """Makes nothing here: the ranks do."""
+        """Does nothing: the ranks instantiate the objects."""
 
 
 def make_trainer_options(names: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
-    """Makes the objects of further Trainer options.
+    """Instantiates further options of Lightning's Trainer.
 
     Args:
         names: The options.
         words: The flags that set them.
 
     Raises:
-        InputError: One is of the wrong type, or names what a configuration may not name.
+        InputError: An option is of the wrong type, or names a class that a configuration may not name.
     """
     cli = ExperimentCLI(words)
     for name in names:
@@ -123,17 +122,17 @@ def make_trainer_options(names: Sequence[str], words: Sequence[str]) -> dict[str
 
 
 def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict[str, Any]:
-    """Makes further Trainer options once, so that a wrong one is rejected before anything is written.
+    """Instantiates further options once, to reject a wrong one before anything is written.
 
     Args:
         extras: The options.
-        experiment: The experiment that they take part in.
+        experiment: The experiment that they are used in.
 
     Returns:
-        What a configuration file says of them, as plain values.
+        The options as plain values, as a configuration file states them.
 
     Raises:
-        InputError: One cannot be made, or would break a promise.
+        InputError: An option cannot be instantiated, or would break a promise.
     """
     try:
         made = make_trainer_options(extras.names, extras.words).get("callbacks") or []
@@ -153,7 +152,7 @@ def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict
 
 
 def _check_monitored(metric: str, data: DataSettings) -> None:
-    """Rejects a metric that a run does not have, which Lightning would notice after an epoch."""
+    """Rejects an unknown metric, which Lightning would notice only after an epoch."""
     known = ("train_loss", "train_accuracy", *data.task.metrics)
     if data.val_size == 0 and metric.startswith("val_"):
         raise InputError(f"trainer.callbacks monitors {metric}, but data.val_size is 0: there is no validation.")
@@ -162,7 +161,7 @@ def _check_monitored(metric: str, data: DataSettings) -> None:
 
 
 def _plain_value(value: Any) -> Any:
-    """Returns what the parser has made of a value of a configuration file as such a value."""
+    """Converts a parsed value back to a plain value of a configuration file."""
     if isinstance(value, Namespace):
         value = vars(value)
     if isinstance(value, dict):
@@ -177,7 +176,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _check_callables(key: str, value: Any) -> None:
-    """Rejects functions and other callables from elsewhere: the parser does not know of all where they come from."""
+    """Rejects callables of other modules, since the parser does not check where all of them come from."""
     if isinstance(value, Namespace):
         value = vars(value)
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
@@ -188,7 +187,7 @@ def _check_callables(key: str, value: Any) -> None:
 
 
 def _plain(message: str) -> str:
-    """Returns jsonargparse's complaint as one plain sentence or two."""
+    """Shortens a message of jsonargparse to a sentence or two."""
     found = re.match(r'Parser key "([^"]+)":\s*', message)
     if not found:
         return " ".join(message.split())

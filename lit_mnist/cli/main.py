@@ -1,4 +1,4 @@
-"""The command line: step 1, parse; then `prepare` and the ranks. Only a valid command line imports torch.
+"""The entry point of the command line. A rejected command line and `--help` do not import torch.
 
 python train.py --devices 2                    train, then test the best weights
 python train.py fit --config configs/seed.yaml --trainer.max_epochs 1
@@ -15,8 +15,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from lit_mnist.cli.help import asks_for_help
-from lit_mnist.cli.parser import Request, parse
+from lit_mnist.cli.help import help_text
+from lit_mnist.cli.parser import parse
 from lit_mnist.distributed.rank import Rank, adopt_slurm, die_with_parent, launched_from_outside
 from lit_mnist.distributed.signals import STOP, require_main_thread
 from lit_mnist.distributed.terminal import clear_bar, guard_streams, print_error, print_failure, print_line
@@ -28,14 +28,14 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     """Runs a command and returns its exit code.
 
     Args:
-        argv: The arguments; by default the process's own.
+        argv: The arguments; by default those of the process.
         engine: Name of the engine.
     """
     guard_streams()
     words = sys.argv[1:] if argv is None else argv
-    outside, request, code = False, None, 0
+    outside, code = False, 0
     try:
-        if text := asks_for_help(words, engine):
+        if text := help_text(words, engine):
             print_line(text)
             return 0
         guard_streams(lambda text: print_error(f"warning: This command {text}"))
@@ -45,34 +45,28 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         outside = launched_from_outside()
         if outside:
             die_with_parent()
-        request = parse(words, engine)
-        code = _run(request, engine, _command(argv))
+        typed = sys.orig_argv if argv is None else [sys.argv[0], *argv]
+        code = _run(words, engine, shlex.join([Path(typed[0]).name, *typed[1:]]))
     except LitMnistError as error:
         code = error.exit_code
-        if outside and code != RankLostError.exit_code and not _speaks(prepares=not error.started):
-            # Another rank prints the same message, and the launcher kills it as soon as this one has ended.
+        if outside and code != RankLostError.exit_code and not _reports(error):
+            # Another rank prints the same message. The launcher kills it as soon as this rank ends.
             time.sleep(1)
-        elif error.started:
-            from lit_mnist.distributed.rank_status import RANK_STATUS
-
-            if isinstance(error, RankLostError):
-                clear_bar()
-            print_failure(error, error.advice, RANK_STATUS.print_error)
         else:
-            print_failure(error)
+            _print(error)
     if outside and code:
-        # Immediately: ranks that wait for this one are released only when it ends.
+        # Skip the clean-up: ranks that wait for this one are released only when it ends.
         with suppress(OSError):
             sys.stdout.flush()
         os._exit(code)
     return code
 
 
-def _run(request: Request, engine: str, command: str) -> int:
-    """Runs a request, and returns the exit code of one that ends well."""
+def _run(words: list[str], engine: str, command: str) -> int:
+    request = parse(words, engine)
     if request.command == "compare":
         if engine != "lightning":
-            raise InputError("compare is train.py's own: python train.py compare ...")
+            raise InputError("Only train.py has the command compare: python train.py compare ...")
         from lit_mnist.comparison.command import compare
 
         return compare(request, command, main)
@@ -83,15 +77,21 @@ def _run(request: Request, engine: str, command: str) -> int:
     return 0
 
 
-def _speaks(*, prepares: bool) -> bool:
-    """Returns whether this rank prints an error: rank 0, and before a run one rank of each machine."""
+def _reports(error: LitMnistError) -> bool:
+    """Returns whether this rank prints an error that all ranks have: rank 0, and before the start local rank 0."""
     rank = Rank.from_environment()
-    return rank.local_rank == 0 if prepares else rank.is_first
+    return rank.is_first if error.started else rank.local_rank == 0
 
 
-def _command(argv: list[str] | None) -> str:
-    words = sys.orig_argv if argv is None else [sys.argv[0], *argv]
-    return shlex.join([Path(words[0]).name, *words[1:]])
+def _print(error: LitMnistError) -> None:
+    if not error.started:
+        print_failure(error)
+        return
+    from lit_mnist.distributed.rank_status import RANK_STATUS
+
+    if isinstance(error, RankLostError):
+        clear_bar()
+    print_failure(error, error.advice, RANK_STATUS.print_error)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line: a command, flags and configuration files become one request. Nothing here imports torch.
+"""Parses a command, flags and configuration files into one request; only the user's packages may import torch.
 
 The options are those of the experiment's dataclasses (`lit_mnist/experiment/schema.py`). A flag overrides a file, a
 later file overrides an earlier one, and both override the defaults.
@@ -15,10 +15,11 @@ import yaml
 
 from lit_mnist.cli.config_file import find_config, read_config_file
 from lit_mnist.cli.flags import CKPT_PATH, COMMANDS, EVALUATING, SHORT_FLAGS, commands_of, unknown_flag
+from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.trainer_options import TrainerExtras, is_trainer_option, read_extras
 from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment import Experiment
-from lit_mnist.experiment.schema import SEED, convert, make_experiment, options
+from lit_mnist.experiment.schema import SECTIONS, SEED, convert, make_experiment, options
 from lit_mnist.experiment.task import check_task
 
 _LINKED = {"model.seed": SEED, "data.seed": SEED, "model.num_classes": "data.name"}
@@ -27,14 +28,15 @@ _DEVICE_LIST = re.compile(r"\d+(,\d+)+,?")
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line and its files ask for.
+    """What a command line and its configuration files ask for.
 
     Attributes:
         command: The command, a key of `COMMANDS`.
-        settings: The settings that were given, converted, by their dotted keys.
+        settings: The given settings, converted, by dotted keys.
         extras: The further options of Lightning's Trainer.
-        own: The flags that the command alone takes, with their values.
+        own: The values of the flags that only this command has.
         images: The user's images to predict.
+        imports: The user's packages, whose classes a configuration may name.
     """
 
     command: Any
@@ -42,10 +44,11 @@ class Request:
     extras: TrainerExtras = field(default_factory=TrainerExtras)
     own: Mapping[str, str] = field(default_factory=dict)
     images: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
-        """Whether it asks for a training."""
+        """Whether the command trains."""
         return self.command not in EVALUATING
 
     @property
@@ -55,7 +58,7 @@ class Request:
 
     @property
     def resume(self) -> str | None:
-        """The run folder or checkpoint to resume from, or `auto`: that of `run_dir`, if there is one."""
+        """The run folder or checkpoint to resume from; `auto` resumes from `run_dir` if it contains a checkpoint."""
         return self.settings.get("run.resume")
 
     @property
@@ -67,7 +70,7 @@ class Request:
         """Returns the experiment.
 
         Args:
-            base: Nested settings that take the place of the defaults.
+            base: Nested settings that replace the defaults.
 
         Raises:
             InputError: A value is out of range, or contradicts another.
@@ -78,16 +81,19 @@ class Request:
 
 
 def parse(argv: list[str], engine: str = "lightning") -> Request:
-    """Reads a command line and the files that it names.
+    """Parses a command line and the configuration files that it names.
 
     Args:
         argv: The arguments.
-        engine: Name of the engine, whose options a message may propose.
+        engine: Name of the engine; messages suggest only its options.
 
     Raises:
         InputError: A command, flag, key or value is unknown, of the wrong type, or contradicts another.
     """
-    command, words = _command(argv, engine)
+    imports, argv = split_imports(argv)
+    command, words = _split_command(argv, engine)
+    # Their import may register networks and data sets.
+    import_packages(imports)
     own_flags = COMMANDS[command][1]
     files: dict[str, Any] = {}
     flags: dict[str, Any] = {}
@@ -95,22 +101,21 @@ def parse(argv: list[str], engine: str = "lightning") -> Request:
     own: dict[str, str] = {}
     images: list[str] = []
     extras: list[tuple[str, Any]] = []
-    for name, values in _pairs(words, own_flags):
+    for name, values in _split_flags(words, own_flags):
         flag = ("--ckpt" if command in EVALUATING else "--resume") if name == CKPT_PATH else name
-        value = values[-1] if values else None
         key = SHORT_FLAGS.get(flag, flag.removeprefix("--"))
         if flag == "--images" and flag in own_flags:
             images += values
         elif flag in own_flags:
             own[flag] = values[0]
         elif flag in {"--config", "-c"}:
-            content = _read_file(_needed(flag, value))
-            extras += content.pop("trainer.extras")
+            content, further = _read_file(_single(flag, values))
             files |= content
+            extras += further
         elif is_trainer_option(key):
-            extras.append((key, value))
+            extras.append((key, values[0] if values else None))
         elif key in options():
-            text = _needed(flag, value)
+            text = _single(flag, values)
             is_list = key == "trainer.devices" and _DEVICE_LIST.fullmatch(text)
             converted = convert({key: [int(part) for part in text.split(",") if part] if is_list else text})
             if key in SHORT_FLAGS.values():
@@ -118,20 +123,20 @@ def parse(argv: list[str], engine: str = "lightning") -> Request:
                 if converted[key] != meaning:
                     raise InputError(f"{flag} {text} contradicts {earlier} {other}: give one of them.")
             flags |= converted
-        elif key in {"model", "data", "trainer", "run"}:
-            content = _read_section(key, yaml.safe_load(_needed(flag, value)), f" in {flag}")
-            extras += content.pop("trainer.extras")
+        elif key in SECTIONS:
+            content, further = _read_section(key, yaml.safe_load(_single(flag, values)), f" in {flag}")
             flags |= content
+            extras += further
         else:
             raise InputError(unknown_flag(command, flag, engine))
-    _check_flags(command, given)
+    if command in EVALUATING and "run.resume" in given:
+        raise InputError(f"--resume continues a training; {command} takes --ckpt.")
     if files.get("run.resume") is not None:
         raise InputError("run.resume is accepted on the command line only: use --resume RUN_DIR_OR_CKPT.")
-    return Request(command, files | flags, read_extras(extras), own, tuple(images))
+    return Request(command, files | flags, read_extras(extras), own, tuple(images), imports)
 
 
-def _command(argv: list[str], engine: str) -> tuple[str, list[str]]:
-    """Returns the command, and the words after it."""
+def _split_command(argv: list[str], engine: str) -> tuple[str, list[str]]:
     if not argv or argv[0].startswith("-"):
         return "train", argv
     if argv[0] == "bench":
@@ -142,8 +147,8 @@ def _command(argv: list[str], engine: str) -> tuple[str, list[str]]:
     return argv[0], argv[1:]
 
 
-def _pairs(words: list[str], own_flags: Container[str]) -> list[tuple[str, list[str]]]:
-    """Returns each flag with its values: none or one, or for `--images` several."""
+def _split_flags(words: list[str], own_flags: Container[str]) -> list[tuple[str, list[str]]]:
+    """Returns each flag with its values: none or one, or several for `--images`."""
     pairs: list[tuple[str, list[str]]] = []
     rest = list(words)
     while rest:
@@ -166,47 +171,38 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
 
 
-def _needed(flag: str, value: str | None) -> str:
-    if value is None:
+def _single(flag: str, values: list[str]) -> str:
+    if not values:
         raise InputError(f"{flag} needs a value.")
-    return value
+    return values[0]
 
 
-def _read_file(name: str) -> dict[str, Any]:
-    """Returns the converted settings of a configuration file, and under `trainer.extras` the Trainer's others."""
+def _read_file(name: str) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """Returns the converted settings of a configuration file, and the further options of Lightning's Trainer."""
     path = find_config(name)
     content = read_config_file(path)
     if not isinstance(content, dict) or not content:
-        raise InputError(f"The configuration {path} holds no settings: it must be sections such as model: or data:.")
-    settings: dict[str, Any] = {"trainer.extras": []}
+        raise InputError(f"The configuration {path} has no settings: it must have sections such as model: or data:.")
+    settings: dict[str, Any] = {}
+    extras: list[tuple[str, Any]] = []
     for section, value in content.items():
         if section == SEED:
             settings |= convert({SEED: value})
-            continue
-        if section not in {"model", "data", "trainer", "run"}:
+        elif section in SECTIONS:
+            read, further = _read_section(section, value, f" in {path}")
+            settings |= read
+            extras += further
+        else:
             raise InputError(f"Unknown key {section} in {path}{nearest(str(section), options()) or '.'}")
-        read = _read_section(section, value, f" in {path}")
-        settings["trainer.extras"] += read.pop("trainer.extras")
-        settings |= read
-    return settings
+    return settings, extras
 
 
-def _read_section(section: str, content: Any, source: str) -> dict[str, Any]:
-    """Returns the converted settings of one section; see `_read_file`."""
+def _read_section(section: str, content: Any, source: str) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """Returns one section's converted settings, and the further options of Lightning's Trainer."""
     if not isinstance(content, dict):
         raise InputError(f"{section} must be a section of settings, but is {content}{source}.")
-    extras, values = [], dict[str, Any]()
-    for name, value in content.items():
-        key = f"{section}.{name}"
-        if key in _LINKED:
-            raise InputError(f"{key}{source} follows from {_LINKED[key]}: leave it out.")
-        if is_trainer_option(key):
-            extras.append((key, value))
-        else:
-            values[key] = value
-    return {**convert(values, source), "trainer.extras": extras}
-
-
-def _check_flags(command: str, given: Mapping[str, Any]) -> None:
-    if command in EVALUATING and "run.resume" in given:
-        raise InputError(f"--resume continues a training; {command} takes --ckpt.")
+    settings = {f"{section}.{name}": value for name, value in content.items()}
+    for key in _LINKED.keys() & settings:
+        raise InputError(f"{key}{source} follows from {_LINKED[key]}: leave it out.")
+    extras = {key: value for key, value in settings.items() if is_trainer_option(key)}
+    return convert({key: settings[key] for key in settings if key not in extras}, source), list(extras.items())

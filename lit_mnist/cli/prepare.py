@@ -1,104 +1,196 @@
-"""From a parsed request to a job that is ready to start: validate, load, plan, claim.
+"""Turns a parsed request into a job that is ready to start: validate, load, plan, claim the run folder.
 
-Nothing is written before everything is checked, so that a wrong input costs one message and no process.
+Every check comes before the first write, so that rejected input costs one message and leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from lit_mnist.checkpoint.format import LAST
-from lit_mnist.cli.claim import claim, locked_to_resume
-from lit_mnist.cli.load import Loaded, load
+from lit_mnist.checkpoint.weights import read_weights
+from lit_mnist.cli.claim import claim, lock_resumed_folder
 from lit_mnist.cli.parser import Request
-from lit_mnist.cli.plan import Planned, plan
-from lit_mnist.cli.validate import Validated, validate
-from lit_mnist.distributed.rank import launched_from_outside
+from lit_mnist.cli.validate import Validated, resumes_in_place, validate
+from lit_mnist.data.dataset import Dataset, load_dataset
+from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.rank import launched_from_outside, print_once, threads_per_rank, warn_once
+from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
-from lit_mnist.run.folder import RunFolder
-from lit_mnist.training.job import Job
+from lit_mnist.errors import InputError
+from lit_mnist.experiment import Experiment, RunSettings
+from lit_mnist.experiment.plan import Plan
+from lit_mnist.run.folder import RESULT, RunFolder
+from lit_mnist.training.job import Job, Splits, plan_for, split_dataset
 from lit_mnist.training.precision import resolve_precision
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A job that is ready to start.
-
-    Attributes:
-        job: The job.
-        folder: The claimed run folder; None on the ranks that do not write.
-    """
-
-    job: Job
-    folder: RunFolder | None
-
-
-def prepare(request: Request, *, engine: str, command: str) -> Prepared:
-    """Enters each step once.
+def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFolder | None]:
+    """Checks and loads everything that a run needs.
 
     Args:
         request: The parsed request.
         engine: Name of the engine.
         command: The command as it was typed.
 
+    Returns:
+        The job, and the claimed run folder on the process that writes it (None on the others).
+
     Raises:
-        InputError: Something is wrong; nothing was written.
+        InputError: The request is rejected; nothing was written.
     """
     # The ranks are forked from this process and inherit the import.
     load_engine(engine)
-    with locked_to_resume(request) as lock:
+    capabilities = CAPABILITIES[engine]
+    with lock_resumed_folder(request) as lock:
         validated = validate(request, engine)
-        loaded = load(validated)
-        planned = plan(validated, loaded)
-        path, folder = claim(validated, planned.plan, lock)
-    return Prepared(_job(validated, loaded, planned, path, folder, command), folder)
+        experiment = validated.experiment
+        dataset, splits, files = _load_samples(validated)
+        weights = None
+        if validated.saved is None:
+            weights = read_weights(experiment.model, num_classes=dataset.num_classes, report=print_once)
+        plan, devices = _plan(validated, dataset, splits)
+        threads = _threads(validated, 1 if capabilities.processes == "devices" else devices.count)
+        path, folder = claim(validated, plan, lock)
+    extras = None
+    if request.extras.names:
+        from lit_mnist.cli.lightning_cli import make_trainer_options
 
-
-def _job(
-    validated: Validated, loaded: Loaded, planned: Planned, path: Path, folder: RunFolder | None, command: str
-) -> Job:
-    request, capabilities = validated.request, CAPABILITIES[validated.engine]
-    return Job(
+        extras = partial(make_trainer_options, request.extras.names, request.extras.words)
+    job = Job(
         command=request.command,
-        engine=validated.engine,
-        experiment=validated.experiment,
-        dataset=loaded.dataset,
-        splits=loaded.splits,
-        plan=planned.plan,
-        devices=planned.devices,
-        precision=resolve_precision(validated.experiment.trainer.precision, planned.devices.kind),
-        threads=planned.threads,
+        engine=engine,
+        experiment=experiment,
+        dataset=dataset,
+        splits=splits,
+        plan=plan,
+        devices=devices,
+        precision=resolve_precision(experiment.trainer.precision, devices.kind),
+        threads=threads,
         folder=path,
         command_line=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
         checkpoint=_checkpoint(validated, folder),
-        weights=loaded.weights,
-        files=loaded.files,
-        extras=_trainer_options(request) if request.extras.names else None,
+        weights=weights,
+        files=files,
+        extras=extras,
         stated=validated.stated,
         cuda_graph=validated.cuda_graph,
         resumable=capabilities.resume,
         testable="test" in capabilities.commands,
     )
+    return job, folder
+
+
+def check_batch_norm(experiment: Experiment, plan: Plan, devices: int) -> None:
+    """Rejects one segmentation image per rank without synchronized batch norm, whose statistics need two values.
+
+    Args:
+        experiment: The experiment.
+        plan: Its plan.
+        devices: Number of devices that share a micro-batch.
+
+    Raises:
+        InputError: A rank would have a single image.
+    """
+    synchronized = plan.world_size > 1 and experiment.trainer.sync_batchnorm is not False
+    if experiment.data.task.pixelwise and plan.batch_size // devices == 1 and not synchronized:
+        raise InputError(
+            f"data.batch_size {experiment.data.batch_size} leaves one image to each rank, too few for batch norm: "
+            "raise it, or with several ranks keep trainer.sync_batchnorm on."
+        )
+
+
+def _load_samples(validated: Validated) -> tuple[Dataset, Splits, tuple[Path, ...]]:
+    """Returns the data set, its splits, and the files of the user's images, which replace the test split."""
+    request, experiment, saved = validated.request, validated.experiment, validated.saved
+    fetch = saved is None or saved.may_fetch(request.settings, experiment.data, trains=request.trains)
+    if not request.images:
+        dataset = load_dataset(experiment.data, fetch=fetch)
+        stage: Literal["test", "predict"] = "predict" if request.command == "predict" else "test"
+        return dataset, split_dataset(experiment, dataset, stage), ()
+    if experiment.trainer.limit_of("predict") is not None:
+        raise InputError("trainer.limit_predict_batches applies to the test split: pass fewer --images instead.")
+    # Imported here because only this command needs it.
+    from lit_mnist.predict import get_prediction_module
+    from lit_mnist.predict.user_images import find_images
+
+    files = tuple(find_images([Path(image) for image in request.images]))
+    dataset = get_prediction_module(experiment.data.task).load_user_images(files, experiment.data, fetch=fetch)
+    return dataset, Splits(dataset.train, dataset.train, dataset.test), files
+
+
+def _plan(validated: Validated, dataset: Dataset, splits: Splits) -> tuple[Plan, Devices]:
+    """Returns the plan and the devices to use; rejects what does not fit the number of samples or the checkpoint."""
+    request, experiment, saved = validated.request, validated.experiment, validated.saved
+    devices, world_size = validated.devices, validated.world_size
+    if experiment.trainer.devices == "auto" and request.command == "predict" and not launched_from_outside():
+        devices = Devices(devices.kind, devices.numbers[: len(splits.test)])
+        world_size = devices.count
+    _check_split_sizes(request, splits, world_size)
+    if request.trains:
+        plan = plan_for(experiment, splits, world_size)
+    else:
+        plan = Plan.without_training(world_size, experiment.model.lr)
+    if CAPABILITIES[validated.engine].processes == "devices":
+        # A single process gets the whole batch; `batch_per: rank` has already counted the devices.
+        plan = replace(plan, world_size=1)
+    _check_steps(experiment.run, plan)
+    if request.trains:
+        check_batch_norm(experiment, plan, world_size)
+    if saved and request.trains:
+        # The run may have been interrupted while it tested its weights.
+        may_be_done = resumes_in_place(request) and not (Path(str(request.run_dir)) / RESULT).exists()
+        saved.check_resume(experiment, dataset, plan, may_be_done=may_be_done)
+        print_once(f"note: resuming from {display_path(saved.path.absolute())} after step {saved.step}")
+    elif saved:
+        saved.check_evaluation(experiment, dataset, validates=request.command == "validate")
+    if plan.dropped:
+        noun, do, be = ("samples", "do", "are") if plan.dropped > 1 else ("sample", "does", "is")
+        print_once(
+            f"note: {plan.dropped} {noun} of each epoch {do} not fill a batch of {plan.batch_size} and {be} dropped"
+        )
+    return plan, devices
+
+
+def _check_split_sizes(request: Request, splits: Splits, world_size: int) -> None:
+    """Rejects an empty validation split, and a split with fewer samples than ranks."""
+    if request.command == "validate" and not len(splits.validation):
+        raise InputError("data.val_size is 0: there is nothing to validate on.")
+    sizes = {"validation": len(splits.validation) if request.trains or request.command == "validate" else 0}
+    sizes["test"] = len(splits.test) if request.command in {"train", "test", "predict"} else 0
+    for name, size in sizes.items():
+        if 0 < size < world_size:
+            what = f"There are {size} images" if request.images else f"The {name} split has {size} samples"
+            raise InputError(f"{what}, fewer than the {world_size} ranks: use fewer ranks.")
+
+
+def _check_steps(run: RunSettings, plan: Plan) -> None:
+    """Rejects an injected fault or a traced step that the run does not reach."""
+    if run.trace_step is not None and run.trace_step > plan.total_steps:
+        raise InputError(f"run.trace_step is {run.trace_step}, but the steps are 1 to {plan.total_steps}.")
+    if run.fault and (run.fault[1] >= plan.world_size or run.fault[2] > plan.total_steps):
+        ranks, steps = f"0 to {plan.world_size - 1}", f"1 to {plan.total_steps}"
+        raise InputError(f"run.inject is {run.inject}, but the ranks are {ranks}, and the steps {steps}.")
+
+
+def _threads(validated: Validated, local_world_size: int) -> int:
+    """Returns the number of threads of each rank, which a resumed training keeps."""
+    setting, saved = validated.experiment.run.threads, validated.saved
+    if saved and validated.request.trains:
+        return saved.threads(setting, local_world_size, warn_once)
+    return threads_per_rank(setting, local_world_size)
 
 
 def _checkpoint(validated: Validated, folder: RunFolder | None) -> Path | None:
-    """Returns the checkpoint that the ranks read: a copy of another run's, which may change."""
+    """Returns the checkpoint that the ranks read: a copy if it belongs to another run, which may change it."""
     saved = validated.saved
     if saved is None:
         return None
     if not validated.request.trains or folder is None or launched_from_outside() or saved.is_in(folder.checkpoints):
         return saved.path
     return folder.checkpoints / LAST
-
-
-def _trainer_options(request: Request) -> Callable[[], dict[str, Any]]:
-    """Returns what makes the further options of Lightning's Trainer in each rank."""
-    from lit_mnist.cli.lightning_cli import make_trainer_options
-
-    return partial(make_trainer_options, request.extras.names, request.extras.words)

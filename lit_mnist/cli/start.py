@@ -1,4 +1,4 @@
-"""From a request to running ranks, and the message if they fail."""
+"""Starts the ranks of a request, and explains how to resume if they fail."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.distributed import DistNetworkError
 
 from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.parser import Request
-from lit_mnist.cli.prepare import Prepared, prepare
+from lit_mnist.cli.prepare import prepare
 from lit_mnist.distributed.failure import convert_disk_error, exit_rank, explain_failure, report_failure
-from lit_mnist.distributed.launcher import Work, launch
+from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank, launched_from_outside
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.rendezvous import choose_interface, use_loopback
@@ -24,14 +24,15 @@ from lit_mnist.distributed.terminal import display_path, print_failure
 from lit_mnist.engines.rank_work import do_job
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.run.finish import program
+from lit_mnist.run.folder import RunFolder
 from lit_mnist.training.job import Job
 
 
 def start(request: Request, engine: str, command: str) -> None:
-    """Checks and loads everything, and runs the ranks to their end.
+    """Prepares a job, and runs its ranks to their end.
 
     Args:
-        request: What the command line asks for.
+        request: The parsed request.
         engine: Name of the engine.
         command: The command as it was typed.
 
@@ -40,45 +41,39 @@ def start(request: Request, engine: str, command: str) -> None:
     """
     # The ranks are forked from this process: until then it must not start OpenMP's threads.
     torch.set_num_threads(1)
-    prepared = prepare(request, engine=engine, command=command)
+    job, folder = prepare(request, engine=engine, command=command)
     try:
-        _start(prepared)
+        _run_ranks(job, folder)
     except LitMnistError as error:
         error.started = True
-        error.advice = _how_to_resume(prepared.job, only_with_checkpoint=error.exit_code == InputError.exit_code)
+        error.advice = _how_to_resume(job, only_with_checkpoint=error.exit_code == InputError.exit_code)
         raise
     finally:
-        if prepared.folder:
-            prepared.folder.release()
+        if folder:
+            folder.release()
 
 
-def _start(prepared: Prepared) -> None:
-    """Starts the ranks: in this process where there is one or an outside launcher has started it, else as children."""
-    job = prepared.job
-    work = partial(do_job, job)
+def _run_ranks(job: Job, folder: RunFolder | None) -> None:
+    """Runs one rank in this process if it is the only one or an outside launcher started it; else launches them."""
     run, logs = job.experiment.run, job.folder / "logs"
-
     if launched_from_outside():
         rank = Rank.from_environment()
         if rank.num_nodes == 1:
             use_loopback()
         else:
             choose_interface()
-        _work_here(work, rank, prepared, logs if rank.is_first or run.dir else None)
+        _run_rank(job, folder, rank, logs if rank.is_first or run.dir else None)
     elif job.plan.world_size == 1 and not run.max_restarts:
         use_loopback()
-        _work_here(work, Rank(), prepared, logs)
+        _run_rank(job, folder, Rank(), logs)
     else:
         method = "spawn" if run.launcher == "spawn" else None
+        work = partial(do_job, job)
         launch(work, world_size=job.plan.world_size, max_restarts=run.max_restarts, logs=logs, start_method=method)
 
 
-def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) -> None:
-    """Runs one rank in this process.
-
-    Raises:
-        LitMnistError: It failed or was stopped; the message says why.
-    """
+def _run_rank(job: Job, folder: RunFolder | None, rank: Rank, logs: Path | None) -> None:
+    """Runs one rank in this process, and turns its exceptions into errors with a message."""
     RANK_STATUS.rank = rank
     if logs:
         RANK_STATUS.open(rank, logs)
@@ -86,14 +81,14 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
     def end(signum: signal.Signals) -> None:
         error = StoppedError(f"Stopped by {signum.name}.", signum)
         if rank.is_first:
-            print_failure(error, _how_to_resume(prepared.job), RANK_STATUS.print_error)
-        if prepared.folder:
-            prepared.folder.release()
+            print_failure(error, _how_to_resume(job), RANK_STATUS.print_error)
+        if folder:
+            folder.release()
         exit_rank(error)
 
     STOP.listen(end)
     try:
-        work(rank)
+        do_job(job, rank)
     except LitMnistError as error:
         report_failure(error)
         raise
@@ -110,9 +105,8 @@ def _work_here(work: Work, rank: Rank, prepared: Prepared, logs: Path | None) ->
         raise RankLostError(explain_failure(report)) from error
 
 
-def _how_to_resume(job: Job | None, *, only_with_checkpoint: bool = False) -> str:
-    """Returns how to resume after a run that ended early."""
-    if job is None or not job.trains or not job.resumable:
+def _how_to_resume(job: Job, *, only_with_checkpoint: bool = False) -> str:
+    if not job.trains or not job.resumable:
         return ""
     damaged: list[str] = []
     found = find_newest_valid(job.folder, damaged.append)

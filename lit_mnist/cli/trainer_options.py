@@ -1,4 +1,4 @@
-"""The further options of Lightning's Trainer: which are accepted, and what to use in place of the others."""
+"""The policy for the further options of Lightning's Trainer: accepted, or rejected with an alternative."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from lit_mnist.errors import InputError
 
-# A configuration may name classes of these modules: others start processes, listen, or write where they please.
+# A configuration may name classes of these modules. Others could start processes, open ports, or write anywhere.
 ALLOWED = (
     "lightning.pytorch.callbacks",
     "lightning.pytorch.loggers",
@@ -24,12 +24,12 @@ PACKAGES = ("lightning", "torch", "lit_mnist")
 
 
 class Policy(NamedTuple):
-    """What becomes of an option of Lightning's Trainer.
+    """The policy for one option of Lightning's Trainer.
 
     Attributes:
-        default: Lightning's default, which is accepted for every option.
-        reason: Why another value is rejected, and what to use instead; None if it is accepted.
-        every_engine: Whether every engine accepts it, not only the engine lightning.
+        default: Lightning's default, which is always accepted.
+        reason: Why other values are rejected, and what to use instead; None if they are accepted.
+        every_engine: Whether all engines accept it, not only the engine lightning.
     """
 
     default: Any
@@ -39,9 +39,9 @@ class Policy(NamedTuple):
 
 _ORDER = "the samples of a step are a function of the seed and the step alone"
 
-# Every option of Lightning's Trainer that is not one of the project's own `trainer.*`, see `TrainerSettings`.
+# Every option of Lightning's Trainer that is not in `TrainerSettings`.
 POLICY = {
-    # Options that observe.
+    # Observe.
     "logger": Policy(None, every_engine=True),
     "callbacks": Policy(None),
     "profiler": Policy(None),
@@ -51,20 +51,20 @@ POLICY = {
     "num_sanity_val_steps": Policy(None),
     "enable_autolog_hparams": Policy(True),
     "inference_mode": Policy(True),
-    # Options that shorten.
+    # Shorten.
     "max_time": Policy(None),
     "min_epochs": Policy(None),
     "min_steps": Policy(None),
     "val_check_interval": Policy(None),
-    # Options with another name here.
-    "default_root_dir": Policy(None, "the run folder is where everything is written: use --run-dir"),
+    # Have another name here.
+    "default_root_dir": Policy(None, "all output goes to the run folder: use --run-dir"),
     "timeout": Policy(120.0, "use --run.timeout"),
     "enable_checkpointing": Policy(
         None,
         "the last and the best checkpoint are always kept, so that a run can be resumed: see --save-every and --keep",
     ),
-    # Options that would break a promise.
-    "barebones": Policy(False, "it turns off the checkpoints and the metrics that are part of each run: leave it out"),
+    # Would break a promise.
+    "barebones": Policy(False, "it turns off checkpoints and metrics, which every run writes: leave it out"),
     "gradient_clip_algorithm": Policy(
         None,
         "every engine clips the gradient by its norm, and all compute the same: use --trainer.gradient_clip_val",
@@ -82,11 +82,11 @@ POLICY = {
 
 @dataclass(frozen=True)
 class TrainerExtras:
-    """Further options of Lightning's Trainer, such as callbacks: named here, made in each rank.
+    """Further options of Lightning's Trainer, such as callbacks, which each rank instantiates.
 
     Attributes:
         names: The options.
-        words: The flags that set them, as LightningCLI reads them.
+        words: The flags that set them, for LightningCLI.
     """
 
     names: tuple[str, ...] = ()
@@ -94,24 +94,24 @@ class TrainerExtras:
 
     @property
     def for_lightning(self) -> tuple[str, ...]:
-        """The options that the engine lightning alone accepts."""
+        """The options that only the engine lightning accepts."""
         return tuple(name for name in self.names if not POLICY[name].every_engine)
 
 
 def is_trainer_option(key: str) -> bool:
-    """Returns whether a dotted key is one of Lightning's Trainer alone, or a part of one."""
+    """Returns whether a dotted key is a further option of Lightning's Trainer, or a part of one."""
     section, _, rest = key.partition(".")
     return section == "trainer" and rest.partition(".")[0].removesuffix("+") in POLICY
 
 
 def read_extras(pairs: Iterable[tuple[str, Any]]) -> TrainerExtras:
-    """Returns the further options that are accepted.
+    """Checks further options of Lightning's Trainer without importing it.
 
     Args:
         pairs: Dotted keys with the text of a flag, or the value of a file.
 
     Raises:
-        InputError: An option would break a promise, or names a class that a configuration may not name.
+        InputError: An option is rejected by its policy, or names a class that a configuration may not name.
     """
     names: dict[str, None] = {}
     words: list[str] = []
@@ -142,18 +142,18 @@ def _parsed(value: Any) -> Any:
 
 
 def _check_no_file(key: str, value: Any) -> None:
-    """Rejects the name of a file, which LightningCLI would read in place of the settings, even from a pipe."""
+    """Rejects the name of a file, which LightningCLI would read instead, even from a pipe."""
     for part in value if isinstance(value, list) else [value]:
         try:
             is_file = isinstance(part, str) and "\0" not in part and Path(part).exists()
         except OSError:
             continue
         if is_file:
-            raise InputError(f"{key} names the file {part}: write the settings themselves.")
+            raise InputError(f"{key} names the file {part}: give the settings themselves.")
 
 
 def _class_paths(value: Any) -> Iterator[str]:
-    """Gives the dotted names of classes and functions in an option's value."""
+    """Yields the dotted names of classes and functions in an option's value."""
     if isinstance(value, str) and "." in value and not value.startswith("."):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Step 2, validate: the request and the checkpoint it names become an experiment on this machine's devices."""
+"""Validates a request: its settings, the checkpoint that it names, the engine, and the devices of this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Validated:
         request: The request.
         engine: Name of the engine.
         experiment: The experiment.
-        saved: The checkpoint that the job starts from, or None.
+        saved: The checkpoint to start from, or None.
         devices: Devices of this machine.
         world_size: Number of ranks over all machines.
         cuda_graph: Whether the passes of a micro-batch are recorded as a CUDA graph.
@@ -47,20 +47,24 @@ class Validated:
 
 
 def validate(request: Request, engine: str) -> Validated:
-    """Checks everything that needs neither data nor a run folder.
+    """Checks everything that requires neither data nor a run folder.
 
     Raises:
-        InputError: Something is wrong; nothing was written.
+        InputError: The request is rejected; nothing was written.
     """
     _check_accelerate()
     saved = _find_saved(request)
-    experiment = _experiment(request, saved)
-    stated = _check_trainer_options(request, experiment)
+    experiment = _make_experiment(request, saved)
+    stated: dict[str, Any] = {}
+    if request.extras.names:
+        from lit_mnist.cli.lightning_cli import check_trainer_options
+
+        stated = check_trainer_options(request.extras, experiment)
     if saved and request.trains:
         if not CAPABILITIES[engine].resume:
             raise InputError(f"The engine {engine} cannot resume from {saved.path}: choose another --run-dir.")
         saved.check_same(experiment)
-    devices, world_size = _ranks(experiment.trainer)
+    devices, world_size = _choose_ranks(experiment.trainer)
     check_devices(engine, experiment, devices, world_size)
     cuda_graph = request.trains and uses_cuda_graph(engine, experiment, devices, world_size, request.extras.names)
     _check_launch(experiment.run, world_size)
@@ -69,8 +73,8 @@ def validate(request: Request, engine: str) -> Validated:
     return Validated(request, engine, experiment, saved, devices, world_size, cuda_graph, stated)
 
 
-def continues_in_place(request: Request) -> bool:
-    """Returns whether the run continues from what it finds in its folder, where it was started before."""
+def resumes_in_place(request: Request) -> bool:
+    """Returns whether a training resumes from what it finds in `run.dir`: `--resume auto`, or after a restart."""
     return request.run_dir is not None and (request.resume == "auto" or was_restarted(Path(request.run_dir)))
 
 
@@ -82,68 +86,60 @@ def check_deterministic(experiment: Experiment, kind: str) -> None:
         kind: Kind of the devices: `cpu` or `cuda`.
 
     Raises:
-        InputError: Segmentation images are to be trained on GPUs, deterministically.
+        InputError: The experiment trains on segmentation images, on GPUs, deterministically.
     """
     if experiment.trainer.deterministic and kind == "cuda" and experiment.data.task.pixelwise:
-        raise InputError("trainer.deterministic: torch has no deterministic loss of pixels on GPUs: leave it out.")
+        raise InputError("trainer.deterministic: torch has no deterministic per-pixel loss on GPUs: leave it out.")
 
 
-def _experiment(request: Request, saved: Saved | None) -> Experiment:
-    """Returns the experiment of the request, over that of the checkpoint."""
+def _make_experiment(request: Request, saved: Saved | None) -> Experiment:
+    """Returns the experiment of the request; the checkpoint provides the defaults."""
     if saved is None:
         return request.experiment()
     if not request.trains:
         return request.experiment(saved.to_evaluate())
     experiment = request.experiment(saved.to_resume())
     if experiment.trainer.precision == "auto":
-        # A file may state `auto` again: it stays what it was when the training started, on any machine.
+        # The file may say `auto`: a resumed training keeps the precision that it started with, on any machine.
         experiment = experiment.replace("trainer", precision=saved.section["precision"])
     return experiment
 
 
 def _find_saved(request: Request) -> Saved | None:
-    """Reads the checkpoint that the request names or its run folder holds."""
+    """Reads the checkpoint that the request names or its run folder contains."""
     if not request.trains:
         if not request.checkpoint:
             raise InputError(f"{request.command} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
         return Saved.read(find_weights(Path(request.checkpoint), print_once), hashed=False)
     if request.resume == "auto" and not request.run_dir:
-        raise InputError("--resume auto continues in the folder that --run-dir names: give --run-dir, too.")
-    found = None
-    if continues_in_place(request):
-        place = Path(str(request.run_dir))
-        found = find_newest_valid(place, warn_once)
-        if found is None and list(place.glob("checkpoints/*.ckpt")):
-            raise InputError(f"The folder {place} holds checkpoints, but no valid one: move them away to start again.")
-    if found is None and request.resume and request.resume != "auto":
-        place = Path(request.resume)
-        if not place.is_dir():
-            return Saved.read(find_checkpoint(place, (LAST,)))
-        found = find_newest_valid(place, warn_once)
-        if found is None:
-            raise InputError(f"The folder {place} holds no valid checkpoint to resume from.")
-    return Saved.read(found.path) if found else None
+        raise InputError("--resume auto resumes in the folder of --run-dir: give --run-dir, too.")
+    if resumes_in_place(request):
+        folder = Path(str(request.run_dir))
+        if found := find_newest_valid(folder, warn_once):
+            return Saved.read(found.path)
+        if list(folder.glob("checkpoints/*.ckpt")):
+            raise InputError(f"The folder {folder} contains no valid checkpoint: move the others away to start again.")
+    if request.resume in {None, "auto"}:
+        return None
+    source = Path(str(request.resume))
+    if not source.is_dir():
+        return Saved.read(find_checkpoint(source, (LAST,)))
+    if found := find_newest_valid(source, warn_once):
+        return Saved.read(found.path)
+    raise InputError(f"The folder {source} contains no valid checkpoint to resume from.")
 
 
-def _check_trainer_options(request: Request, experiment: Experiment) -> dict[str, Any]:
-    """Returns the further options of Lightning's Trainer as plain values, checked."""
-    if not request.extras.names:
-        return {}
-    from lit_mnist.cli.lightning_cli import check_trainer_options
-
-    return check_trainer_options(request.extras, experiment)
-
-
-def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
+def _choose_ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
     """Returns this machine's devices and the number of ranks over all machines."""
     if not launched_from_outside():
         if trainer.num_nodes > 1:
             raise InputError(
-                f"trainer.num_nodes is {trainer.num_nodes}: start the ranks of several machines by torchrun."
+                f"trainer.num_nodes is {trainer.num_nodes}: start the ranks of several machines with torchrun."
             )
         devices = choose_devices(trainer)
         return devices, devices.count
     rank = Rank.from_environment()
+    listed = isinstance(trainer.devices, list)
     wanted = len(trainer.devices) if isinstance(trainer.devices, list) else trainer.devices
     if wanted not in {"auto", rank.local_world_size}:
         raise InputError(
@@ -155,23 +151,22 @@ def _ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
             f"trainer.num_nodes is {trainer.num_nodes}, but the launcher has started ranks on {rank.num_nodes} "
             "machine(s): leave it out."
         )
-    own = replace(trainer, devices=trainer.devices if isinstance(trainer.devices, list) else rank.local_world_size)
-    return choose_devices(own), rank.world_size
+    return choose_devices(trainer if listed else replace(trainer, devices=rank.local_world_size)), rank.world_size
 
 
 def _check_launch(run: RunSettings, world_size: int) -> None:
     """Rejects launch options that do not fit how the ranks are started, or how many there are."""
     outside = launched_from_outside()
     if outside and run.launcher != "agent":
-        raise InputError("run.launcher is for ranks that this command starts: here an outside launcher has.")
+        raise InputError("run.launcher has no effect: an outside launcher has started the ranks.")
     if run.launcher != "agent" and world_size == 1:
-        raise InputError("run.launcher is for several ranks: one rank runs in this process.")
+        raise InputError("run.launcher has no effect on one rank, which runs in this process.")
     if run.servers > world_size:
         raise InputError(f"run.servers is {run.servers}, but each needs a rank, and there are {world_size}.")
     if outside and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) and not run.dir:
-        raise InputError("After a restart by torchrun, a run continues in the folder of --run-dir: give --run-dir.")
+        raise InputError("After a restart by torchrun, a run resumes in the folder of --run-dir: give --run-dir.")
     if run.max_restarts and (outside or run.launcher != "agent"):
-        raise InputError("run.max_restarts is for ranks that torch's elastic agent starts here: it has no effect.")
+        raise InputError("run.max_restarts has no effect: torch's elastic agent does not start the ranks here.")
 
 
 def _check_accelerate() -> None:
@@ -179,6 +174,6 @@ def _check_accelerate() -> None:
     several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
     if several and "RANK" not in os.environ:
         raise InputError(
-            "accelerate launch was asked for several processes and has started one, as it does on CPUs: start them by "
-            "torchrun, or by --devices without a launcher."
+            "accelerate launch was asked for several processes and has started one, as it does on CPUs: use torchrun, "
+            "or --devices without a launcher."
         )

@@ -1,4 +1,4 @@
-"""Runs the chosen engines on one experiment, and reports whether they are equal and what they cost.
+"""Trains one experiment with several engines, and reports whether they are equal and what they cost.
 
 python train.py compare --engines all --devices 2 --max-steps 200
 python train.py compare --engines single,raw_ddp,lightning --config configs/basicnet.yaml --repeats 5
@@ -10,7 +10,7 @@ import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.comparison.equality import Run
@@ -30,34 +30,18 @@ from lit_mnist.run.timing import WARM_UP_STEPS, commit, versions
 from lit_mnist.training.job import plan_for, split_dataset
 from lit_mnist.training.precision import resolve_precision
 
+if TYPE_CHECKING:
+    from lit_mnist.cli.parser import Request
+
 JSON, PAGE = "comparison.json", "comparison.html"
 _TIMED_STEPS = 120
 
 
-class Request(Protocol):
-    """What the command line asks for; see `lit_mnist.cli.parser.Request`."""
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings that were given, by their dotted keys."""
-
-    @property
-    def own(self) -> Mapping[str, str]:
-        """The flags of this command alone, with their values."""
-
-    @property
-    def extras(self) -> Any:
-        """The further options of Lightning's Trainer."""
-
-    def experiment(self) -> Experiment:
-        """Returns the experiment."""
-
-
 def compare(request: Request, command: str, main: Main) -> int:
-    """Runs a comparison, and returns 0 if all engines meet what is expected of them, else 1.
+    """Runs a comparison, and returns the exit code: 0 if all engines agree as expected, otherwise 1.
 
     Args:
-        request: What the command line asks for.
+        request: The parsed command line.
         command: The command as it was typed.
         main: Runs a command line with an engine in this process, and returns its exit code.
 
@@ -118,10 +102,8 @@ def compare(request: Request, command: str, main: Main) -> int:
 def _run_all(
     options: Options, experiment: Experiment, devices: Devices
 ) -> tuple[dict[Variant, Outcome], dict[Variant, list[dict[str, Any]]]]:
-    """Runs all engines; returns each one's run with a trace, or why there is none, and the results of its timed runs.
-
-    Every engine is imported here, once, and not in each run that is forked from this process.
-    """
+    """Runs all engines; returns the traced run of each, or why there is none, and the results of its timed runs."""
+    # Imports every engine once, before the runs are forked from this process.
     skipped = {variant: skip(variant, experiment, devices) for variant in options.variants}
     runnable = [variant for variant in options.variants if not skipped[variant]]
     outcomes: dict[Variant, Outcome] = {variant: found for variant, found in skipped.items() if found}
@@ -138,21 +120,17 @@ def _stop(signum: signal.Signals) -> None:
 
 
 def _check(request: Request, experiment: Experiment) -> None:
-    """Checks that compare and every engine support the options.
-
-    Raises:
-        InputError: One does not.
-    """
+    """Rejects options that `compare`, or one of the engines, does not support."""
     if launched_from_outside():
-        raise InputError("compare starts the ranks itself: run it without a launcher.")
+        raise InputError("compare starts the ranks: run it without a launcher.")
     if request.extras.names:
-        raise InputError(f"trainer.{request.extras.names[0]} is an option of Lightning alone: it cannot be compared.")
+        raise InputError(f"trainer.{request.extras.names[0]} is an option of Lightning alone: leave it out.")
     run = experiment.run
     if run.resume:
         raise InputError("compare trains from the beginning: omit --resume.")
     for name in ("save_every", "max_restarts", "inject", "cuda_graph"):
         if getattr(run, name):
-            raise InputError(f"run.{name} is not supported by every engine: it cannot be compared.")
+            raise InputError(f"run.{name} is not supported by every engine: leave it out.")
     if run.launcher != "agent":
         raise InputError("compare selects the launcher by the name of the engine: --engines raw_ddp:spawn.")
     if isinstance(experiment.trainer.devices, list):
@@ -160,7 +138,6 @@ def _check(request: Request, experiment: Experiment) -> None:
 
 
 def _own_flags(given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the command's own flags with their values."""
     own = {"--engines": "all", "--repeats": "3", "--timed-steps": str(_TIMED_STEPS), **given}
     for name, least in (("--repeats", 0), ("--timed-steps", WARM_UP_STEPS + 1)):
         if not own[name].isdecimal() or int(own[name]) < least:
@@ -169,6 +146,6 @@ def _own_flags(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _experiment_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the settings as flags, without those that this command sets itself."""
+    """Returns the given settings as flags, except those that `compare` sets itself."""
     own = ("trainer.devices", "run.dir", "run.trace", "run.launcher", "data.batch_size", "data.batch_per")
     return as_flags({key: value for key, value in settings.items() if key not in own})

@@ -1,4 +1,4 @@
-"""Whether two trainings are equal: their traces step by step, and their first difference."""
+"""Compares two trainings step by step, and finds their first difference."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lit_mnist.checkpoint.format import LAST, read_checkpoint
 from lit_mnist.checkpoint.state import net_weights
 from lit_mnist.profiling import trace
 
-# The rounding that another order of summation brings, relative to the first step's loss.
+# The rounding error of another order of summation, relative to the loss of the first step.
 _ROUNDING = {"64-true": 1e-12, "32-true": 1e-5, "bf16-mixed": 2e-2, "16-mixed": 5e-3}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished training with what its ranks wrote down.
+    """A finished training with the traces of its ranks.
 
     Attributes:
         folder: The run folder.
         result: The content of `result.json`.
-        traces: The ranks' traces.
+        traces: The trace of each rank.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def losses(self) -> list[float]:
-        """The mean loss of each step over the ranks."""
+        """The loss of each step, as the mean over the ranks."""
         per_rank = [[step["loss"] for step in found["steps"]] for found in self.traces]
         return [sum(values) / len(values) for values in zip(*per_rank, strict=True)]
 
@@ -67,21 +67,21 @@ class Run:
         return {name: tensor.numpy() for name, tensor in net_weights(checkpoint).items()}
 
     def kept_weights(self, rank: int, step: int) -> dict[str, np.ndarray[Any, Any]]:
-        """Returns a rank's tensors after the step that its trace has kept."""
+        """Returns the tensors of a rank after `run.trace_step`."""
         with np.load(self.folder / trace.FOLDER / f"rank-{rank}-step-{step}.npz", allow_pickle=False) as file:
             return dict(file)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of two trainings.
+    """The first difference between two trainings.
 
     Attributes:
         step: The optimizer step, from 1; 0 for the initial weights.
         what: `initial weights`, `samples`, `learning rate`, `loss`, `weights` or `number of steps`.
-        rank: The rank that differs; None where it is the same for all.
+        rank: The rank that differs, or None if it applies to all ranks.
         tensor: The first tensor that differs, in the network's order.
-        by: By how much, absolute; None where that is no number.
+        by: The absolute difference, or None if it is not a number.
     """
 
     step: int
@@ -91,7 +91,7 @@ class Difference:
     by: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the difference as plain values, with a sentence."""
+        """Returns the difference as plain values, with a description in `text`."""
         place = "before the first step" if self.step == 0 else f"step {self.step}"
         text = f"{place}: {self.what} {'differs' if self.what in {'loss', 'learning rate'} else 'differ'}"
         text += f", first in {self.tensor}" if self.tensor else ""
@@ -101,40 +101,34 @@ class Difference:
 
 
 def first_difference(one: Run, other: Run) -> Difference | None:
-    """Returns the first difference of two trainings, or None if the traces of all ranks are bit-identical."""
-    if len(one.traces) != len(other.traces):
-        return _first_difference_of_sums(one, other)
-    pairs = list(enumerate(zip(one.traces, other.traces, strict=True)))
+    """Returns the first difference between two trainings, or None if the traces of all ranks are bit-identical.
+
+    On different numbers of ranks, it compares what rounding does not change: initial weights, samples, learning rates.
+    """
+    per_rank = len(one.traces) == len(other.traces)
+    traces = [run.traces if per_rank else [_combine_ranks(run)] for run in (one, other)]
+    pairs = list(enumerate(zip(*traces, strict=True)))
     for rank, (a, b) in pairs:
         if tensor := _first_tensor(a["initial"], b["initial"]):
-            return Difference(0, "initial weights", rank, tensor)
-    steps = min(len(run.traces[0]["steps"]) for run in (one, other))
-    for step in range(steps):
-        for key, what in (("samples", "samples"), ("lr", "learning rate"), ("loss", "loss"), ("weights", "weights")):
+            return Difference(0, "initial weights", rank if per_rank else None, tensor)
+    steps = [len(run.lrs) for run in (one, other)]
+    checked = ["samples", "lr", *(["loss", "weights"] if per_rank else [])]
+    for step in range(min(steps)):
+        for key in checked:
             for rank, (a, b) in pairs:
                 mine, yours = a["steps"][step][key], b["steps"][step][key]
                 if mine != yours:
                     tensor = _first_tensor(mine, yours) if key == "weights" else None
                     by = abs(mine - yours) if isinstance(mine, float) else None
-                    return Difference(step + 1, what, rank if key != "lr" else None, tensor, by)
-    if len(one.traces[0]["steps"]) != len(other.traces[0]["steps"]):
-        return Difference(steps + 1, "number of steps")
-    return None
+                    what = "learning rate" if key == "lr" else key
+                    return Difference(step + 1, what, rank if per_rank and key != "lr" else None, tensor, by)
+    return Difference(min(steps) + 1, "number of steps") if steps[0] != steps[1] else None
 
 
-def _first_difference_of_sums(one: Run, other: Run) -> Difference | None:
-    """Returns the first difference, except for rounding, of trainings on different numbers of ranks."""
-    if tensor := _first_tensor(one.traces[0]["initial"], other.traces[0]["initial"]):
-        return Difference(0, "initial weights", None, tensor)
-    for step, (a, b) in enumerate(zip(one.samples, other.samples, strict=False), start=1):
-        if a != b:
-            return Difference(step, "samples")
-    for step, (x, y) in enumerate(zip(one.lrs, other.lrs, strict=False), start=1):
-        if x != y:
-            return Difference(step, "learning rate", by=abs(x - y))
-    if len(one.lrs) != len(other.lrs):
-        return Difference(min(len(one.lrs), len(other.lrs)) + 1, "number of steps")
-    return None
+def _combine_ranks(run: Run) -> dict[str, Any]:
+    """Returns the part of the traces that does not depend on the number of ranks."""
+    steps = [{"samples": samples, "lr": lr} for samples, lr in zip(run.samples, run.lrs, strict=True)]
+    return {"initial": run.traces[0]["initial"], "steps": steps}
 
 
 def _first_tensor(mine: dict[str, str], yours: dict[str, str]) -> str | None:
@@ -144,7 +138,7 @@ def _first_tensor(mine: dict[str, str], yours: dict[str, str]) -> str | None:
 def largest_difference(
     mine: dict[str, np.ndarray[Any, Any]], yours: dict[str, np.ndarray[Any, Any]], *, relative: bool = False
 ) -> float:
-    """Returns the largest difference between two networks' tensors, absolute or relative to the tensor's largest."""
+    """Returns the largest difference between two sets of tensors, absolute or relative to each tensor's maximum."""
     found = 0.0
     for name, value in mine.items():
         a, b = value.astype(np.float64), yours[name].astype(np.float64)
@@ -154,14 +148,14 @@ def largest_difference(
 
 
 def compare_runs(reference: Run, other: Run, *, expected: str) -> dict[str, Any]:
-    """Returns what is equal between a run and the reference, and whether that is what is expected.
+    """Compares a run with the reference, and checks that they agree as expected.
 
     Args:
-        reference: The run to compare with.
+        reference: The reference.
         other: The run.
-        expected: `bits`; `1e-05 relative` of the final weights; `rounding`, for another order of summation: the same
-            initial weights, samples and learning rates, and the same first loss except for rounding; or `samples`: all
-            these but the loss.
+        expected: `samples`: the same initial weights, samples and learning rates; `rounding`: also the same first loss
+            except for rounding; `1e-05 relative`: as `samples`, with final weights within this limit; `bits`:
+            bit-identical.
     """
     difference = first_difference(reference, other)
     same_ranks = len(reference.traces) == len(other.traces)
@@ -181,7 +175,7 @@ def compare_runs(reference: Run, other: Run, *, expected: str) -> dict[str, Any]
             all(tests) and [test["confusion"] for test in tests] == [tests[0]["confusion"]] * 2 if any(tests) else None
         ),
     }
-    # Without synchronized batch norm the ranks' running statistics differ, in every engine alike.
+    # Without synchronized batch norm, the running statistics of the ranks differ, in every engine.
     agree = other.ranks_agree or not reference.ranks_agree
     same_work = agree and all(checks[key] for key in ("initial_weights", "samples", "learning_rate"))
     if expected == "bits":

@@ -1,4 +1,4 @@
-"""What `comparison.json` contains of each engine: how it compares with the reference, and what it costs."""
+"""The results of each engine in `comparison.json`: how it compares with the reference, and what it costs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ from lit_mnist.comparison.tables import label
 from lit_mnist.engines.capabilities import INSTALL
 from lit_mnist.run.timing import spread
 
-_NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-}
+_NO_CODE = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER"}
 _PACKAGE = Path(__file__).parents[1]
 _TEMPLATE = ("module.py", "datamodule.py", "trainer.py", "callbacks.py")
 
@@ -31,11 +23,11 @@ _TEMPLATE = ("module.py", "datamodule.py", "trainer.py", "callbacks.py")
 def engine_results(
     options: Options, outcomes: Mapping[Variant, Outcome], timed: Mapping[Variant, Sequence[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Returns the name of the reference, whether all engines meet what is expected, and each engine's results.
+    """Returns the name of the reference, whether all engines agree as expected, and the results of each engine.
 
     Args:
-        options: What was compared.
-        outcomes: The run of each variant, or why it was skipped or failed.
+        options: The options of the comparison.
+        outcomes: The traced run of each variant, or why it was skipped or failed.
         timed: The results of the timed runs.
     """
     runs = {variant: found for variant, found in outcomes.items() if isinstance(found, Run)}
@@ -76,14 +68,14 @@ def engine_results(
 
 
 def _reference(options: Options, runs: Mapping[Variant, Run]) -> Variant | None:
-    """Returns the run that the others are compared with: raw DDP or, on one rank, the engine without distribution."""
+    """Returns the variant that the others are compared with: `raw_ddp` or, on one rank, `single`."""
     preferred = Variant("single") if options.ranks == 1 else Variant("raw_ddp")
     same_ranks = [variant for variant in runs if len(runs[variant].traces) == options.ranks]
     return preferred if preferred in runs else next(iter([*same_ranks, *runs]), None)
 
 
 def _compare(options: Options, runs: Mapping[Variant, Run], reference: Variant, variant: Variant) -> dict[str, Any]:
-    """Returns how a run compares with the reference; if weights differ, both are run again to measure by how much."""
+    """Compares a run with the reference; if the weights differ, runs both again to measure by how much."""
     expected = _expected(options, runs, reference, variant)
     found = compare_runs(runs[reference], runs[variant], expected=expected)
     difference = found["first_difference"]
@@ -102,7 +94,7 @@ def _compare(options: Options, runs: Mapping[Variant, Run], reference: Variant, 
 
 
 def _expected(options: Options, runs: Mapping[Variant, Run], reference: Variant, variant: Variant) -> str:
-    """Returns how closely a run must agree with the reference; see `compare_runs`."""
+    """Returns how closely a run must agree with the reference, as `compare_runs` expects it."""
     engines = {variant.engine, reference.engine}
     if "data_parallel" in engines:
         # Its batch norm uses the samples of each GPU alone, already in the first forward pass.
@@ -110,8 +102,8 @@ def _expected(options: Options, runs: Mapping[Variant, Run], reference: Variant,
     if len(runs[reference].traces) != len(runs[variant].traces):
         return "rounding"
     if "parameter_server" in engines:
-        # Its servers add in another order than a ring. Adam divides each gradient by its own size, which turns the
-        # rounding of one near zero, such as that of a bias before batch norm, into a whole step.
+        # Its servers add in another order than a ring. Adam divides each gradient by its own size, which amplifies the
+        # rounding error of a gradient near zero, such as that of a bias before batch norm, to a whole step.
         optimizer = runs[variant].result["config"]["model"]["optimizer"]
         return "1e-05 relative" if optimizer == "sgd" or options.ranks <= 2 else "rounding"
     return "bits"
@@ -125,15 +117,9 @@ def _test_metrics(test: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _cost(engine: str, traces: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the costs of an engine.
-
-    Args:
-        engine: The name of the engine.
-        traces: The traces of the ranks, with what each has sent; the busiest rank counts.
-        timed: The results of the timed runs.
-    """
+    """Returns the costs of an engine, from the traffic of its busiest rank and the results of its timed runs."""
     traffic = [found["traffic"] for found in traces if found["traffic"]["steps"]]
-    # For Lightning also the template, which its Trainer calls.
+    # Lightning also needs the template, which its Trainer calls.
     files = [f"engines/{engine}.py", *(_TEMPLATE if engine == "lightning" else ())]
     return {
         "images_per_s": spread([result["train"]["images_per_s"] for result in timed]),
@@ -153,12 +139,14 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def lines_of_code(path: Path) -> int:
-    """Returns the number of lines of a Python file that contain code: no blank lines, comments or docstrings."""
+    """Counts the lines of code in a Python file, without blank lines, comments and docstrings."""
     source = path.read_text()
     documentation: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             documentation.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    code = {line for token in tokens if token.type not in _NO_CODE for line in range(token.start[0], token.end[0] + 1)}
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if tokenize.tok_name[token.type] not in _NO_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
     return len(code - documentation)

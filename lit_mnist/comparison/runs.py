@@ -1,4 +1,4 @@
-"""The runs of a comparison: each engine once with a trace; then all of them in turns, for the timing."""
+"""The runs of a comparison: a traced run of each engine, then timed runs in turns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Main = Callable[[list[str], str], int]
 
 @dataclass(frozen=True)
 class Variant:
-    """An engine, and how its ranks are started.
+    """An engine with the launcher of its ranks.
 
     Attributes:
         engine: Name of the engine.
@@ -48,17 +48,17 @@ class Variant:
 
     @property
     def folder(self) -> str:
-        """The name of its folder."""
+        """The name of the run folder."""
         return self.name.replace(":", "-")
 
     def run(self, words: Sequence[str], ranks: int, log: Path, *, main: Main | None = None) -> int:
-        """Runs a training to its end, and returns its exit code.
+        """Runs a training in a child process, and returns its exit code.
 
         Args:
-            words: The flags, without those of the ranks.
+            words: The flags, except those of the launcher.
             ranks: Number of ranks.
             log: File for the output.
-            main: Runs it in a fork of this process, which starts at once; by default in a new Python, as a user would.
+            main: If given, runs in a fork of this process, which starts at once; by default in a new Python.
         """
         child = os.fork()
         if child == 0:
@@ -103,7 +103,7 @@ VARIANTS = {
 
 
 def _end(child: int) -> None:
-    """Ends a run: by a signal, which its launcher passes on to the ranks, and after five seconds by force."""
+    """Sends SIGTERM to a run, whose launcher forwards it to the ranks, and kills it after five seconds."""
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(child, signal.SIGTERM)
         for _ in range(100):
@@ -115,10 +115,7 @@ def _end(child: int) -> None:
 
 
 def choose_variants(names: str) -> list[Variant]:
-    """Returns the variants that `--engines` names.
-
-    Args:
-        names: `all`, or names separated by commas.
+    """Returns the variants that `--engines` names: `all`, or names separated by commas.
 
     Raises:
         InputError: A name is unknown, or given twice.
@@ -137,14 +134,14 @@ def choose_variants(names: str) -> list[Variant]:
 
 @dataclass(frozen=True)
 class Options:
-    """What is compared.
+    """The options of a comparison.
 
     Attributes:
         main: Runs a command line with an engine in this process, and returns its exit code.
         variants: The engines.
-        flags: The long flags of the experiment, without those of devices and run folder.
+        flags: The long flags of the experiment, without devices and run folder.
         ranks: Number of ranks of the distributed engines.
-        threads: Threads of each rank of the runs with a trace, which their bits depend on.
+        threads: Threads of each rank in the traced runs, which affect rounding.
         repeats: Timed runs of each engine; 0 for none.
         timed_steps: Optimizer steps of a timed run.
         folder: The folder of all runs.
@@ -172,7 +169,7 @@ Outcome = Run | NotRun
 
 
 def skip(variant: Variant, experiment: Experiment, devices: Devices) -> NotRun | None:
-    """Returns why an engine cannot be run here, or None; imports its module."""
+    """Imports an engine, and returns why it cannot run here, or None."""
     try:
         settings = {**dict(flatten(experiment.to_dict())), "run.servers": 1, "trainer.devices": 1}
         check_engine(variant.engine, "train", settings)
@@ -189,18 +186,18 @@ def skip(variant: Variant, experiment: Experiment, devices: Devices) -> NotRun |
 
 
 def ranks_of(options: Options, variant: Variant) -> int:
-    """Returns the number of ranks that a variant runs on."""
+    """Returns the number of ranks of a variant."""
     return 1 if CAPABILITIES[variant.engine].processes == "one" else options.ranks
 
 
 def _flags(options: Options, variant: Variant, *without: str) -> list[str]:
-    """Returns the flags of an engine's runs; only parameter servers have a number of servers."""
+    """Returns the flags for the runs of an engine; only parameter servers accept a number of servers."""
     omitted = without if variant.engine == "parameter_server" else (*without, "--run.servers=")
     return [word for word in options.flags if not word.startswith(omitted)]
 
 
 def train_with_trace(options: Options, variant: Variant, run_dir: Path, *flags: str) -> Outcome:
-    """Runs a variant with a trace and further flags, and returns the run, or why it failed."""
+    """Runs a variant with a trace, and returns the run, or why it failed."""
     fixed = (f"--run.threads={options.threads}", "--run.trace=traffic", f"--run.dir={run_dir}")
     log = run_dir.with_suffix(".log")
     words = [*_flags(options, variant), *fixed, *flags]
@@ -211,7 +208,7 @@ def train_with_trace(options: Options, variant: Variant, run_dir: Path, *flags: 
 def measure(
     options: Options, variants: Sequence[Variant]
 ) -> tuple[dict[Variant, list[dict[str, Any]]], Mapping[Variant, NotRun]]:
-    """Runs the variants in turns, as a user would start them; returns their results, and why some failed."""
+    """Runs the variants in turns, each from a new Python; returns their results, and why some failed."""
     timed: dict[Variant, list[dict[str, Any]]] = {variant: [] for variant in variants}
     failed: dict[Variant, NotRun] = {}
     steps = options.timed_steps
@@ -223,7 +220,7 @@ def measure(
             print_line(f"[timing {repeat + 1}/{options.repeats}] {variant.name}")
             with tempfile.TemporaryDirectory() as scratch:
                 run_dir = Path(scratch) / "run"
-                # No CUDA graph: not all engines have one, and it would hide the cost of each.
+                # Without CUDA graphs, which not all engines support and which would hide the cost of an engine.
                 fixed = (f"--trainer.max_steps={steps}", "--run.cuda_graph=false", f"--run.dir={run_dir}")
                 words = ["fit", *_flags(options, variant, "--trainer.max_steps=", "--run.cuda_graph="), *fixed]
                 log = options.folder / f"{variant.folder}.log"
@@ -236,10 +233,9 @@ def measure(
 
 
 def _message(log: Path) -> str:
-    """Returns the error message of a run that failed."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     start = max((n for n, line in enumerate(lines) if line.startswith("error: ")), default=len(lines) - 1)
-    # The last line of a traceback says what was wrong; advice on how to resume follows it.
+    # The last line of a traceback has the error; advice on how to resume follows it.
     advice = ("There is no checkpoint", "The newest ", "The training was")
     message = [line for line in lines[start:] if not line.startswith(advice)] or ["there is no message"]
     return " ".join(dict.fromkeys(message[:: max(1, len(message) - 1)])).removeprefix("error: ")

@@ -19,7 +19,7 @@ from lit_mnist.report.table import TONES, Cell, Column, Entry, Table, text_list,
 
 
 def write_comparison(path: Path, comparison: Mapping[str, Any]) -> None:
-    """Writes the page of a comparison; a reader sees the old file or the whole new one, never a part.
+    """Writes the page of a comparison atomically.
 
     Args:
         path: The file to write; its folder must exist.
@@ -49,7 +49,7 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> None:
 
 
 def _loss_plot(comparison: Mapping[str, Any]) -> Plot | None:
-    """Returns the loss curves, with one line for all engines whose losses are bit-identical."""
+    """Returns the loss curves; engines with bit-identical losses share a line."""
     groups: dict[tuple[str, ...], tuple[list[str], list[Point]]] = {}
     for engine in tables.finished(comparison):
         points = [(float(step), loss) for step, loss in enumerate(engine["loss"], 1) if math.isfinite(loss)]
@@ -68,12 +68,12 @@ def _loss_plot(comparison: Mapping[str, Any]) -> Plot | None:
 
 
 def text(comparison: Mapping[str, Any], *, width: int | None = None, color: bool | None = None) -> str:
-    """Returns the comparison for the terminal: verdict, both tables, first differences, and what was not run.
+    """Returns the comparison as text for the terminal.
 
     Args:
         comparison: The content of `comparison.json`.
-        width: The number of columns; by default that of the terminal, but at least 100 and at most 120.
-        color: Whether to color it; by default if the standard output is a terminal.
+        width: Number of columns; by default that of the terminal, from 100 to 120.
+        color: Whether to use colors; by default if the standard output is a terminal.
     """
     width = width or min(max(shutil.get_terminal_size((120, 24)).columns, 100), 120)
     gap = 1 if width >= 120 else 0  # beside the one column between two
@@ -102,7 +102,7 @@ def text(comparison: Mapping[str, Any], *, width: int | None = None, color: bool
 
 
 def _with_range(table: Table) -> Table:
-    """Returns the table with the range of the speeds, which the page shows below them, in a column of its own."""
+    """Moves the range of the speeds, which the page shows below them, to a column."""
     at = next((n for n, column in enumerate(table.columns) if column.head == "images/s"), None)
     if at is None or not any(row[at].below for row in table.rows):
         return table

@@ -1,4 +1,4 @@
-"""The verdict, the tables and the notes of a comparison, which the page and the terminal both show."""
+"""The headline, tables and notes of a comparison, for the page and for the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lit_mnist.report.table import Cell, Column, Entry, Table, spread_cell
 Engine = Mapping[str, Any]
 
 CHECKS = ("initial_weights", "samples", "learning_rate", "loss", "weights", "test")
-EXACT = ("initial_weights", "samples")  # no rounding explains a difference in these
+EXACT = ("initial_weights", "samples")  # rounding does not explain a difference in these
 MARKS = (
     Entry("✓", "identical"),
     Entry("≈", "not identical, as expected"),
@@ -22,12 +22,12 @@ MARKS = (
 EXPECTED = {
     "bits": "bit-identical in each step, on each rank",
     "rounding": (
-        "on another number of ranks, sums are rounded differently, and each step amplifies that: the initial weights, "
+        "on another number of ranks, sums round differently, and each step amplifies that: the initial weights, "
         "samples, learning rates and, except for rounding, the first loss are checked; a number in brackets is not"
     ),
     "samples": (
-        "batch norm uses the samples of each GPU alone: the initial weights, samples and learning rates are checked; a "
-        "number in brackets is not"
+        "batch norm uses the samples of each GPU separately: the initial weights, samples and learning rates are "
+        "checked; a number in brackets is not"
     ),
     "1e-05 relative": (
         "the same initial weights, samples and learning rates, and final weights that differ by at most 1e-5 of the "
@@ -39,8 +39,8 @@ MEASURED = {
     "Sent": "bytes that the busiest rank sent to the others, by the TCP counters of the kernel and of batch norm",
     "Payload": "bytes passed to collectives, sends and the exchange of batch norm",
     "Calls": "collectives, sends, receives and exchanges per step",
-    "Peak memory": "not shared with another process: for forked ranks, without what their launcher had loaded",
-    "Lines": "of code in the engine's own files, for Lightning also in its module, data module and callbacks",
+    "Peak memory": "not shared with another process: forked ranks do not count what their launcher had loaded",
+    "Lines": "of code in the files of the engine, for Lightning also in its module, data module and callbacks",
 }
 EQUALITY_COLUMNS = (
     Column("Engine", "engine"),
@@ -80,7 +80,7 @@ def finished(comparison: Mapping[str, Any]) -> list[Engine]:
 
 
 def headline(comparison: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Returns the verdict as a large number, its words, and a tone."""
+    """Returns the verdict: a number in large type, words, and a tone."""
     ran = finished(comparison)
     different = sum(not engine["comparison"]["met"] for engine in ran[1:])
     if different:
@@ -96,7 +96,7 @@ def headline(comparison: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def notes(comparison: Mapping[str, Any]) -> list[str]:
-    """Returns what the headline leaves out: how many are not identical, and how many failed or were skipped."""
+    """Returns details of the headline: how many are not identical, and how many failed or were skipped."""
     ran, states = finished(comparison), [engine["status"] for engine in comparison["engines"]]
     met = [engine for n, engine in enumerate(ran) if n == 0 or engine["comparison"]["met"]]
     identical = _identical(met)
@@ -111,7 +111,7 @@ def _identical(engines: Sequence[Engine]) -> int:
 
 
 def equality_table(comparison: Mapping[str, Any]) -> Table:
-    """Returns how each engine compares with the reference, check by check."""
+    """Returns the checks of each engine against the reference."""
     rows = []
     for engine in comparison["engines"]:
         found = engine["comparison"] if engine["status"] == "ran" else None
@@ -144,7 +144,7 @@ def _check(found: Mapping[str, Any] | None, check: str) -> Cell:
 
 
 def _distance(found: Mapping[str, Any] | None) -> Cell:
-    """Returns the largest difference in the final weights, in brackets if nothing limits it."""
+    """Returns the largest difference in the final weights, in brackets if it is not checked."""
     largest = found and found["largest_difference"]
     if found is None or not largest:
         return Cell(MISSING if largest is None else "0")
@@ -166,7 +166,7 @@ def differences(comparison: Mapping[str, Any]) -> list[Entry]:
 
 
 def not_run(comparison: Mapping[str, Any]) -> list[Entry]:
-    """Returns the skipped and failed engines with the reason, and with the command that installs what is missing."""
+    """Returns the skipped and failed engines, with the reason and the command that installs missing packages."""
     rows = []
     for engine in comparison["engines"]:
         if engine["status"] != "ran":
@@ -177,7 +177,7 @@ def not_run(comparison: Mapping[str, Any]) -> list[Entry]:
 
 
 def cost_table(comparison: Mapping[str, Any]) -> Table:
-    """Returns the cost of each engine that ran, without the columns in which nothing was measured."""
+    """Returns the cost of each engine that ran, without columns that have no measurement."""
     ran = finished(comparison)
     speeds = [engine["cost"]["images_per_s"] for engine in ran]
     best = max((speed["median"] for speed in speeds if speed), default=0.0)
@@ -204,7 +204,7 @@ def cost_table(comparison: Mapping[str, Any]) -> Table:
 
 
 def _ratio(engine: Engine, reference: Engine) -> Cell:
-    """Returns the speed divided by that of the reference, with the number of ranks if it is another."""
+    """Returns the speed relative to the reference, and the number of ranks if it differs."""
     own, other = (each["cost"]["images_per_s"] for each in (engine, reference))
     if not own or not other:
         return Cell(MISSING)
@@ -214,7 +214,7 @@ def _ratio(engine: Engine, reference: Engine) -> Cell:
 
 
 def _calls(counts: Mapping[str, float] | None) -> Cell:
-    """Returns the number of collectives, sends and receives, with the number of each kind."""
+    """Returns the number of collectives, sends and receives, in total and by kind."""
     if counts is None:
         return Cell(MISSING)
     kinds = ", ".join(f"{name}{SPACE}{short(round(times, 2))}" for name, times in counts.items())
@@ -222,7 +222,7 @@ def _calls(counts: Mapping[str, float] | None) -> Cell:
 
 
 def timing(comparison: Mapping[str, Any]) -> str:
-    """Returns how the times were measured, or that there are none."""
+    """Returns how the times were measured."""
     timed = [engine["cost"]["images_per_s"] for engine in finished(comparison)]
     if not any(timed):
         return "nothing was timed"
@@ -232,6 +232,6 @@ def timing(comparison: Mapping[str, Any]) -> str:
 
 
 def measures(table: Table) -> list[Entry]:
-    """Returns what the columns of the cost table measure."""
+    """Explains the columns of the cost table."""
     titles = [column.title for column in table.columns]
     return [Entry(name, text) for name, text in MEASURED.items() if any(title.startswith(name) for title in titles)]

@@ -1,4 +1,4 @@
-"""What the documentation of torchvision does not promise: the addresses and MD5 sums of the data sets."""
+"""The undocumented parts of torchvision that the data sets use: their addresses and MD5 sums."""
 
 from __future__ import annotations
 

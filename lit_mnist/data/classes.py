@@ -8,7 +8,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 
 _DIGITS = tuple(string.digits)
-# In the order of EMNIST, which merges 15 lower-case letters that look like upper-case letters with them.
+# In the order of EMNIST, which merges 15 lower-case letters with the upper-case letters that look alike.
 _MERGED = (*_DIGITS, *string.ascii_uppercase, *"abdefghnqrt")
 _EMNIST_CLASSES: dict[str, tuple[str, ...]] = {
     "byclass": (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase),

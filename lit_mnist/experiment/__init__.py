@@ -1,4 +1,8 @@
-"""The experiment: what is trained, on which data, and how. One frozen dataclass per section."""
+"""The experiment: what is trained, on which data, and how.
+
+Each section of a configuration file is a frozen dataclass in a file of the same name: `model.py`, `data.py`,
+`trainer.py` (the options of Lightning's Trainer) and `run.py`.
+"""
 
 from lit_mnist.experiment.data import DataSettings
 from lit_mnist.experiment.experiment import Command, Experiment, flatten

@@ -1,8 +1,7 @@
-"""The experiment: what is trained, on what, and how; shared by every engine.
+"""The experiment, which all engines share.
 
-Three frozen sections (`model`, `data`, `trainer`) and the seed define what is computed. The fourth, `run`, says where
-and how safely, and never changes what is computed, except through `run.threads`. The dataclasses' defaults are the
-default experiment; a YAML file or a flag states what differs.
+The sections `model`, `data` and `trainer` and the seed define what is computed. The section `run` does not change it,
+except for `run.threads`. The defaults of the dataclasses are the default experiment.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from lit_mnist.experiment.model import ModelSettings
 from lit_mnist.experiment.run import RunSettings
 from lit_mnist.experiment.trainer import TrainerSettings
 
-# `train` is a fit, and then the exact test of the best weights.
+# `train` fits, then tests the best weights exactly.
 Command = Literal["train", "fit", "validate", "test", "predict"]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment: everything that determines the numbers of a run, and the `run` section."""
+    """Everything that determines the numbers of a run, and the section `run`."""
 
     seed_everything: int = 42
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -33,13 +32,11 @@ class Experiment:
     run: RunSettings = field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.seed_everything < 2**32,
-            f"seed_everything must be from 0 to 4294967295, but is {self.seed_everything}.",
-        )
+        seed = self.seed_everything
+        require(0 <= seed < 2**32, f"seed_everything must be from 0 to 4294967295, but is {seed}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the experiment as nested plain values, in the sections of a configuration file."""
+        """Returns the experiment as nested plain values, section by section, as in a configuration file."""
         return asdict(self)
 
     def replace(self, section: str, **changes: Any) -> Experiment:
@@ -48,7 +45,7 @@ class Experiment:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Returns nested values as pairs of a dotted key and a value."""
+    """Returns nested values as pairs of dotted key and value."""
     flat: list[tuple[str, Any]] = []
     for name, value in values.items():
         flat += flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]

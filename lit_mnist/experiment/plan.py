@@ -1,4 +1,4 @@
-"""What a number of ranks and samples makes of an experiment: batches, steps and epochs."""
+"""The plan of a run: the batches, steps and epochs of an experiment on a number of ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.experiment.trainer import limited
 
-# What the learning rate is multiplied by where the batch is multiplied by the number of ranks: linearly (Goyal et al.:
-# Accurate, Large Minibatch SGD, 2017), or so that a step's noise stays (Krizhevsky: One weird trick, 2014).
-_RATE: dict[str, Callable[[int], float]] = {"none": lambda ranks: 1.0, "linear": float, "sqrt": math.sqrt}
+# Factor of the learning rate if the batch grows with the number of ranks: linear (Goyal et al.: Accurate, Large
+# Minibatch SGD, 2017), or its square root, which keeps the noise of a step (Krizhevsky: One weird trick, 2014).
+_LR_FACTORS: dict[str, Callable[[int], float]] = {"none": lambda ranks: 1.0, "linear": float, "sqrt": math.sqrt}
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class Plan:
     Attributes:
         world_size: Number of ranks.
         batch_size: Samples of one micro-batch over all ranks.
-        accumulate: Micro-batches of one optimizer step (the last step of an epoch may take fewer).
-        batches_per_epoch: Micro-batches of a whole epoch; samples beyond the last whole one are dropped.
+        accumulate: Micro-batches per optimizer step; the last step of an epoch may have fewer.
+        batches_per_epoch: Micro-batches of a whole epoch; an incomplete one is dropped.
         steps_per_epoch: Optimizer steps of a whole epoch.
-        total_steps: Optimizer steps of the run: the smaller of the epochs' and `max_steps`.
-        epochs: Epochs begun in the run; the last may be cut short by `max_steps`.
-        dropped: Samples of each epoch that fill no whole micro-batch.
-        lr: The learning rate, or its peak, with which this many ranks train.
+        total_steps: Optimizer steps of the run, limited by `max_epochs` and `max_steps`.
+        epochs: Epochs of the run; `max_steps` may end the last one early.
+        dropped: Samples of each epoch that do not fill a micro-batch.
+        lr: The (peak) learning rate for this number of ranks.
         validate_every: Epochs between two validations; 0 for none.
-        overfits: Whether each epoch has the batches of the first.
+        overfits: Whether every epoch repeats the batches of the first.
     """
 
     world_size: int
@@ -47,7 +47,7 @@ class Plan:
 
     @classmethod
     def without_training(cls, world_size: int, lr: float) -> Plan:
-        """Returns the plan of a run that only evaluates; an optimizer is made, but makes no step."""
+        """Returns the plan of a run that only evaluates; its optimizer never steps."""
         return cls(world_size, 0, 1, 0, 0, 0, 0, 0, lr)
 
     def validates(self, epoch: int) -> bool:
@@ -55,35 +55,35 @@ class Plan:
         return self.validate_every > 0 and (epoch + 1) % self.validate_every == 0
 
     def order_of(self, epoch: int) -> int:
-        """Returns the epoch whose order of the samples an epoch has: its own, or the first one's."""
+        """Returns the epoch that determines the sample order: the epoch itself, or 0 if the run overfits."""
         return 0 if self.overfits else epoch
 
     def batches_in_epoch(self, epoch: int) -> int:
-        """Returns how many micro-batches the run takes of an epoch, fewer than all where `max_steps` ends it."""
+        """Returns the number of micro-batches that the run trains in an epoch, which `max_steps` may end early."""
         steps = min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
         return max(0, min(steps * self.accumulate, self.batches_per_epoch))
 
     def position(self, step: int) -> tuple[int, int]:
-        """Returns where a run stands after so many optimizer steps: its epoch, and the epoch's next micro-batch."""
+        """Returns the position after `step` optimizer steps: the epoch, and its next micro-batch."""
         return step // self.steps_per_epoch, step % self.steps_per_epoch * self.accumulate
 
     def ends_accumulation_window(self, batch: int) -> bool:
-        """Returns whether an optimizer step follows a micro-batch of an epoch."""
+        """Returns whether an optimizer step follows a micro-batch."""
         return (batch + 1) % self.accumulate == 0 or batch + 1 == self.batches_per_epoch
 
     def accumulation_window(self, batch: int) -> int:
-        """Returns the number of micro-batches in the optimizer step that a micro-batch of an epoch belongs to."""
+        """Returns the number of micro-batches in the accumulation window of a micro-batch."""
         start = batch - batch % self.accumulate
         return min(self.accumulate, self.batches_per_epoch - start)
 
 
 def scaled_lr(settings: ModelSettings, world_size: int) -> float:
-    """Returns the learning rate, or its peak, with which so many ranks train."""
-    return settings.lr * _RATE[settings.lr_scale](world_size)
+    """Returns the (peak) learning rate for a number of ranks."""
+    return settings.lr * _LR_FACTORS[settings.lr_scale](world_size)
 
 
 def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan:
-    """Works out the batches and steps of a run, and refuses what cannot be cut evenly.
+    """Computes the batches and steps of a run.
 
     Args:
         experiment: The experiment.

@@ -1,4 +1,4 @@
-"""The section `run`: where a run writes and how it is watched."""
+"""The section `run`: output, checkpoints, launching and tracing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lit_mnist.errors import require
+from lit_mnist.experiment.bounds import check_bounds
 
 # A number of steps, or of seconds; neither is zero.
 _PERIOD = r"[1-9]\d{0,8}|(?!0+\.?0*s)\d{1,9}(\.\d{1,3})?s"
@@ -15,25 +16,25 @@ _FAULT = r"(kill|raise|stop|nan):rank=(\d{1,6}),step=([1-9]\d{0,8})"
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where a run writes and how it is watched; nothing here changes what is computed, except `threads`.
+    """Output, checkpoints, launching and tracing; only `threads` changes what is computed.
 
     Args:
         dir: The run folder; by default `runs/<time>-<name>`.
         resume: A run folder or checkpoint to resume from.
-        save_every: Steps (`100`) or seconds (`30s`) between checkpoints within an epoch; unset: at epochs' ends only.
-        keep: Newest checkpoints to keep, beside the best.
-        timeout: Seconds that a rank waits for the others before it gives up.
-        max_restarts: How often lost ranks are started again.
-        inject: A fault to see what happens: `kill`, `raise`, `stop` or `nan`, as in `kill:rank=1,step=50`. A resumed or
-            restarted run does not repeat it.
-        threads: Threads of each rank; by default the cores divided by the ranks. It affects the result's bits.
-        launcher: `agent`: the ranks of this machine are forked; `spawn`: each is a new Python process.
-        cuda_graph: Whether a GPU is given the passes of a micro-batch as one recorded graph; unset: where that is
-            offered, which is by the engines lightning and single, for the ConvNet, on one GPU.
-        servers: Ranks that also are parameter servers, for the engine `parameter_server`.
-        trace: What each rank writes down in `trace/`: `none`; `steps`: what it trains on and what comes out, step by
-            step; `traffic`: also what it sends, over a few steps; `times`: how long each part of a step takes.
-        trace_step: A step after which the trace keeps whole weights, and not only their digests.
+        save_every: Steps (`100`) or seconds (`30s`) between checkpoints within an epoch. Unset: only at its end.
+        keep: Number of newest checkpoints to keep, beside the best.
+        timeout: Seconds that a rank waits for the others before it fails.
+        max_restarts: How often to restart the ranks after one is lost.
+        inject: A fault to inject: `kill`, `raise`, `stop` or `nan`, as in `kill:rank=1,step=50`. A resumed or restarted
+            run does not repeat it.
+        threads: Threads of each rank; by default the cores divided by the ranks. It affects rounding.
+        launcher: `agent`: forks the ranks of this machine; `spawn`: starts each as a new Python process.
+        cuda_graph: Whether to record the passes of a micro-batch as a CUDA graph. Unset: if it is supported, which is
+            by the engines lightning and single, for the ConvNet, on one GPU.
+        servers: Ranks that are also parameter servers, for the engine `parameter_server`.
+        trace: What each rank records in `trace/`: `none`; `steps`: samples, loss and digests of the weights in each
+            step; `traffic`: also the bytes sent in a few steps; `times`: the time of each part of a step.
+        trace_step: The step after which the trace also records the weights themselves.
     """
 
     dir: str | None = None
@@ -55,7 +56,10 @@ class RunSettings:
             self.save_every is None or bool(re.fullmatch(_PERIOD, str(self.save_every))),
             f"run.save_every must be steps, such as 100, or seconds, such as 30s, but is {self.save_every}.",
         )
-        require(self.keep >= 1, f"run.keep must be at least 1 checkpoint, but is {self.keep}.")
+        check_bounds("run", self, "keep", "servers", "trace_step", low=1)
+        check_bounds("run", self, "max_restarts", low=0)
+        check_bounds("run", self, "threads", low=1, high=1024)
+        require(0 < self.timeout < 1e6, f"run.timeout must be above 0 seconds, but is {self.timeout}.")
         require(
             self.inject is None or bool(re.fullmatch(_FAULT, self.inject)),
             f"run.inject must be kill, raise, stop or nan with a rank and a step, such as kill:rank=1,step=50, but is "
@@ -63,18 +67,7 @@ class RunSettings:
         )
         require(
             self.trace_step is None or self.trace in {"steps", "traffic"},
-            "run.trace_step needs a trace of the weights: set run.trace to steps or traffic, too.",
-        )
-        require(
-            self.trace_step is None or self.trace_step >= 1,
-            f"run.trace_step must be at least 1, but is {self.trace_step}.",
-        )
-        require(self.servers >= 1, f"run.servers must be at least 1, but is {self.servers}.")
-        require(0 < self.timeout < 1e6, f"run.timeout must be above 0 seconds, but is {self.timeout}.")
-        require(self.max_restarts >= 0, f"run.max_restarts must be at least 0, but is {self.max_restarts}.")
-        require(
-            self.threads is None or 1 <= self.threads <= 1024,
-            f"run.threads must be from 1 to 1024, or unset, but is {self.threads}.",
+            "run.trace_step requires a trace of the weights: set run.trace to steps or traffic, too.",
         )
 
     @property

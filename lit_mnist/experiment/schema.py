@@ -1,4 +1,4 @@
-"""The options of an experiment, read from its dataclasses: keys, types, defaults, help, and conversion of values."""
+"""The options of an experiment, read from its dataclasses, and the conversion of values to their types."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment.experiment import Experiment, flatten
 
 SEED = "seed_everything"
-_SECTIONS = ("model", "data", "trainer", "run")
+SECTIONS = ("model", "data", "trainer", "run")
 _LONGEST_VALUE = 3_000
-# Values that Lightning's Trainer also accepts, and what they are called here.
+# Other spellings that Lightning's Trainer accepts.
 ALIASES: dict[str, dict[str, str]] = {
     "trainer.precision": {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"},
     "trainer.devices": {"-1": "auto"},
@@ -30,13 +30,13 @@ ALIASES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Option:
-    """One setting of an experiment.
+    """An option of an experiment.
 
     Attributes:
         key: Its dotted key, such as `model.lr`.
         kinds: The members of its type, such as `(int, NoneType)`.
         default: Its default.
-        help: What it means, in one line.
+        help: Its description, in one line.
     """
 
     key: str
@@ -46,21 +46,18 @@ class Option:
 
     @property
     def wanted(self) -> str:
-        """What a value must be, as words of a sentence."""
+        """The accepted values, in words."""
         words = [_describe(kind) for kind in self.kinds if kind is not types.NoneType]
         return " or ".join([*words, *(["null"] if types.NoneType in self.kinds else [])])
 
     def convert(self, value: Any) -> Any:
-        """Returns a plain value as one of the option's type.
-
-        Args:
-            value: What a file holds, or the text of a flag.
+        """Converts a value of a file, or the text of a flag, to the option's type.
 
         Raises:
-            InputError: It is of another type, or none of the choices.
+            InputError: The value is of another type, or not one of the choices.
         """
         if isinstance(value, str) and len(value) > _LONGEST_VALUE:
-            raise InputError(f"{self.key} holds a text of {len(value)} characters.")
+            raise InputError(f"{self.key} has a text of {len(value)} characters.")
         if types.NoneType in self.kinds and value in {"null", "~"}:
             return None
         if isinstance(value, str | int):
@@ -75,12 +72,12 @@ class Option:
 
 @cache
 def options() -> dict[str, Option]:
-    """Returns every option by its dotted key, in the order of a configuration file."""
+    """Returns all options by dotted key, in the order of a configuration file."""
     default = dict(flatten(Experiment().to_dict()))
     found = {
         SEED: Option(SEED, (int,), default[SEED], "Seed of the weights, the split, the order and the augmentation.")
     }
-    for section in _SECTIONS:
+    for section in SECTIONS:
         kind = type(getattr(Experiment(), section))
         hints, texts = get_type_hints(kind), _docstring_arguments(kind)
         for field in fields(kind):
@@ -90,14 +87,14 @@ def options() -> dict[str, Option]:
 
 
 def convert(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Returns settings by dotted keys, each converted to its option's type.
+    """Converts each setting to the type of its option.
 
     Args:
         values: Plain values by dotted keys.
-        source: Where they come from, such as ` in config.yaml`.
+        source: Where they come from, for messages, such as ` in config.yaml`.
 
     Raises:
-        InputError: A key is unknown, or a value of another type.
+        InputError: A key is unknown, or a value is of another type.
     """
     for key in values:
         if key not in options():
@@ -106,11 +103,11 @@ def convert(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
 
 
 def make_experiment(values: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Experiment:
-    """Returns the experiment that converted settings make.
+    """Makes an experiment from converted settings.
 
     Args:
         values: Settings by dotted keys.
-        base: Nested settings that take the place of the defaults.
+        base: Nested settings that replace the defaults.
 
     Raises:
         InputError: A value is out of range.
@@ -122,13 +119,13 @@ def make_experiment(values: Mapping[str, Any], base: Mapping[str, Any] | None = 
         section: type(getattr(Experiment(), section))(
             **{key.partition(".")[2]: value for key, value in merged.items() if key.startswith(f"{section}.")}
         )
-        for section in _SECTIONS
+        for section in SECTIONS
     }
     return Experiment(seed_everything=merged[SEED], **sections)
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
-    """Returns converted settings as flags that are read back as they are."""
+    """Returns converted settings as flags, which parse to the same values."""
     return [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
 
 
@@ -139,7 +136,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _parsed(value: Any) -> Any:
-    """Returns what a flag's text means as YAML, where it is short and plain."""
+    """Parses the text of a flag as YAML, if it has no anchors, which could expand."""
     if not isinstance(value, str) or "&" in value or "*" in value:
         return value
     try:
@@ -149,7 +146,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _matches(kind: Any, value: Any) -> tuple[bool, Any]:
-    """Returns whether a value is of a type, and the value as one of it."""
+    """Returns whether a value matches a type, and the converted value."""
     origin = get_origin(kind)
     if origin is Literal:
         return (value in get_args(kind) and type(value) in {type(choice) for choice in get_args(kind)}), value
@@ -157,7 +154,7 @@ def _matches(kind: Any, value: Any) -> tuple[bool, Any]:
         member = get_args(kind)[0]
         return (isinstance(value, list) and all(_matches(member, part)[0] for part in value)), value
     if kind is float and isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
-        # YAML 1.1 takes 1e-3 for a text.
+        # YAML 1.1 reads 1e-3 as text.
         return True, float(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return (True, float(value)) if abs(value) < 2**53 else (False, math.nan)
@@ -166,19 +163,14 @@ def _matches(kind: Any, value: Any) -> tuple[bool, Any]:
 
 def _describe(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, get_args(kind))) if len(get_args(kind)) > 1 else str(get_args(kind)[0])
+        return ("one of " if len(get_args(kind)) > 1 else "") + ", ".join(map(str, get_args(kind)))
     if get_origin(kind) is list:
         return "a list of integers"
-    return {
-        int: "an integer (int)",
-        float: "a number (float)",
-        bool: "true or false",
-        str: "text",
-    }[kind]
+    return {int: "an integer (int)", float: "a number (float)", bool: "true or false", str: "text"}[kind]
 
 
 def _docstring_arguments(kind: type[Any]) -> dict[str, str]:
-    """Returns the arguments of a Google docstring with their descriptions, each in one line."""
+    """Returns the description of each argument in a Google docstring, in one line."""
     body = (inspect.getdoc(kind) or "").partition("Args:\n")[2]
     entries = re.split(r"^    (?=\w+: )", body, flags=re.MULTILINE)[1:]
     pairs = (entry.partition(": ")[::2] for entry in entries)

@@ -1,4 +1,4 @@
-"""The tasks, classification and segmentation: which networks, data sets and options belong to each."""
+"""The two tasks, classification and segmentation, with their networks, data sets and options."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """What a network predicts of an image.
+    """What a network predicts for an image: one class, or a class for each pixel.
 
     Attributes:
         data_names: The data sets of the task.
         nets: The networks of the task.
-        augmentations: The values of `data.augment` that the task has.
-        options: The options that only this task has; the other task requires their defaults.
-        eval_batch_size: Samples that a rank evaluates at once by default.
-        metrics: The metrics of a validation, by their column names; the last selects the best weights.
-        pixelwise: Whether each pixel has a class.
+        augmentations: The supported values of `data.augment`.
+        options: The options of this task alone; the other task rejects values other than the default.
+        eval_batch_size: Default number of samples that a rank evaluates at once.
+        metrics: The names of the validation metrics; the last one selects the best weights.
+        pixelwise: Whether the network predicts a class for each pixel.
     """
 
     data_names: tuple[str, ...]
@@ -85,11 +85,11 @@ def check_task(experiment: Experiment) -> None:
         if getattr(settings, name) != getattr(type(settings), name):
             raise InputError(f"{key} {getattr(settings, name)} does not apply to data.name {data.name}: leave it out.")
     if model.weights == "backbone" and model.net in _WITHOUT_PUBLISHED_BACKBONE:
-        raise InputError(f"model.weights backbone: there are no published weights for a {model.net}: leave it out.")
+        raise InputError(f"model.weights backbone: {model.net} has no published weights: leave it out.")
     if model.lr_scale != "none" and data.batch_per != "rank":
         raise InputError(
-            f"model.lr_scale {model.lr_scale} requires data.batch_per rank, which multiplies the batch by the ranks: "
-            "set that, too, or leave it out."
+            f"model.lr_scale {model.lr_scale} requires data.batch_per rank, which multiplies the batch by the number "
+            "of ranks: set both, or leave it out."
         )
 
 

@@ -1,4 +1,4 @@
-"""The section `trainer`: the options of Lightning's Trainer that every engine understands."""
+"""The section `trainer`: the options of Lightning's Trainer that every engine supports."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lit_mnist.errors import require
+from lit_mnist.experiment.bounds import check_bounds
 
 Precision = Literal["auto", "32-true", "64-true", "16-mixed", "bf16-mixed"]
 
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The part of Lightning's Trainer options that every engine understands, under the same names.
+    """The options of Lightning's Trainer that every engine supports, under the same names.
 
     Args:
         max_epochs: Epochs to train.
-        max_steps: Optimizer steps to train at most; -1 for no limit beside the epochs.
-        accelerator: `cpu`, `gpu`, or `auto`: GPUs where there are any.
+        max_steps: Maximum number of optimizer steps; -1 for no limit.
+        accelerator: `cpu`, `gpu`, or `auto`: GPUs if there are any.
         devices: Number of ranks on this machine, a list of GPU numbers, or `auto`: all GPUs, or one rank on a CPU.
-        num_nodes: Number of machines; more than one needs an outside launcher.
-        strategy: `auto` or `ddp`: distributed data parallel training where there are several ranks.
-        precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed`, or `auto`: 16-mixed on GPUs; on CPUs bf16-mixed
-            where the processor computes in it, else 32-true.
-        sync_batchnorm: Whether batch norm uses the statistics of all ranks; unset: where there are several ranks.
-        accumulate_grad_batches: Micro-batches of one optimizer step.
-        gradient_clip_val: Largest norm of the gradient; unset: not clipped.
-        deterministic: Whether only deterministic algorithms are allowed.
-        limit_train_batches: Batches of an epoch: a number, or a share from 0.0 to 1.0; unset: all.
-        limit_val_batches: Batches of the validation split, over all ranks: a number, or a share; unset: all.
-        limit_test_batches: Batches of the test split, over all ranks: a number, or a share; unset: all.
-        limit_predict_batches: Batches to predict, over all ranks: a number, or a share; unset: all.
-        overfit_batches: Trains and validates on this many batches (a number, or a share): the same in each epoch.
-        fast_dev_run: Runs one batch (`true`), or some, of each split in one epoch, to try the code.
+        num_nodes: Number of machines; more than one requires an outside launcher.
+        strategy: `auto` or `ddp`: both use distributed data parallel training if there are several ranks.
+        precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed`, or `auto`: 16-mixed on GPUs; on CPUs bf16-mixed if
+            the processor has the instructions, otherwise 32-true.
+        sync_batchnorm: Whether batch norm uses the statistics of all ranks. Unset: if there are several ranks.
+        accumulate_grad_batches: Micro-batches per optimizer step.
+        gradient_clip_val: Largest norm of the gradient. Unset: no clipping.
+        deterministic: Whether to use deterministic algorithms only.
+        limit_train_batches: Batches of an epoch: a number, or a share from 0.0 to 1.0. Unset: all.
+        limit_val_batches: Batches of the validation split, over all ranks: a number, or a share. Unset: all.
+        limit_test_batches: Batches of the test split, over all ranks: a number, or a share. Unset: all.
+        limit_predict_batches: Batches to predict, over all ranks: a number, or a share. Unset: all.
+        overfit_batches: Trains and validates on this many batches (a number, or a share), the same in each epoch.
+        fast_dev_run: Runs one batch (`true`), or a number of batches, of each split in one epoch, to try the code.
         check_val_every_n_epoch: Epochs between two validations; the best weights are chosen among those validated.
         log_every_n_steps: Optimizer steps between two logs of the training metrics.
-        enable_progress_bar: Whether the progress is shown.
+        enable_progress_bar: Whether to show a progress bar.
     """
 
     max_epochs: int = 1
@@ -61,7 +62,8 @@ class TrainerSettings:
     enable_progress_bar: bool = True
 
     def __post_init__(self) -> None:
-        require(self.max_epochs >= 1, f"trainer.max_epochs must be at least 1, but is {self.max_epochs}.")
+        check_bounds("trainer", self, "max_epochs", "num_nodes", "accumulate_grad_batches", low=1)
+        check_bounds("trainer", self, "check_val_every_n_epoch", "log_every_n_steps", low=1)
         require(
             self.max_steps == -1 or self.max_steps >= 1,
             f"trainer.max_steps must be at least 1, or -1 for no limit, but is {self.max_steps}.",
@@ -73,27 +75,21 @@ class TrainerSettings:
                 f"trainer.devices must list different device numbers from 0, but is {self.devices}.",
             )
         elif self.devices != "auto":
-            require(self.devices >= 1, f"trainer.devices must be at least 1, but is {self.devices}.")
-        require(self.num_nodes >= 1, f"trainer.num_nodes must be at least 1, but is {self.num_nodes}.")
-        require(
-            self.accumulate_grad_batches >= 1,
-            f"trainer.accumulate_grad_batches must be at least 1, but is {self.accumulate_grad_batches}.",
-        )
+            check_bounds("trainer", self, "devices", low=1)
         require(
             self.gradient_clip_val is None or 0 < self.gradient_clip_val < math.inf,
             f"trainer.gradient_clip_val must be above 0 and finite, or unset, but is {self.gradient_clip_val}.",
         )
-        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"):
-            _check_limit(name, getattr(self, name))
-        _check_limit("overfit_batches", self.overfit_batches)
         require(
             self.fast_dev_run >= 0, f"trainer.fast_dev_run must be true, false or a number, not {self.fast_dev_run}."
         )
-        for name in ("check_val_every_n_epoch", "log_every_n_steps"):
-            require(getattr(self, name) >= 1, f"trainer.{name} must be at least 1, but is {getattr(self, name)}.")
+        for name in (*(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")), "overfit_batches"):
+            limit = getattr(self, name)
+            fits = limit is None or (0 <= limit <= 1 if isinstance(limit, float) else limit >= 0)
+            require(fits, f"trainer.{name} must be a number of batches, or a share from 0.0 to 1.0, but is {limit}.")
 
     def limit_of(self, stage: Literal["train", "val", "test", "predict"]) -> int | float | None:
-        """Returns the limit of the batches of a stage, which `fast_dev_run` and `overfit_batches` set, too."""
+        """Returns the limit of the batches of a stage; `fast_dev_run` and `overfit_batches` override it."""
         if self.fast_dev_run:
             return int(self.fast_dev_run)
         if self.overfit_batches and stage in {"train", "val"}:
@@ -103,12 +99,7 @@ class TrainerSettings:
 
 
 def limited(batches: int, limit: int | float | None) -> int:
-    """Returns how many of some batches a limit allows: a number of them, or a share from 0.0 to 1.0."""
+    """Applies a limit, a number or a share from 0.0 to 1.0, to a number of batches."""
     if limit is None:
         return batches
     return int(batches * limit) if isinstance(limit, float) else min(batches, limit)
-
-
-def _check_limit(name: str, limit: int | float | None) -> None:
-    fits = limit is None or (0 <= limit <= 1 if isinstance(limit, float) else limit >= 0)
-    require(fits, f"trainer.{name} must be a number of batches, or a share from 0.0 to 1.0, but is {limit}.")

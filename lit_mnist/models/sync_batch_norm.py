@@ -1,4 +1,4 @@
-"""Batch norm over the samples of all ranks, on GPUs and CPUs.
+"""Synchronized batch norm on GPUs and CPUs.
 
 `torch.nn.SyncBatchNorm` does not accept tensors on the CPU. The classes here compute the same function there: the ranks
 exchange their statistics in the forward pass, and two sums per channel in the backward pass. Output, gradients and
@@ -85,7 +85,7 @@ def _global_statistics(x: torch.Tensor, exchange: PeerExchange) -> tuple[int, to
 
 
 class _Normalize(torch.autograd.Function):
-    """Normalizes with the statistics of all ranks; the backward pass accounts for the share of each sample in them."""
+    """Normalizes with the statistics of all ranks; the backward pass also differentiates through the statistics."""
 
     @staticmethod
     def forward(
@@ -107,7 +107,7 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, variance = ctx.saved_tensors
-        # The gradients for constant statistics are also the sums that the gradient through the statistics needs.
+        # The gradient through the statistics needs the sums that are the gradients for constant statistics.
         grad_weight, grad_bias = affine_gradients(grad, x, weight, mean, variance, ctx.eps)
         sums = ctx.exchange.all_reduce(torch.cat([grad_weight, grad_bias])).view(2, -1)
         scale = torch.rsqrt(variance + ctx.eps)
@@ -163,8 +163,8 @@ def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) ->
 def sync_buffers(net: nn.Module) -> None:
     """Broadcasts the buffers of rank 0, which are the ones that are saved; every rank must call it.
 
-    Without synchronized batch norm, the running statistics of each rank come from its own samples. An evaluation must
-    use the same statistics on all ranks.
+    Without synchronized batch norm, each rank has the running statistics of its own samples, but an evaluation must use
+    the same statistics on all ranks.
     """
     if dist.is_initialized() and dist.get_world_size() > 1:
         for buffer in net.buffers():

@@ -34,7 +34,7 @@ class TrainedNetwork:
     Args:
         net: The network.
         experiment: The experiment that trained it.
-        device: Where it computes.
+        device: The device of the network.
     """
 
     def __init__(self, net: nn.Module, experiment: Experiment, device: torch.device) -> None:
@@ -50,7 +50,7 @@ class TrainedNetwork:
             images: uint8 [n, 28, 28], or floating point [n, 28, 28] or [n, 1, 28, 28] from 0 to 1, light ink on
                 black; or image files of any size, dark on light or light on dark; or PIL images of 28 x 28 pixels,
                 light ink on black.
-            batch_size: Images that are computed at once.
+            batch_size: Number of images in a forward pass.
 
         Returns:
             Classes, int64 [n], and their probabilities, float32 [n], on the CPU.
@@ -58,7 +58,7 @@ class TrainedNetwork:
         Raises:
             InputError: The images have another shape or range, or a file cannot be read.
         """
-        pixels = _pixels(images)
+        pixels = _to_pixels(images)
         dtype = next(self.net.parameters()).dtype
         parts = []
         for batch in pixels.split(batch_size):
@@ -71,31 +71,31 @@ class TrainedNetwork:
 
 
 def load(run_dir_or_ckpt: str | Path, device: str | torch.device = "cpu") -> TrainedNetwork:
-    """Loads the best weights of a run, verified.
+    """Loads and verifies the best weights of a run.
 
     Args:
-        run_dir_or_ckpt: A run folder or a checkpoint; of a folder the best weights, else the last.
-        device: Where the network computes, such as `cpu` or `cuda:0`.
+        run_dir_or_ckpt: A run folder, of which the best or else the last weights are loaded, or a checkpoint.
+        device: The device of the network, such as `cpu` or `cuda:0`.
 
     Raises:
-        InputError: There is no valid checkpoint, or it is of a segmentation network.
+        InputError: There is no valid checkpoint, or it contains a segmentation network.
     """
     path = find_weights(Path(run_dir_or_ckpt).expanduser(), print)
     saved = Saved.read(path, hashed=False)
     experiment = make_experiment({}, saved.to_evaluate())
     if experiment.data.task.pixelwise or experiment.model.net.startswith("deeplab"):
-        raise InputError(f"{path} is a segmentation network: use the command predict, which writes its masks.")
+        raise InputError(f"{path} contains a segmentation network: use the command predict, which writes its masks.")
     net = build_net(experiment.model, num_classes=saved.section["num_classes"], seed=0)
     weights = read_checkpoint(path, hashed=False)["state_dict"]
-    own = {name.removeprefix(_NET): tensor for name, tensor in weights.items() if name.startswith(_NET)}
+    state_dict = {name.removeprefix(_NET): tensor for name, tensor in weights.items() if name.startswith(_NET)}
     if experiment.trainer.precision == "64-true":
         net = net.double()
-    net.load_state_dict(own)
+    net.load_state_dict(state_dict)
     return TrainedNetwork(net, experiment, torch.device(device))
 
 
-def _pixels(images: Images) -> torch.Tensor:
-    """Returns images as pixels of 0 to 255, uint8 or floating point [n, 28, 28]."""
+def _to_pixels(images: Images) -> torch.Tensor:
+    """Converts images to grey values from 0 to 255, uint8 or floating point [n, 28, 28]."""
     if not isinstance(images, torch.Tensor | np.ndarray):
         images = list(images)
         if all(isinstance(image, str | Path) for image in images):
@@ -104,7 +104,7 @@ def _pixels(images: Images) -> torch.Tensor:
             raise InputError("The images must be one tensor or array, or all PIL images, or all paths.")
         pixels = [np.array(image.convert("L")) for image in images if isinstance(image, Image.Image)]
         if any(image.shape != (28, 28) for image in pixels):
-            raise InputError("PIL images must have 28 x 28 pixels: save others to files, which are cut out and scaled.")
+            raise InputError("PIL images must have 28 x 28 pixels: save others to files, which are cropped and scaled.")
         images = np.stack(pixels)
     values = torch.as_tensor(images)
     if values.ndim == 4 and values.shape[1] == 1:

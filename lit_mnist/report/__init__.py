@@ -1,1 +1,1 @@
-"""The run's result as one self-contained HTML page."""
+"""The report of a run as a self-contained HTML page, and the tables and plots that all pages share."""

@@ -1,4 +1,4 @@
-"""The confusion matrix with its shades, and the score of every class."""
+"""The confusion matrix and the score of each class."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Matrix = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class ClassScore:
-    """A class with its error or its intersection over union.
+    """The error or the intersection over union of a class.
 
     Attributes:
         name: The name of the class.
         value: The score as text.
-        bar: The length of its bar, 0 to 1.
-        note: The number of its samples, or its share of all pixels.
+        bar: Length of its bar, from 0 to 1.
+        note: Its number of samples, or its share of all pixels.
     """
 
     name: str
@@ -33,12 +33,12 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Confusion:
-    """A confusion matrix: rows are the true classes, columns the predicted ones.
+    """A confusion matrix: rows are the true classes, columns the predicted classes.
 
     Attributes:
         matrix: Counts, or percentages of the row's pixels.
-        names: The name of every class.
-        unit: What follows a number in the text.
+        names: The class names.
+        unit: The unit of the numbers.
     """
 
     matrix: Matrix
@@ -52,17 +52,17 @@ class Confusion:
 
     @property
     def worst(self) -> int:
-        """The largest number beside the diagonal."""
+        """The largest number off the diagonal."""
         return max((value for value, _, _ in self._errors()), default=0)
 
     def shade(self, true: int, predicted: int) -> float:
-        """Returns the shade of a cell, 0 to 1; correct answers and errors have scales of their own."""
+        """Returns the shade of a cell, from 0 to 1; correct predictions and errors have separate scales."""
         value = self.matrix[true][predicted]
-        # The root keeps a single error visible beside a frequent one.
+        # The square root keeps a single error visible beside a frequent one.
         return value / self.best if true == predicted else math.sqrt(value / self.worst)
 
     def most_frequent(self) -> list[tuple[str, str, str]]:
-        """Returns true class, predicted class and number of the most frequent errors."""
+        """Returns the most frequent errors: true class, predicted class and number."""
         pairs = sorted(self._errors(), key=lambda pair: (-pair[0], pair[1:]))[:MAX_PAIRS]
         return [(self.names[n], self.names[m], count(value) + self.unit) for value, n, m in pairs]
 
@@ -73,11 +73,11 @@ class Confusion:
 
 
 def classification(test: Mapping[str, Any], names: Sequence[str]) -> tuple[Confusion | None, list[ClassScore]]:
-    """Returns the confusion matrix of a classification, and the share of each class that was classified wrongly.
+    """Returns the confusion matrix, and the error of each class.
 
     Args:
-        test: The result's `test` with `confusion` and `per_class` (accuracies), each of which may be absent.
-        names: The name of every class.
+        test: `test` of the result, with `confusion` and `per_class` (accuracies); each may be absent.
+        names: The class names.
 
     Raises:
         ValueError: The matrix or the accuracies do not match the class names.
@@ -104,11 +104,11 @@ def classification(test: Mapping[str, Any], names: Sequence[str]) -> tuple[Confu
 
 
 def segmentation(test: Mapping[str, Any], names: Sequence[str]) -> tuple[Confusion | None, list[ClassScore]]:
-    """Returns the confusion matrix in percent of each class's pixels, and the intersection over union of each class.
+    """Returns the confusion matrix in percent of the pixels of each class, and the IoU of each class.
 
     Args:
-        test: The result's `test` with `confusion`, in pixels, and `iou`; each may be absent.
-        names: The name of every class.
+        test: `test` of the result, with `confusion` (in pixels) and `iou`; each may be absent.
+        names: The class names.
 
     Raises:
         ValueError: The matrix does not match the class names.

@@ -18,15 +18,11 @@ _MAX_EPOCHS = 30  # more dotted lines would be too close
 
 
 def curves(history: History, result: Mapping[str, Any]) -> list[Plot]:
-    """Returns the plots of the learning curves.
+    """Returns the plots of loss, score and learning rate; a plot without values is left out.
 
     Args:
-        history: The logged rows in order: `step` with some of `epoch`, `train_loss`, `val_loss` and `val_accuracy` or,
-            for segmentation, `val_mean_iou`. A value that is absent or not finite is not drawn.
-        result: The run's result: the steps, the schedule of the learning rate, and the test's accuracy or mean IoU.
-
-    Returns:
-        At most three plots, none if nothing was logged.
+        history: The rows of `metrics.csv` in order; a value that is absent or not finite is not drawn.
+        result: The content of `result.json`.
     """
     unknown = Axis(0.0, 1.0, ())
     plots = [
@@ -57,7 +53,7 @@ def _loss_plot(history: History, x: Axis) -> Plot | None:
 
 
 def _score_plot(history: History, steps: int | None, test: Mapping[str, Any], x: Axis) -> Plot | None:
-    """Returns the validation accuracy or mean IoU, with that of the test as a mark at the last step."""
+    """Returns the validation accuracy or mean IoU, with the test score as a mark at the last step."""
     is_segmentation = "mean_iou" in test or bool(_points(history, "val_mean_iou"))
     metric, title, unit = ("accuracy", "Accuracy", "share of images")
     if is_segmentation:
@@ -72,14 +68,14 @@ def _score_plot(history: History, steps: int | None, test: Mapping[str, Any], x:
     if not series:
         return None
     values = [y for one in series for _, y in one.points]
-    # Values that are nearly equal get room below them, since there is none above 100 %.
+    # Leave room below values that are nearly equal, since there is none above 100 %.
     best = max(values)
     y = linear_axis([*values, best - 0.01 if best >= 0.01 else best + 0.01], least=0.01)
     return Plot(title, unit, series, x, y, percent=True)
 
 
 def _lr_plot(result: Mapping[str, Any], x: Axis) -> Plot | None:
-    """Returns the learning rate of each step as the schedule defines it, since only some are logged."""
+    """Returns the learning rate of each step from the schedule, since only some are logged."""
     lrs = _scheduled_lrs(result)
     if not lrs:
         return None
@@ -90,10 +86,7 @@ def _lr_plot(result: Mapping[str, Any], x: Axis) -> Plot | None:
 
 
 def _scheduled_lrs(result: Mapping[str, Any]) -> list[Point]:
-    """Returns the learning rates of the completed steps, at most `MAX_POINTS`, evenly spread.
-
-    The first, the highest and the last are always among them.
-    """
+    """Returns at most `MAX_POINTS` evenly spread learning rates, including the first, the highest and the last."""
     train, model = result.get("train") or {}, (result.get("config") or {}).get("model") or {}
     steps, peak, schedule = result.get("steps"), train.get("lr"), model.get("schedule")
     if not steps or peak is None or schedule is None:
@@ -107,12 +100,11 @@ def _scheduled_lrs(result: Mapping[str, Any]) -> list[Point]:
 
 
 def _points(history: History, name: str) -> list[Point]:
-    """Returns the finite values of one metric with their steps, in the order they were logged."""
     pairs = ((row.get("step"), row.get(name)) for row in history)
     return [(float(x), float(y)) for x, y in pairs if x is not None and y is not None and math.isfinite(x + y)]
 
 
 def _epoch_ends(history: History) -> list[float]:
-    """Returns the last logged step of every epoch but the last one; none if there are too many."""
+    """Returns the last logged step of each epoch except the last one; nothing if there are too many."""
     ends = [x for (x, epoch), (_, following) in pairwise(_points(history, "epoch")) if following > epoch]
     return ends if len(ends) <= _MAX_EPOCHS else []

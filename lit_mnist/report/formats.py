@@ -1,7 +1,4 @@
-"""How numbers are written on pages and in tables.
-
-A value that was not measured (None, or absent in a template) is an en dash; one that is not finite says so.
-"""
+"""Number formats for pages and tables. A missing value (None, or undefined in a template) is an en dash."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ P = ParamSpec("P")
 
 
 def _measured(write: Callable[Concatenate[float, P], str]) -> Callable[Concatenate[object, P], str]:
-    """Adds what all formats do with a value that is missing or not finite."""
+    """Extends a format to values that are missing or not finite."""
 
     @wraps(write)
     def written(value: object, /, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -42,7 +39,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def short(value: float) -> str:
-    """Returns the shortest usual form of a number, for ticks: `0.05`, `1e-5`."""
+    """Returns the shortest form of a number, for ticks: `0.05`, `1e-5`."""
     mantissa, exponent, power = f"{value:.6g}".partition("e")
     return f"{mantissa}e{int(power)}" if exponent else mantissa
 
@@ -55,7 +52,7 @@ def count(value: float) -> str:
 
 @_measured
 def percent(share: float, samples: int | None = None) -> str:
-    """Returns a share (0 to 1) in percent, with at least two decimals and enough to show one of the `samples`."""
+    """Returns a share (0 to 1) in percent, with two decimals, or more if one of `samples` requires them."""
     decimals = max(2, len(str(samples - 1)) - 2) if samples else 2
     return f"{100 * share:.{decimals}f}{SPACE}%"
 

@@ -1,7 +1,7 @@
-"""Pages from Jinja2 templates: one file that needs nothing else, neither a script nor a network.
+"""Renders Jinja2 templates to self-contained HTML pages, without scripts and without network access.
 
-The templates of a package are in its folder `templates`. All of them extend `base.html.jinja` and share `style.css`
-and the macros, which are in the templates of this package.
+Each package has its templates in a folder `templates`. They extend `base.html.jinja` of this package, and share its
+macros and `style.css`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,18 @@ from lit_mnist.report.formats import MISSING
 
 
 def write_page(path: Path, package: str, template: str, **context: Any) -> None:
-    """Renders a template into a file; a reader sees the old file or the whole new one, never a part.
+    """Renders a template to a file, which is written atomically.
 
     Args:
         path: The file to write; its folder must exist.
-        package: The package whose folder `templates` contains the template.
+        package: The package of the template.
         template: The template's file name.
         **context: The template's variables.
 
     Raises:
         OSError: The file cannot be written.
     """
-    write_text(path, render(package, template, **context))
-
-
-def render(package: str, template: str, **context: Any) -> str:
-    """Returns a rendered template; see `write_page`."""
-    return _environment(package).get_template(template).render(**context)
+    write_text(path, _environment(package).get_template(template).render(**context))
 
 
 @cache
@@ -51,7 +46,7 @@ def _environment(package: str) -> Environment:
     environment = Environment(
         loader=loader,
         autoescape=True,
-        # A run that was not trained or not tested has no such section in its result.
+        # The result of a run that did not train or test lacks the section.
         undefined=ChainableUndefined,
         finalize=_printable,
         trim_blocks=True,
@@ -65,15 +60,15 @@ def _environment(package: str) -> Environment:
 
 
 def _printable(value: object) -> object:
-    """Returns what a template prints: text without control characters, and a dash for what is missing."""
+    """Returns text without control characters, and a dash for a missing value."""
     if isinstance(value, Markup):
         return value
     return MISSING if value is None or isinstance(value, ChainableUndefined) else escape_control(str(value))
 
 
 def yaml_sections(config: Mapping[str, Any] | None) -> list[str]:
-    """Returns a configuration as YAML, one text for each section; together they are a configuration file."""
-    # Plain values only, as the result file would give them back.
+    """Returns each section of a configuration as YAML."""
+    # Plain values only, as in the result file.
     plain = json.loads(json.dumps(config or {}, default=str))
     return [
         yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=1000) for name, value in plain.items()
@@ -81,13 +76,7 @@ def yaml_sections(config: Mapping[str, Any] | None) -> list[str]:
 
 
 def data_url(image: Image.Image, kind: str, **options: Any) -> str:
-    """Returns an image as an address that contains it.
-
-    Args:
-        image: The image.
-        kind: `PNG` or `JPEG`.
-        **options: Options of Pillow's `save`.
-    """
+    """Returns an image as a data URL; `kind` is `PNG` or `JPEG`, and `options` are those of Pillow's `save`."""
     buffer = io.BytesIO()
     image.save(buffer, format=kind, **options)
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

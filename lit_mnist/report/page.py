@@ -1,7 +1,4 @@
-"""The report of a run as one HTML page.
-
-`write_report` is called once, at the end of a run, by rank 0.
-"""
+"""The report of a run as an HTML page, which rank 0 writes at the end of the run."""
 
 from __future__ import annotations
 
@@ -20,22 +17,22 @@ from lit_mnist.report.html import data_url, write_page
 from lit_mnist.report.segmentation import ShownImage, best_and_worst, colors
 
 MAX_MISTAKES = 40
-SIDE = 28  # pixels of an image of the MNIST family
+_SIDE = 28  # height and width in pixels of the digits
 
 
 @dataclass(frozen=True, eq=False)
 class Mistake:
-    """A test image that was classified wrongly.
+    """A misclassified test image.
 
     Args:
         image: The image as stored, uint8 [28, 28].
-        index: Its place in the test set, from 0.
-        label: Its true class.
+        index: Its index in the test set.
+        label: The true class.
         predicted: The predicted class.
-        probability: The probability of the predicted class, from 0 to 1.
+        probability: Probability of the predicted class, from 0 to 1.
 
     Raises:
-        ValueError: The image has another shape or type.
+        ValueError: The image has another shape or dtype.
     """
 
     image: np.ndarray[Any, np.dtype[np.uint8]]
@@ -45,14 +42,15 @@ class Mistake:
     probability: float
 
     def __post_init__(self) -> None:
-        if self.image.shape != (SIDE, SIDE) or self.image.dtype != np.uint8:
+        if self.image.shape != (_SIDE, _SIDE) or self.image.dtype != np.uint8:
             raise ValueError(
-                f"A mistake's image must be uint8 [{SIDE}, {SIDE}], but is {self.image.dtype} {list(self.image.shape)}."
+                f"A mistake's image must be uint8 [{_SIDE}, {_SIDE}], but is {self.image.dtype} "
+                f"{list(self.image.shape)}."
             )
 
     @property
     def url(self) -> str:
-        """The image as an address, dark on light, as on paper and as `predict` draws it."""
+        """The image as a data URL, dark on light as on paper."""
         return data_url(Image.fromarray(255 - self.image), "PNG", optimize=True)
 
 
@@ -65,15 +63,15 @@ def write_report(
     class_names: Sequence[str],
     segmentation: Sequence[ShownImage] = (),
 ) -> None:
-    """Writes the report of a run; a reader sees the old file or the whole new one, never a part.
+    """Writes the report of a run atomically.
 
     Args:
         path: The file to write; its folder must exist.
-        result: The content of `result.json`. What is absent or None is shown as a dash.
-        history: The rows of `metrics.csv` in order; metrics that a row does not have are absent or NaN.
-        mistakes: Test images that were classified wrongly; those with the highest probabilities are shown.
-        class_names: The name of every class.
-        segmentation: For segmentation, the best and worst test images.
+        result: The content of `result.json`; missing values are shown as a dash.
+        history: The rows of `metrics.csv` in order; missing metrics are absent or NaN.
+        mistakes: Misclassified test images; those with the highest probabilities are shown.
+        class_names: The class names.
+        segmentation: The best and worst test images of a segmentation.
 
     Raises:
         ValueError: The result or a mistake does not match the class names.
@@ -107,13 +105,12 @@ def write_report(
 
 
 def _errors(test: Mapping[str, Any]) -> int | None:
-    """Returns the number of wrong predictions in the confusion matrix; None without one."""
     matrix = test.get("confusion")
     return None if matrix is None else int(sum(map(sum, matrix)) - sum(row[n] for n, row in enumerate(matrix)))
 
 
 def _covered(result: Mapping[str, Any]) -> str:
-    """Returns which steps time and speed cover after a resume; empty if they cover all steps."""
+    """Returns which steps the times cover after a resume, or an empty string if they cover all."""
     steps, timed = result.get("steps"), (result.get("train") or {}).get("steps")
     if steps is None or timed is None or timed >= steps:
         return ""

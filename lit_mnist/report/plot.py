@@ -1,7 +1,7 @@
-"""Plots as inline SVG: axes with round ticks, lines, dots and bars. `templates/plot.html.jinja` draws them.
+"""Plots as inline SVG, which `templates/plot.html.jinja` draws.
 
-A plot stretches to the width of the page while its text and line widths keep their size: positions are percentages,
-and only the lines are in an inner image that is scaled unevenly. Colors come from the style sheet.
+A plot stretches to the width of the page, but text and line widths keep their size: positions are percentages, and
+only the lines are in an inner image that is scaled unevenly. The style sheet has the colors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lit_mnist.report.formats import SPACE, count, percent, short
 
 Point = tuple[float, float]
 
-MAX_POINTS = 400  # more than a screen can show: longer curves are drawn as means with their range
+MAX_POINTS = 400  # longer curves are drawn as means with their range
 MAX_DOTS = 24
 STYLES = tuple(f"c{n}" for n in range(6))  # the line styles of the style sheet
 _GRID = 1000  # units of the inner image
@@ -35,17 +35,13 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Returns where a value is on the axis: 0 at `low`, 1 at `high`."""
+        """Returns the position of a value: 0 at `low`, 1 at `high`."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def tick_labels(self, *, percent: bool = False) -> list[str]:
-        """Returns the ticks as text, all with the decimals that their spacing needs.
-
-        Args:
-            percent: The values are shares and are written in percent.
-        """
+        """Returns the ticks as text, all with the same number of decimals."""
         if self.log:
             return [short(tick) for tick in self.ticks]
         scale, unit = (100, f"{SPACE}%") if percent else (1, "")
@@ -61,8 +57,8 @@ def linear_axis(values: Sequence[float], *, least: float, target: int = 5) -> Ax
 
     Args:
         values: Finite values, at least one.
-        least: The smallest length of the axis, for equal values.
-        target: About how many intervals between ticks.
+        least: Minimum length of the axis.
+        target: Approximate number of intervals.
     """
     low, high = min(values), max(values)
     if high - low < least:
@@ -77,11 +73,7 @@ def linear_axis(values: Sequence[float], *, least: float, target: int = 5) -> Ax
 
 
 def log_axis(values: Sequence[float]) -> Axis:
-    """Returns a logarithmic axis that covers the values and ends on 1, 2 or 5 times a power of ten.
-
-    Args:
-        values: Positive finite values, at least two different ones.
-    """
+    """Returns a logarithmic axis that covers positive, not all equal values, and ends on 1, 2 or 5 times 10**n."""
     low, high = min(values), max(values)
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     heads = (1, 2, 5) if high / low < 1000 else (1,)
@@ -101,14 +93,14 @@ def loss_axis(values: Sequence[float]) -> Axis:
 
 
 def step_axis(last: float) -> Axis:
-    """Returns the axis of optimizer steps, which ends at exactly the last one."""
+    """Returns the axis of the optimizer steps, which ends at the last step."""
     last = max(last, 1.0)
     step = max(1.0, _round_up(last / 5))
     return Axis(0.0, last, tuple(n * step for n in range(math.floor(last / step + 1e-9) + 1)))
 
 
 def _round_up(rough: float) -> float:
-    """Returns the smallest of 1, 2, 5 times a power of ten that is not below `rough`."""
+    """Returns the smallest 1, 2 or 5 times a power of ten that is at least `rough`."""
     power = math.floor(math.log10(rough))
     head = next(head for head in (1, 2, 5, 10) if head * (1 + 1e-9) >= rough / 10.0**power)
     return float(f"{head}e{power}")
@@ -116,7 +108,7 @@ def _round_up(rough: float) -> float:
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its style class, its name and value for the legend, and its points from left to right."""
+    """A curve: its CSS class, its name and value in the legend, and its points from left to right."""
 
     style: str
     name: str
@@ -131,12 +123,12 @@ class Plot:
     Attributes:
         title: The title.
         unit: The unit of the vertical axis.
-        series: The curves; one with the style `test` has a single point, drawn as a diamond.
+        series: The curves; the style `test` draws a single point as a diamond.
         x: The horizontal axis.
         y: The vertical axis.
         x_name: The name of the horizontal axis.
-        percent: Whether the vertical values are shares, written in percent.
-        rules: Places of dotted vertical lines.
+        percent: Whether the vertical values are shares, shown in percent.
+        rules: Positions of dotted vertical lines.
         low: Whether the plot has half the height.
     """
 
@@ -152,38 +144,38 @@ class Plot:
 
     @property
     def summary(self) -> str:
-        """The plot in words, for screen readers."""
+        """The description for screen readers."""
         named = ", ".join(f"{series.name} {series.value}" for series in self.series)
         return f"{self.title} over {self.x_name}, up to {count(self.x.high)}: {named}"
 
     def x_ticks(self) -> list[tuple[str, str]]:
-        """Returns place and label of each tick of the horizontal axis."""
+        """Returns the position and label of each horizontal tick."""
         thousands = self.x.high >= 20_000
         labels = [f"{short(tick / 1000)}k" if thousands and tick else count(tick) for tick in self.x.ticks]
         return [(place(self.x.share(tick)), label) for tick, label in zip(self.x.ticks, labels, strict=True)]
 
     def y_ticks(self) -> list[tuple[str, str]]:
-        """Returns place and label of each tick of the vertical axis."""
+        """Returns the position and label of each vertical tick."""
         labels = self.y.tick_labels(percent=self.percent)
         return [(place(1 - self.y.share(tick)), label) for tick, label in zip(self.y.ticks, labels, strict=True)]
 
     def x_rules(self) -> list[str]:
-        """Returns the places of the dotted lines."""
+        """Returns the positions of the dotted lines."""
         return [place(self.x.share(rule)) for rule in self.rules]
 
     def line(self, series: Series) -> str:
-        """Returns the corners of a curve in the inner image, as means if there are too many points."""
+        """Returns the polyline of a curve, through means if there are too many points."""
         return self._path([(x, mean) for x, _, mean, _ in thin(series.points)])
 
     def band(self, series: Series) -> str:
-        """Returns the corners of the area between the lowest and highest values of each mean; empty without means."""
+        """Returns the polygon between the lowest and highest values of each mean; empty without means."""
         rows = thin(series.points)
         if len(rows) == len(series.points):
             return ""
         return self._path([*((x, high) for x, _, _, high in rows), *((x, low) for x, low, _, _ in reversed(rows))])
 
     def dots(self, series: Series) -> list[tuple[str, str, str]]:
-        """Returns left, top and tooltip of each point; empty if there are too many."""
+        """Returns the left, top and tooltip of each point; empty if there are too many."""
         if len(series.points) > MAX_DOTS:
             return []
         unit, write = self.x_name.split()[-1], percent if self.percent else short
@@ -197,7 +189,7 @@ class Plot:
 
 
 def thin(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
-    """Returns a curve as at most `MAX_POINTS` rows (x, lowest, mean, highest), each over consecutive points."""
+    """Averages consecutive points to at most `MAX_POINTS` rows (x, lowest, mean, highest)."""
     width = math.ceil(len(points) / MAX_POINTS)
     groups = [points[start : start + width] for start in range(0, len(points), width)]
     return [
@@ -216,11 +208,11 @@ class Bar:
     """A horizontal bar below its name and value.
 
     Attributes:
-        style: The style class.
-        name: Its name.
-        value: Its value as text.
-        start: Where it starts, 0 to 1.
-        length: Its length, 0 to 1; None for no bar.
+        style: The CSS class.
+        name: The name.
+        value: The value as text.
+        start: Start of the bar, from 0 to 1.
+        length: Length of the bar, from 0 to 1; None for no bar.
     """
 
     style: str
@@ -231,10 +223,10 @@ class Bar:
 
     @property
     def left(self) -> str:
-        """Its place."""
+        """The start as a percentage."""
         return place(self.start)
 
     @property
     def width(self) -> str:
-        """Its width."""
+        """The length as a percentage."""
         return place(self.length or 0.0)

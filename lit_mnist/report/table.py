@@ -1,4 +1,4 @@
-"""Tables and lists for pages and for the terminal, from the same rows. The macros of the templates draw the pages'."""
+"""Tables and lists that are shown both on pages (by the macros of the templates) and in the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TONES = {"": "", "bad": "bold red", "muted": "dim"}
 
 
 class Entry(NamedTuple):
-    """A name with a sentence, and a command to copy or nothing."""
+    """A name with its description and, if given, a command to copy."""
 
     name: str
     text: str
@@ -32,11 +32,11 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: What both forms show.
+        text: The text.
         tone: `bad`, `muted` or nothing.
-        hint: What a screen reader adds.
+        hint: Text for screen readers.
         below: A second, smaller line, on the page only.
-        bar: The length of a bar, 0 to 1, on the page only.
+        bar: Length of a bar from 0 to 1, on the page only.
     """
 
     text: str
@@ -51,8 +51,8 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: Its heading on the page.
-        head: Its heading in the terminal.
+        title: Heading on the page.
+        head: Heading in the terminal.
         style: `num`, `parts`, `word`, `mark`, `hash` or nothing.
     """
 
@@ -63,13 +63,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, and rows with a cell for each of them; the first cell is the name of the row."""
+    """A table; the first cell of a row is its name."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
 
     def without_empty_columns(self) -> Table:
-        """Returns the table without the columns in which no row has a value."""
+        """Returns the table without columns that have no value."""
         kept = [n for n in range(len(self.columns)) if n == 0 or any(row[n].text != MISSING for row in self.rows)]
         return Table([self.columns[n] for n in kept], [[row[n] for n in kept] for row in self.rows])
 
@@ -77,7 +77,7 @@ class Table:
 def spread_cell(
     spread: Mapping[str, float] | None, write: Callable[[object], str], best: float = 0.0, tone: str = ""
 ) -> Cell:
-    """Returns a median above its range, with a bar for its share of `best`."""
+    """Returns a cell with a median above its range, and a bar for its share of `best`."""
     if spread is None:
         return Cell(MISSING)
     low, high = write(spread["lowest"]), write(spread["highest"])
@@ -86,7 +86,7 @@ def spread_cell(
 
 
 def text_table(table: Table, gap: int = 1) -> RichTable:
-    """Returns a table for the terminal, in which only the names of the rows may wrap."""
+    """Returns a table for the terminal; only the row names may wrap."""
     found = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0), header_style="dim")
     for n, column in enumerate(table.columns):
         place: Any = "right" if "num" in column.style else "center" if column.style == "mark" else "left"
@@ -97,7 +97,7 @@ def text_table(table: Table, gap: int = 1) -> RichTable:
 
 
 def text_list(entries: Iterable[Entry]) -> RichTable:
-    """Returns a list for the terminal, with the sentences in one column."""
+    """Returns a list for the terminal, as two columns."""
     found = RichTable.grid(padding=(0, 2, 0, 0))
     found.add_column(max_width=36, overflow="fold")
     found.add_column(overflow="fold")
@@ -107,12 +107,12 @@ def text_list(entries: Iterable[Entry]) -> RichTable:
 
 
 def text_of(parts: Iterable[Text | RichTable], width: int, color: bool | None = None) -> str:
-    """Returns texts and tables as lines for the terminal.
+    """Renders texts and tables for the terminal; empty tables are left out.
 
     Args:
-        parts: What to print; empty tables are left out.
-        width: The number of columns.
-        color: Whether to color it; by default if the standard output is a terminal.
+        parts: The texts and tables.
+        width: Number of columns.
+        color: Whether to use colors; by default if the standard output is a terminal.
     """
     file = io.StringIO()
     color = sys.stdout.isatty() if color is None else color

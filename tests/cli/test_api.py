@@ -28,7 +28,7 @@ try:
 except ValueError as error:
     assert str(error).startswith("data.batch_size 5 cannot be split evenly"), error
 else:
-    raise AssertionError("not refused")
+    raise AssertionError("not rejected")
 """
 COMPARES = """
 found = compare("single,raw_ddp", batch_size=32, max_steps=3, settings={"data": data}, repeats=0)
@@ -46,6 +46,6 @@ def test_a_cell_trains_and_compares(tmp_path: Path, work: str) -> None:
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
-def test_an_unknown_engine_is_refused() -> None:
+def test_an_unknown_engine_is_rejected() -> None:
     with pytest.raises(InputError, match="Unknown engine 'raw_dpp'"):
         train("raw_dpp")

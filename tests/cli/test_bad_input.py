@@ -1,4 +1,4 @@
-"""Bad input: exit code 2, one message that names the culprit, no process, no traceback, nothing half-written."""
+"""Bad input: exit code 2, one message that names the setting, no process, no traceback, nothing half-written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COMMANDS = {
     "contradiction of an alias": (["--precision", "16", "--trainer.precision", "bf16"], ["--precision", "contradicts"]),
     "unknown packaged config": (["--config", "lit_mnist:gpux.yaml"], ["gpux.yaml", "gpu.yaml, seed.yaml"]),
     "contradiction the other way": (["--trainer.devices=2", "--devices", "1"], ["contradicts"]),
-    "foreign class": (["--trainer.callbacks", "os.system"], ["trainer.callbacks", "os.system", "lightning"]),
+    "class of another package": (["--trainer.callbacks", "os.system"], ["trainer.callbacks", "os.system", "lightning"]),
     "option that breaks a promise": (
         ["--trainer.use_distributed_sampler", "false"],
         ["use_distributed_sampler", "function of the seed and the step"],
@@ -70,8 +70,8 @@ COMMANDS = {
     "missing config": (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
     "random seed": (["--seed", "true"], ["seed_everything"]),
     "negative seed": (["--seed", "-1"], ["seed_everything", "-1"]),
-    "negative rate": (["--lr", "-1"], ["model.lr", "-1"]),
-    "endless rate": (["--lr", ".inf"], ["model.lr", "inf"]),
+    "negative learning rate": (["--lr", "-1"], ["model.lr", "-1"]),
+    "infinite learning rate": (["--lr", ".inf"], ["model.lr", "inf"]),
     "nothing to train on": (["--data.val_size", "60000"], ["data.val_size", "60000"]),
     "too few for a batch": (["--data.train_size", "50"], ["50", "64"]),
     "missing folder of data": (["--data.root", "nowhere"], ["nowhere"]),
@@ -81,17 +81,17 @@ COMMANDS = {
     "resume without a value": (["--resume", ""], ["--resume needs a value"]),
     "run folder without a value": (["--run-dir="], ["--run-dir needs a value"]),
     "resume for a test": (["test", "--ckpt", "x", "--resume", "y"], ["--resume", "--ckpt"]),
-    "a list grown": (["--trainer.devices+", "3"], ["--trainer.devices+"]),
+    "a list that is appended to": (["--trainer.devices+", "3"], ["--trainer.devices+"]),
     "own checkpoints": (["--trainer.callbacks", "ModelCheckpoint"], ["ModelCheckpoint", "checkpoints"]),
     "accumulation that changes": (
         callback("GradientAccumulationScheduler", "scheduling: {1: 4}"),
         ["GradientAccumulationScheduler", "--trainer.accumulate_grad_batches"],
     ),
-    "averaged weights": (callback("WeightAveraging"), ["WeightAveraging", "best.ckpt"]),
+    "weight averaging": (callback("WeightAveraging"), ["WeightAveraging", "best.ckpt"]),
     "a moving average of weights": (callback("EMAWeightAveraging"), ["EMAWeightAveraging", "best.ckpt"]),
     "swapped weights": (callback("StochasticWeightAveraging", "swa_lrs: 0.01"), ["Stochastic", "best.ckpt"]),
-    "a search for a rate": (callback("LearningRateFinder"), ["LearningRateFinder", "--lr"]),
-    "a search for a batch size": (callback("BatchSizeFinder"), ["BatchSizeFinder", "--batch-size"]),
+    "learning rate finder": (callback("LearningRateFinder"), ["LearningRateFinder", "--lr"]),
+    "batch size finder": (callback("BatchSizeFinder"), ["BatchSizeFinder", "--batch-size"]),
     "pruning": (callback("ModelPruning", "pruning_fn: l1_unstructured"), ["ModelPruning", "resume"]),
     "finetuning": (callback("BackboneFinetuning"), ["BackboneFinetuning", "--model.weights"]),
     "callback without its argument": (["--trainer.callbacks", "EarlyStopping"], ["EarlyStopping", "monitor"]),
@@ -109,15 +109,15 @@ COMMANDS = {
     "an unknown fault": (["--inject", "explode"], ["run.inject", "kill:rank=1,step=50"]),
     "a fault of no rank": (["--inject", "kill:rank=1,step=1"], ["run.inject", "ranks are 0 to 0"]),
     "a fault after the end": (["--inject", "nan:rank=0,step=999", "--max-steps", "9"], ["run.inject", "1 to 9"]),
-    "going on by itself nowhere": (["--resume", "auto"], ["--run-dir"]),
-    "going on from a folder of something else": (["--resume", "."], ["no valid checkpoint"]),
+    "automatic resume without a run folder": (["--resume", "auto"], ["--run-dir"]),
+    "resume from a folder without checkpoints": (["--resume", "."], ["no valid checkpoint"]),
     "a name that is too long": (["--run-dir", "x" * 300], ["cannot be written", "too long"]),
     "images without predict": (["--images", "x"], ["--images", "predict"]),
 }
 
 
 @pytest.mark.parametrize("case", COMMANDS)
-def test_command_line_is_refused(program: Program, case: str) -> None:
+def test_command_line_is_rejected(program: Program, case: str) -> None:
     words, parts = COMMANDS[case]
     before = set(program.folder.iterdir())
     assert_rejected(program(*words), *parts)
@@ -130,8 +130,8 @@ CONFIGS = {
     "unknown key": ("model:\n  lrr: 0.1\n", ["model.lrr", "did you mean model.lr?"]),
     "wrong type": ("data:\n  batch_size: 1.5\n", ["data.batch_size", "int", "1.5"]),
     "text for a number": ("model:\n  lr: 1e-3x\n", ["model.lr", "1e-3x"]),
-    "foreign class": ("trainer:\n  callbacks:\n  - class_path: subprocess.Popen\n", ["subprocess.Popen"]),
-    "foreign module": ("trainer:\n  logger:\n    class_path: evil_module.Logger\n", ["evil_module"]),
+    "class of another package": ("trainer:\n  callbacks:\n  - class_path: subprocess.Popen\n", ["subprocess.Popen"]),
+    "another module": ("trainer:\n  logger:\n    class_path: evil_module.Logger\n", ["evil_module"]),
     "python object": ("model: !!python/object/apply:os.system ['touch pwned']\n", []),
     "no YAML": ("{: {]", []),
     "a list": ("- 1\n- 2\n", []),
@@ -143,7 +143,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_configuration_file_is_refused(program: Program, case: str) -> None:
+def test_configuration_file_is_rejected(program: Program, case: str) -> None:
     text, parts = CONFIGS[case]
     path = program.folder / "config.yaml"
     path.write_text(text)
@@ -152,12 +152,12 @@ def test_configuration_file_is_refused(program: Program, case: str) -> None:
     assert not (program.folder / "pwned").exists()
 
 
-def test_a_configuration_that_is_no_text_is_refused(program: Program) -> None:
+def test_a_configuration_that_is_no_text_is_rejected(program: Program) -> None:
     (program.folder / "config.yaml").write_bytes(b"\xff\xfe\x00model")
     assert_rejected(program("--config", program.folder / "config.yaml"), "config.yaml")
 
 
-def test_a_foreign_class_is_refused_before_its_module_is_imported(
+def test_a_class_of_another_package_is_rejected_before_its_module_is_imported(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (program.folder / "evil_module.py").write_text("open('imported', 'w').close()\nclass Logger: pass\n")
@@ -174,7 +174,7 @@ def test_a_class_of_lightning_may_be_named() -> None:
     assert parse([f"--trainer.callbacks=[{{class_path: {path}}}]"]).extras.names == ("callbacks",)
 
 
-def test_damaged_data_are_refused(program: Program) -> None:
+def test_damaged_data_are_rejected(program: Program) -> None:
     root = program.folder / "data"
     root.mkdir()
     for path in FILES.glob("*.gz"):
@@ -185,7 +185,7 @@ def test_damaged_data_are_refused(program: Program) -> None:
     assert not (program.folder / "runs").exists()
 
 
-def test_a_run_folder_that_holds_a_run_is_refused_and_left_as_it_was(program: Program) -> None:
+def test_a_run_folder_that_holds_a_run_is_rejected_and_left_as_it_was(program: Program) -> None:
     folder = program.folder / "taken"
     folder.mkdir()
     (folder / "result.json").write_text("precious")
@@ -194,19 +194,19 @@ def test_a_run_folder_that_holds_a_run_is_refused_and_left_as_it_was(program: Pr
     assert not (folder / "config.yaml").exists()
 
 
-def test_a_run_folder_that_cannot_be_made_is_refused(program: Program) -> None:
+def test_a_run_folder_that_cannot_be_made_is_rejected(program: Program) -> None:
     (program.folder / "file").write_text("")
     assert_rejected(program("--run-dir", program.folder / "file" / "run"), "file/run")
 
 
-def test_a_checkpoint_that_is_no_checkpoint_is_refused(program: Program) -> None:
+def test_a_checkpoint_that_is_no_checkpoint_is_rejected(program: Program) -> None:
     (program.folder / "some.ckpt").write_text("not a checkpoint")
     assert_rejected(program("test", "--ckpt", program.folder / "some.ckpt"), "some.ckpt")
     (program.folder / "empty").mkdir()
     assert_rejected(program("test", "--ckpt", program.folder / "empty"), "empty", "best.ckpt")
 
 
-def test_an_image_that_cannot_be_read_is_refused(program: Program) -> None:
+def test_an_image_that_cannot_be_read_is_rejected(program: Program) -> None:
     trained = program.train("--max-steps", 1, "--data.train_size", 200, "--data.val_size", 0, "--data.test_size", 10)
     (program.folder / "digit.png").write_bytes(b"no image")
     assert_rejected(program("predict", "--ckpt", trained, "--images", program.folder / "digit.png"), "digit.png")
@@ -217,12 +217,12 @@ def test_an_image_that_cannot_be_read_is_refused(program: Program) -> None:
 
 
 @pytest.mark.parametrize("words", [["--model.lr", "0.1", "--lr", "0.1"], ["--lr=0.1", "--model.lr=0.1"]])
-def test_a_short_flag_that_agrees_with_its_long_form_is_taken(words: list[str]) -> None:
+def test_a_short_flag_that_agrees_with_its_long_form_is_accepted(words: list[str]) -> None:
 
     assert parse(words).experiment().model.lr == 0.1
 
 
-def test_a_program_s_wrong_settings_are_a_value_error() -> None:
+def test_wrong_settings_in_python_are_a_value_error() -> None:
     from lit_mnist.experiment import DataSettings
 
     with pytest.raises(ValueError, match="batch_size") as caught:

@@ -21,7 +21,7 @@ def test_the_default_configuration_is_the_code_s_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "seed", "basicnet", "gpu", "voc", "voc_modern", "shapes"])
-def test_a_configuration_says_only_what_is_taken(name: str) -> None:
+def test_a_configuration_says_only_what_is_accepted(name: str) -> None:
     path = ROOT / "configs" / f"{name}.yaml"
     found = parse([f"--config={path}"]).experiment().to_dict()
     for section, values in yaml.safe_load(path.read_text()).items():

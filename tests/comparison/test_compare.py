@@ -1,4 +1,4 @@
-"""`compare` says who trains the same, and finds where two engines part."""
+"""`compare` reports which engines train the same weights, and where two engines first differ."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compared(program: Program, *flags: object, code: int = 0, timeout: float = 2
 
 
 @pytest.mark.parametrize("steps", [12, pytest.param(200, marks=pytest.mark.slow)])
-def test_all_engines_on_two_ranks_are_equal_in_every_bit(program: Program, steps: int) -> None:
+def test_all_engines_are_bit_identical_on_two_ranks(program: Program, steps: int) -> None:
     flags = ("--devices", 2, "--lr", 0.05, "--trainer.accumulate_grad_batches", 2, "--epochs", 40, "--max-steps", steps)
     comparison = compared(program, "--engines", "all", *flags)
     assert comparison["equal"] is True
@@ -82,14 +82,14 @@ def test_all_engines_on_two_ranks_are_equal_in_every_bit(program: Program, steps
 @pytest.mark.parametrize(
     "flags",
     [
-        # On another number of ranks sums are rounded otherwise, whatever the reference is.
+        # On another number of ranks sums are rounded differently, whatever the reference is.
         ("--engines", "single,parameter_server"),
         # Each rank has running statistics of its own, in every engine alike.
         ("--engines", "raw_ddp,parameter_server", "--trainer.sync_batchnorm", "false"),
     ],
-    ids=["one rank beside servers", "batch norm not synchronised"],
+    ids=["one rank beside servers", "batch norm not synchronized"],
 )
-def test_what_need_not_be_equal_is_no_difference(program: Program, flags: tuple[str, ...]) -> None:
+def test_expected_differences_are_accepted(program: Program, flags: tuple[str, ...]) -> None:
     comparison = compared(program, *flags, "--devices", 2, "--max-steps", 3)
     assert [entry["status"] for entry in comparison["engines"]] == ["ran", "ran"]
     assert comparison["equal"] is True
@@ -97,7 +97,7 @@ def test_what_need_not_be_equal_is_no_difference(program: Program, flags: tuple[
 
 
 def _check_traffic(costs: dict[str, dict[str, Any]]) -> None:
-    """A window of two micro-batches: batch norm exchanges eight times, and the gradient travels once."""
+    """An accumulation window of two micro-batches: batch norm exchanges eight times, and the gradient travels once."""
     assert costs["raw_ddp"]["collectives_per_step"] == {"all_reduce": 1, "exchange": 8}
     # By itself Lightning would ask before each micro-batch, by a broadcast, whether a signal came.
     assert costs["lightning"]["collectives_per_step"] == {"all_reduce": 1, "exchange": 8}
@@ -133,7 +133,7 @@ def epoch_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Job, "train_batches", first_epoch)
 
 
-def batch_norm_not_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
+def batch_norm_not_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fabric, "sync_batch_norm", lambda net, *_: net)
 
 
@@ -145,7 +145,7 @@ def loss_not_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], int, str, str | None]] = {
     "momentum": (momentum, 1, "weights", "layer1.0.weight"),
     "epoch": (epoch_not_set, 6, "samples", None),
-    "batch norm": (batch_norm_not_synchronised, 1, "loss", None),
+    "batch norm": (batch_norm_not_synchronized, 1, "loss", None),
     "loss": (loss_not_averaged, 1, "weights", "layer1.0.weight"),
 }
 
@@ -180,11 +180,11 @@ def test_a_timed_comparison_has_medians_of_its_repeats(program: Program) -> None
     assert comparison["reference"] == "single"
     for entry in comparison["engines"]:
         for name in ("images_per_s", "seconds_to_first_step", "peak_memory_bytes"):
-            figures = entry["cost"][name]
-            assert 0 < figures["lowest"] <= figures["median"] <= figures["highest"]
+            spread = entry["cost"][name]
+            assert 0 < spread["lowest"] <= spread["median"] <= spread["highest"]
 
 
-REFUSALS = {
+REJECTED = {
     "unknown engine": (["--engines", "raw_dpp"], ["raw_dpp", "did you mean raw_ddp?"]),
     "twice": (["--engines", "single,single"], ["single", "twice"]),
     "no repeats": (["--repeats", "some"], ["--repeats"]),
@@ -197,9 +197,9 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSALS)
-def test_a_comparison_is_refused(program: Program, case: str) -> None:
-    words, parts = REFUSALS[case]
+@pytest.mark.parametrize("case", REJECTED)
+def test_a_comparison_is_rejected(program: Program, case: str) -> None:
+    words, parts = REJECTED[case]
     assert_rejected(program("compare", *words), *parts)
     assert not (program.folder / "runs").exists()
 

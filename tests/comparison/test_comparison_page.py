@@ -1,4 +1,4 @@
-"""The comparison's page and tables: they say who is equal and what it costs, and never more than was measured."""
+"""The page and the text of a comparison: which engines agree, what each costs, and nothing that was not measured."""
 
 from __future__ import annotations
 
@@ -11,109 +11,20 @@ from typing import Any
 
 import pytest
 import yaml
-from html_page import DASH, SPACE, Page, drawn
+from comparison_page import (
+    absent,
+    cells,
+    close,
+    different,
+    headline,
+    lines,
+    make_comparison,
+    make_engine,
+    write,
+)
+from html_page import DASH, SPACE, drawn
 
 from lit_mnist.comparison.summary import text as text_of
-from lit_mnist.comparison.summary import write_comparison
-
-CHECKS = ("initial_weights", "samples", "learning_rate", "loss", "weights", "test")
-
-
-def spread(median: float) -> dict[str, float]:
-    return {"median": median, "lowest": 0.5 * median, "highest": 2 * median}
-
-
-def make_engine(name: str, *, variant: str | None = None, speed: float = 1000.0, **comparison: Any) -> dict[str, Any]:
-    same = dict.fromkeys(CHECKS, True) | {"expected": "bits", "met": True, "largest_difference": 0.0}
-    return {
-        "name": name,
-        "variant": variant,
-        "world_size": 2,
-        "status": "ran",
-        "reason": None,
-        "install": None,
-        "weights_sha256": ["0123456789ab" + "f" * 52] * 2,
-        "loss": [2.0, 1.0, 1.5],
-        "test": {"accuracy": 0.99, "count": 10_000, "right": 9900, "loss": 0.03},
-        "comparison": same | {"first_difference": None} | comparison,
-        "cost": {
-            "images_per_s": spread(speed),
-            "seconds_to_first_step": spread(8.0),
-            "peak_memory_bytes": spread(512 * 1024**2),
-            "bytes_sent_per_step": 2048.0,
-            "payload_bytes_per_step": 1024.0,
-            "collectives_per_step": {"allreduce": 3.0, "broadcast": 1.0},
-            "lines_of_code": 96,
-        },
-    }
-
-
-def make_comparison(*others: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "experiment": {"seed_everything": 42, "model": {"net": "convnet", "lr": 0.2}, "data": {"name": "mnist"}},
-        "world_size": 2,
-        "precision": "32-true",
-        "device": "cpu",
-        "threads": 1,
-        "steps": 3,
-        "data": {"name": "mnist", "source": "embedded", "sha256": "d" * 64},
-        "versions": {"torch": "2.99.1+cpu"},
-        "commit": "c0ffee" * 6,
-        "command": "train.py compare --devices 2",
-        "repeats": 5,
-        "warm_up_steps": 20,
-        "reference": "raw_ddp (own launcher)",
-        "equal": all(
-            other["status"] != "failed" and (other.get("comparison") or {"met": True})["met"] for other in others
-        ),
-        "engines": [make_engine("raw_ddp", variant="own launcher") | {"comparison": None}, *others],
-    }
-
-
-def absent(name: str, status: str, reason: str, install: str | None = None) -> dict[str, Any]:
-    found = {"name": name, "variant": None, "world_size": None, "status": status}
-    return found | {"reason": reason, "install": install}
-
-
-def different(name: str = "parameter_server") -> dict[str, Any]:
-    first = {"step": 7, "what": "weights", "tensor": "fc.weight", "rank": 0, "by": 1e-5, "text": "step 7: fc.weight"}
-    checks = {"met": False, "weights": False, "loss": False, "test": None, "largest_difference": 0.0125}
-    found = make_engine(name, expected="rounding", first_difference=first, **checks)
-    return found | {"loss": [2.0, 1.0, 1.6], "weights_sha256": ["aa" * 32, "bb" * 32]}
-
-
-def close(name: str = "single") -> dict[str, Any]:
-    checks = {"weights": False, "loss": False, "largest_difference": 3.1e-7}
-    return make_engine(name, expected="1e-05 relative", **checks) | {"world_size": 1, "loss": [2.0, 1.0, 1.5 + 1e-15]}
-
-
-def write(tmp_path: Path, comparison: dict[str, Any]) -> Page:
-    write_comparison(tmp_path / "comparison.html", comparison)
-    page = Page((tmp_path / "comparison.html").read_text(encoding="utf-8"))
-    assert page.balanced
-    return page
-
-
-def cells(page: Page, name: str) -> dict[str, dict[str, str]]:
-    """A table's cells by its row's and its column's name."""
-    tables: dict[str, list[list[str]]] = {}
-    for element in page.elements:
-        if element["attrs"].get("role") == "region":
-            rows = tables.setdefault(element["attrs"]["aria-label"], [])
-        elif element["tag"] == "tr":
-            rows.append([])
-        elif element["tag"] in ("th", "td"):
-            rows[-1].append(element["text"])
-    (_, *heads), *found = tables[name]
-    return {first: dict(zip(heads, rest, strict=True)) for first, *rest in found}
-
-
-def headline(page: Page) -> str:
-    return page.find("h1")[0]["text"]
-
-
-def lines(comparison: dict[str, Any], width: int = 120) -> list[str]:
-    return text_of(comparison, width=width, color=False).splitlines()
 
 
 def test_needs_nothing_outside_itself(tmp_path: Path) -> None:
@@ -193,7 +104,7 @@ def test_other_samples_are_never_close_enough(tmp_path: Path) -> None:
     assert rows["fabric"]["Samples"] == "≠ differs"
 
 
-def test_the_first_difference_is_said_in_words(tmp_path: Path) -> None:
+def test_the_first_difference_is_described(tmp_path: Path) -> None:
     comparison = make_comparison(different(), make_engine("fabric"))
     items = [e["text"] for e in write(tmp_path, comparison).find("li")]
     assert items == ["parameter_serverstep 7: fc.weight"]
@@ -234,12 +145,12 @@ def test_the_cost_is_given_with_its_spread_and_as_a_ratio(tmp_path: Path) -> Non
     assert "Medians of 5 runs, with their range; the speed leaves out the first 20 steps." in page.text
 
 
-def test_a_ratio_says_where_the_ranks_are_not_as_many(tmp_path: Path) -> None:
+def test_a_ratio_states_a_different_number_of_ranks(tmp_path: Path) -> None:
     rows = cells(write(tmp_path, make_comparison(make_engine("lightning"), close("single"))), "Cost")
     assert [row["Ratio to raw_ddp (own launcher)"] for row in rows.values()] == ["1.00", "1.00", f"1.00on 1{SPACE}rank"]
 
 
-def test_what_was_not_timed_is_a_dash(tmp_path: Path) -> None:
+def test_missing_timings_are_dashes(tmp_path: Path) -> None:
     comparison = make_comparison(make_engine("lightning"), make_engine("fabric"))
     comparison["engines"][0]["cost"] |= dict.fromkeys(TIMED)
     comparison["engines"][1]["cost"]["images_per_s"] = None
@@ -252,7 +163,7 @@ def test_what_was_not_timed_is_a_dash(tmp_path: Path) -> None:
 TIMED = ("images_per_s", "seconds_to_first_step", "peak_memory_bytes")
 
 
-def test_columns_without_any_figure_are_left_out(tmp_path: Path) -> None:
+def test_columns_without_values_are_left_out(tmp_path: Path) -> None:
     comparison = make_comparison(make_engine("lightning")) | {"repeats": 0}
     for engine in comparison["engines"]:
         engine["cost"] |= dict.fromkeys(TIMED)
@@ -268,7 +179,7 @@ def test_columns_without_any_figure_are_left_out(tmp_path: Path) -> None:
     assert not any(line.startswith("Cost: medians") for line in text)
 
 
-def test_one_timed_run_is_no_median(tmp_path: Path) -> None:
+def test_a_single_timed_run_is_not_called_a_median(tmp_path: Path) -> None:
     comparison = make_comparison(make_engine("lightning")) | {"repeats": 1}
     for engine in comparison["engines"]:
         engine["cost"] |= {name: dict.fromkeys(("median", "lowest", "highest"), 7.0) for name in TIMED}
@@ -281,7 +192,10 @@ def test_the_captions_say_what_is_counted(tmp_path: Path) -> None:
     comparison = make_comparison(make_engine("lightning"))
     page, text = write(tmp_path, comparison).text, " ".join(" ".join(lines(comparison)).split())
     for name, words in (
-        ("Sent", "bytes that the busiest rank sent to the others, by the TCP counters of the kernel and of batch norm"),
+        (
+            "Sent",
+            "bytes that the busiest rank sent to the others, by the TCP counters of the kernel and of batch norm",
+        ),
         ("Payload", "bytes passed to collectives, sends and the exchange of batch norm"),
         ("Calls", "collectives, sends, receives and exchanges per step"),
     ):
@@ -340,7 +254,7 @@ def test_everything_skipped_is_no_success(tmp_path: Path) -> None:
     assert lines(comparison)[:2] == ["0 of 2 engines ran", "2 skipped"]
 
 
-def test_holds_the_facts_and_the_configuration(tmp_path: Path) -> None:
+def test_contains_the_facts_and_the_configuration(tmp_path: Path) -> None:
     comparison = make_comparison(make_engine("lightning"))
     page = write(tmp_path, comparison)
     assert page.facts() == {
@@ -387,7 +301,7 @@ def test_escapes_hostile_strings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [100, 110, 120])
-def test_the_tables_fit_the_terminal_with_nothing_cut_off(width: int) -> None:
+def test_the_tables_fit_the_terminal(width: int) -> None:
     variants = ("torchrun", "spawn", "accelerate launch")
     names = ("lightning", "single", "data_parallel", "fabric", "with_accelerate", "with_hf_trainer", "a_b")
     engines = [make_engine("raw_ddp", variant=variant) for variant in variants] + [make_engine(n) for n in names]
@@ -402,7 +316,7 @@ def test_the_tables_fit_the_terminal_with_nothing_cut_off(width: int) -> None:
     assert row == "fabric 1,000 500.0 to 2,000 1.00 8.0 s 512.0 MiB 2.0 KiB 1.0 KiB 4 96"
 
 
-def test_colour_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_color_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     comparison = make_comparison(different())
     assert "\x1b" not in text_of(comparison)
     monkeypatch.setenv("TERM", "xterm")
@@ -413,7 +327,7 @@ def test_colour_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.rstrip() for line in plain.splitlines()] == lines(comparison, 100)
 
 
-def test_takes_what_the_file_gives_back(tmp_path: Path) -> None:
+def test_accepts_the_comparison_read_from_its_file(tmp_path: Path) -> None:
     comparison = make_comparison(different(), close())
     first = write(tmp_path, comparison).content
     assert write(tmp_path, json.loads(json.dumps(comparison))).content == first

@@ -345,7 +345,7 @@ def test_without_network_the_way_by_hand_is_told(tmp_path: Path, monkeypatch: py
         load("kmnist", None)
     message = str(refused.value)
     assert message.startswith("train-images-idx3-ubyte.gz could not be fetched (http://kmnist.invalid/train-images")
-    assert f"put them, as they are, into {folder}:" in message
+    assert f"put them, unchanged, into {folder}:" in message
     for name in FASHION:
         assert f"\n  http://kmnist.invalid/{name}" in message
     assert list(folder.iterdir()) == []
@@ -355,12 +355,12 @@ def test_without_network_the_way_by_hand_is_told(tmp_path: Path, monkeypatch: py
 def test_place_that_cannot_be_written_is_named(open_folder: Path, publish: Callable[..., dict[str, bytes]]) -> None:
     files = publish("fashion_mnist")
     open_folder.chmod(0o555)
-    with as_nobody(), pytest.raises(InputError, match=f"cannot be kept in {open_folder}.*data.root"):
+    with as_nobody(), pytest.raises(InputError, match=f"cannot be written to {open_folder}.*data.root"):
         load("fashion_mnist", open_folder)
     open_folder.chmod(0o755)
     in_the_way = open_folder / "file"
     in_the_way.write_text("")
-    with pytest.raises(InputError, match=f"cannot be kept in {in_the_way}.*data.root"):
+    with pytest.raises(InputError, match=f"cannot be written to {in_the_way}.*data.root"):
         load("fashion_mnist", in_the_way)
     # What is there already needs no permission to write.
     folder = place(open_folder, "fashion_mnist", files)

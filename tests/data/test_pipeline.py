@@ -81,7 +81,7 @@ def test_an_evaluation_s_batches_are_those_of_the_fast_path(splits: Splits, name
     for rank in range(3):
         fast, *classic = (
             list(EvaluationBatches(getattr(splits, name), rank=rank, world_size=3, batch_size=9, settings=way))
-            for way in (None, *WAYS)
+            for way in (DataSettings(), *WAYS)
         )
         for found in classic:
             assert_alike(fast, found)

@@ -23,8 +23,7 @@ from voc_folder import ONLY_BORDER, write_voc
 from lit_mnist.data.dataset import IGNORED, Dataset, class_names, load_dataset
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
 from lit_mnist.data.segmentation import verification
-from lit_mnist.data.segmentation.augmentation import MEAN, STD, random_crop
-from lit_mnist.data.segmentation.split import SegmentationSplit, read_image, read_mask
+from lit_mnist.data.segmentation.split import MEAN, STD, SegmentationSplit, random_crop, read_image, read_mask
 from lit_mnist.data.segmentation.voc import IMAGES, LISTS, MASKS
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment

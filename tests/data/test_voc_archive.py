@@ -129,4 +129,4 @@ def test_without_network_the_way_by_hand_is_told(tmp_path: Path, monkeypatch: py
         load(tmp_path)
     message = str(refused.value)
     assert message.startswith(f"{NAME} could not be fetched (http://voc.invalid/{NAME}")
-    assert message.endswith(f"put them, as they are, into {tmp_path}:\n  http://voc.invalid/{NAME}")
+    assert message.endswith(f"put them, unchanged, into {tmp_path}:\n  http://voc.invalid/{NAME}")

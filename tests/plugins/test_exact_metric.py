@@ -129,7 +129,7 @@ def test_a_metric_that_averages_over_ranks_is_rejected() -> None:
 
 def test_wrong_use_of_a_metric_is_rejected() -> None:
     logits, targets = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(InputError, match="one value per sample, shape \\(4,\\).*shape \\(\\)"):
+    with pytest.raises(InputError, match=r"one value per sample, shape \(4,\).*shape \(\)"):
         exact_metric(F.cross_entropy).update(logits, targets)
     with pytest.raises(InputError, match="the batch has none"):
         exact_metric(MeanSquaredError()).update(1.0, 1.0)

@@ -31,8 +31,8 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 from lit_mnist.predict.grid import draw_grid
 from lit_mnist.predict.segmentation import load_user_images
-from lit_mnist.predict.table import Answer, answer_lines, write_table
-from lit_mnist.predict.uncertainty import NO_INK, uncertainty
+from lit_mnist.predict.table import DigitPrediction, format_predictions, write_table
+from lit_mnist.predict.uncertainty import NO_INK, note_uncertainty
 from lit_mnist.predict.user_images import find_images, read_digits
 
 Array = npt.NDArray[Any]
@@ -163,7 +163,7 @@ def test_what_is_no_digit_is_marked_and_digits_are_not(
     random = np.random.default_rng(3)
 
     def marked(read: torch.Tensor) -> float:
-        notes = uncertainty(read, *predict(read), training)
+        notes = note_uncertainty(read, *predict(read), training)
         assert [note == NO_INK for note in notes] == (read.flatten(1).amax(dim=1) == 0).tolist()
         return sum(map(bool, notes)) / len(notes)
 
@@ -505,7 +505,7 @@ def test_what_may_not_be_read_or_written_is_refused(tmp_path: Path, monkeypatch:
         with pytest.raises(InputError, match=r"^file/a\.png: no permission"):
             read_digits([Path("file/a.png")])
         with pytest.raises(InputError, match=r"^open/t\.csv: the table cannot be written"):
-            write_table(Path("open/t.csv"), [Answer(1, 0.5)])
+            write_table(Path("open/t.csv"), [DigitPrediction(1, 0.5)])
     for name in ("closed", "open/below"):
         Path(name).chmod(0o755)
 
@@ -513,7 +513,7 @@ def test_what_may_not_be_read_or_written_is_refused(tmp_path: Path, monkeypatch:
 def test_the_table_of_a_labelled_set(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("older")
-    write_table(path, [Answer(7, 1.0, 7), Answer(2, 0.1234567, 3), Answer(1, 0.5, 1)])
+    write_table(path, [DigitPrediction(7, 1.0, 7), DigitPrediction(2, 0.1234567, 3), DigitPrediction(1, 0.5, 1)])
     assert path.read_bytes() == b"index,label,predicted,probability\n0,7,7,1.000000\n1,3,2,0.123457\n2,1,1,0.500000\n"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -523,7 +523,9 @@ def test_the_table_of_own_images(tmp_path: Path) -> None:
     files = [Path('a,"b".png'), Path("two\nlines.png"), Path(os.fsdecode(b"caf\xe9.png"))]
     notes = ["", "uncertain: probability below 70 %", NO_INK]
     predictions = zip((7, 2, 1), (0.9, 0.6, 0.8), files, notes, strict=True)
-    write_table(path, [Answer(predicted, share, None, file, note) for predicted, share, file, note in predictions])
+    write_table(
+        path, [DigitPrediction(predicted, share, None, file, note) for predicted, share, file, note in predictions]
+    )
     with path.open(newline="", errors="surrogateescape") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["index", "label", "predicted", "probability", "file", "note"]
@@ -541,20 +543,20 @@ def test_a_line_tells_the_answer_of_each_of_a_few_images() -> None:
     notes = ["", "uncertain: unlike the training images", NO_INK, ""]
     names = ["T-shirt", "Sandal"]
     predictions = zip((0, 1, 1, 1), (0.99994, 0.5, 0.9, 1.0), files, notes, strict=True)
-    answers = [Answer(predicted, share, None, file, note) for predicted, share, file, note in predictions]
-    assert answer_lines(answers, names) == [
+    predictions = [DigitPrediction(predicted, share, None, file, note) for predicted, share, file, note in predictions]
+    assert format_predictions(predictions, names) == [
         "one.png -> T-shirt (99.99 %)",
         "my/two\\n.png -> Sandal (50.00 %), uncertain: unlike the training images",
         "\\x1b[31mcaf\\udce9.png -> no ink",
         "four.png -> Sandal (99.99 %)",
     ]
-    assert answer_lines(6 * answers, names) == ["uncertain 12 of 24 images: see their note in the table"]
-    assert answer_lines(24 * answers[:1], names) == []
+    assert format_predictions(6 * predictions, names) == ["uncertain 12 of 24 images: see their note in the table"]
+    assert format_predictions(24 * predictions[:1], names) == []
 
 
 def test_a_table_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone.*table\.csv"):
-        write_table(tmp_path / "gone" / "table.csv", [Answer(1, 0.5)])
+        write_table(tmp_path / "gone" / "table.csv", [DigitPrediction(1, 0.5)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -572,7 +574,7 @@ def red_pixels(path: Path) -> Array:
 
 def test_the_grid_marks_the_wrong_ones(tmp_path: Path, digits: torch.Tensor) -> None:
     path = tmp_path / "grid.png"
-    right = [Answer(number % 10, 0.75, number % 10) for number in range(12)]
+    right = [DigitPrediction(number % 10, 0.75, number % 10) for number in range(12)]
     draw_grid(path, digits[:12], right, DIGITS, limit=8)
     with Image.open(path) as image:
         image.verify()
@@ -580,7 +582,7 @@ def test_the_grid_marks_the_wrong_ones(tmp_path: Path, digits: torch.Tensor) -> 
         assert image.info["Title"] == "Showing 8 of 12 images"
         width = image.width
     assert red_pixels(path).sum() == 0
-    wrong = [Answer(0, 0.75, 9), *right[1:11], Answer(1, 0.75, 9)]
+    wrong = [DigitPrediction(0, 0.75, 9), *right[1:11], DigitPrediction(1, 0.75, 9)]
     draw_grid(path, digits[:12], wrong, DIGITS, limit=8)
     with Image.open(path) as image:
         assert image.info["Description"].startswith("1 of these wrong")
@@ -596,7 +598,7 @@ def test_the_grid_marks_the_wrong_ones(tmp_path: Path, digits: torch.Tensor) -> 
 def test_the_grid_grows_with_images_and_names(tmp_path: Path, digits: torch.Tensor) -> None:
     sizes = {}
     for name, count, names in (("one", 1, DIGITS), ("many", 30, DIGITS), ("named", 30, ["$T-shirt$ / ^top"] * 10)):
-        draw_grid(tmp_path / name, digits[:count], count * [Answer(0, 0.75)], names)
+        draw_grid(tmp_path / name, digits[:count], count * [DigitPrediction(0, 0.75)], names)
         with Image.open(tmp_path / name) as image:
             sizes[name] = image.size
     assert sizes["one"][0] < sizes["many"][0] < sizes["named"][0]
@@ -618,8 +620,8 @@ def test_the_grid_shows_the_files_names_and_what_is_uncertain(
     notes = ["", "uncertain: probability below 70 %", "", NO_INK]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        answers = [Answer(number, 0.75, None, files[number], notes[number]) for number in range(4)]
-        draw_grid(tmp_path / "a.png", digits[:4], answers, DIGITS)
+        predictions = [DigitPrediction(number, 0.75, None, files[number], notes[number]) for number in range(4)]
+        draw_grid(tmp_path / "a.png", digits[:4], predictions, DIGITS)
     assert [text for text in shown[2:] if text not in {"75.0%", ""}] == [
         *("0", "one.png", "1 ?", "a-very-…ile.png", "2", "$x_1$\\n日本.png", "no ink", "blank.png")
     ]
@@ -628,7 +630,7 @@ def test_the_grid_shows_the_files_names_and_what_is_uncertain(
 
 def test_a_grid_that_cannot_be_written_is_an_error(tmp_path: Path, digits: torch.Tensor) -> None:
     with pytest.raises(InputError, match=r"gone.*a\.png"):
-        draw_grid(tmp_path / "gone" / "a.png", digits[:1], [Answer(1, 0.5)], DIGITS)
+        draw_grid(tmp_path / "gone" / "a.png", digits[:1], [DigitPrediction(1, 0.5)], DIGITS)
     assert list(tmp_path.iterdir()) == []
 
 

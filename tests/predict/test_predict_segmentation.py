@@ -15,7 +15,7 @@ from processes import assert_rejected
 from voc_folder import write_voc
 
 from lit_mnist.data.dataset import class_names
-from lit_mnist.data.segmentation.palette import PALETTE, palette_png, tinted
+from lit_mnist.data.segmentation.palette import PALETTE, palette_png, tint
 from lit_mnist.data.segmentation.split import SegmentationSplit
 from lit_mnist.experiment import DataSettings
 from lit_mnist.predict.segmentation import load_user_images, unique_names, write_masks
@@ -193,7 +193,7 @@ def test_an_overlay_tints_objects_and_leaves_the_rest() -> None:
     image = np.full((6, 6, 3), 100, np.uint8)
     mask = np.zeros((6, 6), np.uint8)
     mask[1:6, 1:6] = 1
-    shown = tinted(image, mask)
+    shown = tint(image, mask)
     assert (shown[0] == 100).all()
     assert (shown[1, 1:] == PALETTE[1]).all()
     assert (shown[3, 3] == (114, 50, 50)).all()

@@ -1,4 +1,4 @@
-"""The report: one file that needs nothing else, holds every promised number, and survives whatever was not measured."""
+"""The report: one file that needs nothing else, contains every promised number, and shows missing values as dashes."""
 
 from __future__ import annotations
 
@@ -19,104 +19,12 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT
-from html_page import DASH, SPACE, Page, drawn
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from html_page import DASH, SPACE, Page
 from PIL import Image
+from run_report import DIGITS, NAN, confusion, make_mistakes, make_result, write
 
-from lit_mnist.experiment import ModelSettings
 from lit_mnist.report import formats
-from lit_mnist.report.page import Mistake, write_report
-from lit_mnist.report.plot import linear_axis, log_axis, step_axis, thin
-from lit_mnist.training.schedule import lr_factor
-
-DIGITS = [str(n) for n in range(10)]
-NAN = float("nan")
-
-
-def confusion(classes: int) -> list[list[int]]:
-    """A matrix in which no two counts are equal, except for the zeros beside the diagonal."""
-    rows = [[100 * n + m + 1 for m in range(classes)] for n in range(classes)]
-    for n in range(classes):
-        rows[n][n] += 20_000
-        rows[n][n - 1] = 0
-    return rows
-
-
-def make_result(classes: int = 10) -> dict[str, Any]:
-    matrix = confusion(classes)
-    total = sum(map(sum, matrix))
-    right = sum(matrix[n][n] for n in range(classes))
-    return {
-        "engine": "raw_ddp",
-        "world_size": 3,
-        "device": "NVIDIA H200",
-        "precision": "16-mixed",
-        "config": {"seed_everything": 42, "model": {"net": "basicnet", "schedule": "onecycle"}, "data": {"root": None}},
-        "data": {"name": "mnist", "source": "embedded", "sha256": "d" * 64},
-        "steps": 1720,
-        "skipped_steps": 3,
-        "epochs": 4,
-        "threads": 7,
-        "train": {
-            "images_per_s": 41234.5,
-            "seconds": 83.0,
-            "loss": 0.03125,
-            "lr": 0.2,
-            "steps": 1720,
-            "scheduled_steps": 1720,
-        },
-        "validation": {"accuracy": 0.9876, "loss": 0.04321, "count": 5001},
-        "test": {
-            "accuracy": right / total,
-            "loss": 0.05678,
-            "count": total,
-            "per_class": [matrix[n][n] / sum(matrix[n]) for n in range(classes)],
-            "confusion": matrix,
-        },
-        "weights_sha256": "e" * 64,
-        "seconds_to_first_step": 12.34,
-        "peak_memory_bytes": 3 * 1024**3,
-        "versions": {"torch": "2.99.1+cpu", "lightning": "9.8.7"},
-        "commit": "c0ffee" * 6,
-        "command": "python train.py --devices 3",
-        "run_dir": "runs/2031-mnist",
-    }
-
-
-def make_history() -> list[dict[str, float]]:
-    rows: list[dict[str, float]] = []
-    for step in range(20, 1721, 20):
-        rows.append({"step": step, "epoch": (step - 1) // 430, "train_loss": 2.3 / step, "lr": 0.2 * step / 1720})
-        if step % 430 < 20:
-            rows.append({"step": step, "epoch": (step - 1) // 430, "val_loss": 1 / step, "val_accuracy": 1 - 9 / step})
-            rows[-1]["train_loss"] = NAN
-    return rows
-
-
-def make_mistakes(number: int, classes: int = 10) -> list[Mistake]:
-    rng = np.random.default_rng(0)
-    return [
-        Mistake(
-            image=rng.integers(0, 256, (28, 28), dtype=np.uint8),
-            index=7000 + n,
-            label=n % classes,
-            predicted=(n + 1) % classes,
-            probability=0.3 + 0.6 * ((n * 37) % number) / number,
-        )
-        for n in range(number)
-    ]
-
-
-def write(tmp_path: Path, **changes: Any) -> Page:
-    arguments: dict[str, Any] = {
-        "result": make_result(),
-        "history": make_history(),
-        "mistakes": make_mistakes(5),
-        "class_names": DIGITS,
-    }
-    write_report(tmp_path / "report.html", **(arguments | changes))
-    return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+from lit_mnist.report.page import Mistake
 
 
 def test_needs_nothing_outside_itself(tmp_path: Path) -> None:
@@ -145,7 +53,7 @@ def test_is_a_balanced_page_with_the_sections_in_order(tmp_path: Path) -> None:
     assert not Page("<p>").balanced
 
 
-def test_holds_every_number(tmp_path: Path) -> None:
+def test_contains_every_number(tmp_path: Path) -> None:
     page = write(tmp_path)
     matrix = confusion(10)
     total, right = sum(map(sum, matrix)), sum(matrix[n][n] for n in range(10))
@@ -297,132 +205,6 @@ def test_a_class_without_samples_has_no_accuracy(tmp_path: Path) -> None:
     assert [e["text"] for e in page.find("li")] == [f"a16.67{SPACE}%1 of 6", f"b{DASH}0 of 0"]
 
 
-def test_draws_the_curves_where_the_values_are(tmp_path: Path) -> None:
-    result = with_schedule(200, lr=0.2, schedule="constant", warmup=0.5)
-    result["test"]["accuracy"] = 0.94
-    history = [
-        {"step": 50, "train_loss": 10.0, "lr": 0.1, "val_accuracy": 0.9},
-        {"step": 100, "train_loss": 0.1, "lr": 0.2},
-        {"step": 200, "train_loss": 1.0, "lr": 0.0, "val_accuracy": 0.95},
-    ]
-    page = write(tmp_path, result=result, history=history)
-    lines = drawn(page)
-    # the loss spans two decades, 0.1 to 10: its axis is logarithmic
-    assert lines["train"] == [pytest.approx(point) for point in [(0.25, 1.0), (0.5, 0.0), (1.0, 0.5)]]
-    # from the first step on linearly up to its peak, and then level: whatever the few logged rates are
-    assert lines["rate"][0] == pytest.approx((1 / 200, 0.01), abs=1e-4)
-    assert {y for x, y in lines["rate"] if x >= 0.5} == {1.0}
-    assert lines["valid"] == [pytest.approx(point) for point in [(0.25, 0.0), (1.0, 1.0)]]
-    (mark,) = page.find("svg", "diamond")
-    assert (mark["attrs"]["x"], mark["attrs"]["y"]) == ("100.00%", "20.00%")
-    labels = [e["text"] for e in page.find("text", "y")]
-    assert labels[:7] == ["0.1", "0.2", "0.5", "1", "2", "5", "10"]
-    assert labels[7:13] == [f"{n}{SPACE}%" for n in range(90, 96)]
-    assert [e["text"] for e in page.find("text", "x")][:5] == ["0", "50", "100", "150", "200"]
-    assert {e["text"] for e in page.find("text", "name")} == {"optimizer step"}
-
-
-def with_schedule(steps: int, *, made: int | None = None, lr: float = 0.1, **model: Any) -> dict[str, Any]:
-    """A run's result, with a schedule over so many steps, of which the run made some or all."""
-    result = make_result() | {"steps": made or steps}
-    result["config"]["model"] = {"schedule": "onecycle", "warmup": None} | model
-    result["train"] |= {"lr": lr, "steps": made or steps, "scheduled_steps": steps}
-    return result
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 20, 859, 100_003])
-@pytest.mark.parametrize("schedule", ["onecycle", "cosine", "constant", "polynomial"])
-def test_the_learning_rate_is_that_of_the_schedule_with_its_exact_peak(
-    tmp_path: Path, steps: int, schedule: Any
-) -> None:
-    """Whatever was logged: at 20 steps one row is, after the first."""
-    history = [{"step": 1, "epoch": 0, "train_loss": 2.0, "lr": 0.02}, {"step": steps, "train_loss": 1.0, "lr": 1e-4}]
-    page = write(tmp_path, result=with_schedule(steps, schedule=schedule, warmup=0.25), history=history, mistakes=[])
-    settings = ModelSettings(schedule=schedule, warmup=0.25)
-    lrs = [0.1 * lr_factor(settings, step, steps) for step in range(steps)]
-    highest = max(lrs)
-    (legend,) = (e["text"] for e in page.find("span", "key") if "highest" in e["text"])
-    assert legend == f"highest {formats.short(highest)}"
-    assert legend == "highest 0.1" or steps <= 3
-    if steps == 1:
-        assert "rate" not in drawn(page)
-        return
-    line = drawn(page)["rate"]
-    assert len(line) <= 400
-    top = max(float(e["text"]) for e in page.find("text", "y")[-3:])
-    for x, y in line:
-        assert y * top == pytest.approx(lrs[max(1, round(x * steps)) - 1], abs=2e-3 * top)
-    assert max(y for _, y in line) == pytest.approx(highest / top, abs=1e-3)
-    assert line[0][0] == pytest.approx(1 / steps, abs=1e-4)
-    assert line[-1][0] == 1.0
-
-
-def test_a_run_that_was_stopped_early_shows_its_part_of_the_schedule(tmp_path: Path) -> None:
-    page = write(tmp_path, result=with_schedule(200, made=25), history=[{"step": 25, "train_loss": 1.0}], mistakes=[])
-    settings = ModelSettings()
-    (legend,) = (e["text"] for e in page.find("span", "key") if "highest" in e["text"])
-    assert legend == f"highest {formats.short(float(f'{0.1 * lr_factor(settings, 24, 200):.4g}'))}"
-
-
-def test_a_resumed_run_says_which_steps_its_time_covers(tmp_path: Path) -> None:
-    whole = write(tmp_path)
-    assert "since the resume" not in whole.text
-    result = make_result()
-    result["train"]["steps"] = 720
-    page = write(tmp_path, result=result)
-    covered = "the last 720 of 1,720 steps, since the resume"
-    assert covered in page.find("header")[0]["text"]
-    facts = page.facts()
-    assert facts["Training time"] == f"1{SPACE}min{SPACE}23{SPACE}s, {covered}"
-    assert facts["Images per second"].endswith(f", {covered}")
-
-
-def test_missing_and_infinite_values_are_not_drawn(tmp_path: Path) -> None:
-    history = [
-        {"step": 1, "epoch": 0, "train_loss": 2.0, "lr": NAN},
-        {"step": 2, "epoch": 0, "train_loss": NAN, "val_loss": NAN, "val_accuracy": NAN},
-        {"step": 3, "epoch": 0, "train_loss": math.inf},
-        {"train_loss": 9.0},
-        {"step": 4, "epoch": 0, "train_loss": 1.0},
-    ]
-    page = write(tmp_path, history=history)
-    assert page.balanced
-    assert [len(line) for style, line in drawn(page).items() if style != "rate"] == [2]
-    values = [value or "" for element in page.elements for value in element["attrs"].values()]
-    assert not any(re.search(r"\b(nan|inf)\b", value, re.IGNORECASE) for value in values)
-
-
-@pytest.mark.parametrize("value", [0.0, 1e-9, 0.5, 1.0])
-def test_one_point_is_a_dot(tmp_path: Path, value: float) -> None:
-    history = [{"step": 7, "epoch": 0, "train_loss": value, "val_accuracy": value}]
-    page = write(tmp_path, result=make_result() | {"test": None, "steps": None}, history=history, mistakes=[])
-    assert page.balanced
-    assert not page.find("polyline")
-    dots = [e["attrs"] for e in page.find("circle", "dot")]
-    assert [dot["cx"] for dot in dots] == ["100.00%"] * 2
-    assert all(0 <= float(dot["cy"].rstrip("%")) <= 100 for dot in dots)
-    shares = [float(e["text"].split(SPACE)[0]) for e in page.find("text", "y") if e["text"].endswith("%")]
-    assert len(shares) >= 2
-    assert all(0 <= share <= 100 for share in shares)
-
-
-def test_epochs_are_ruled_off(tmp_path: Path) -> None:
-    # four epochs have three ends inside, ruled in each of the three images
-    assert len(write(tmp_path).find("line", "edge")) == 9
-    assert not write(tmp_path, history=make_history()[:15]).find("line", "edge")
-
-
-def test_a_long_history_is_drawn_as_means_with_their_range(tmp_path: Path) -> None:
-    history = [{"step": n, "train_loss": 1.0 + 0.5 * (-1) ** n} for n in range(1, 20_001)]
-    page = write(tmp_path, history=history)
-    assert len(page.content) < 120_000
-    assert len(drawn(page)["train"]) <= 400
-    assert len(page.find("polygon", "band")) == 1
-    rows = thin([(float(row["step"]), row["train_loss"]) for row in history])
-    assert {(low, mean, high) for _, low, mean, high in rows} == {(0.5, 1.0, 1.5)}
-    assert thin([(1.0, 2.0), (2.0, 3.0)]) == [(1.0, 2.0, 2.0, 2.0), (2.0, 3.0, 3.0, 3.0)]
-
-
 def test_mistakes_are_shown_surest_first_with_their_images(tmp_path: Path) -> None:
     mistakes = make_mistakes(60)
     page = write(tmp_path, mistakes=mistakes)
@@ -456,12 +238,12 @@ def test_no_mistakes_is_told_from_no_images(tmp_path: Path) -> None:
         (np.zeros((1, 28, 28), dtype=np.uint8), "1, 28, 28"),
     ],
 )
-def test_a_mistake_refuses_other_images(image: np.ndarray, message: str) -> None:
+def test_a_mistake_rejects_other_images(image: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Mistake(image=image, index=0, label=0, predicted=1, probability=0.5)
 
 
-def test_refuses_what_does_not_fit_the_class_names(tmp_path: Path) -> None:
+def test_rejects_what_does_not_fit_the_class_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not 9 x 9"):
         write(tmp_path, class_names=DIGITS[:9], mistakes=[])
     result = make_result()
@@ -501,81 +283,6 @@ def test_the_page_is_whole_and_on_disk_before_it_has_its_name(tmp_path: Path, mo
     write(tmp_path)
     assert synced[0] == ((tmp_path / "report.html").stat().st_size, False)
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_rounding_never_hides_an_error() -> None:
-    for samples in (1000, 10_000, 10_001, 60_000, 116_323):
-        assert formats.percent(1 - 1 / samples, samples) != formats.percent(1.0, samples)
-        assert not formats.percent(1 - 1 / samples, samples).startswith("100")
-    assert formats.percent(0.9908, 10_000) == f"99.08{SPACE}%"
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        (formats.duration(0.0123), "0.012 s"),
-        (formats.duration(59.94), "59.9 s"),
-        (formats.duration(59.96), "1 min 00 s"),
-        (formats.duration(3599.7), "1 h 00 min"),
-        (formats.duration(11_220), "3 h 07 min"),
-        (formats.size(512), "512 B"),
-        (formats.size(1024), "1.0 KiB"),
-        (formats.size(1.5 * 1024**4), "1.5 TiB"),
-        (formats.number(0), "0.000"),
-        (formats.number(0.031249), "0.03125"),
-        (formats.number(12345.6), "12,346"),
-        (formats.number(0.0000123456), "1.235e-5"),
-        (formats.number(-math.inf), "\u2212∞"),
-        (formats.count(10_000), "10,000"),
-        (formats.short(1e-5), "1e-5"),
-    ],
-)
-def test_values_are_written_as_people_write_them(written: str, expected: str) -> None:
-    assert written.replace(SPACE, " ") == expected
-
-
-finite = st.floats(-1e6, 1e6)
-
-
-@settings(deadline=None)
-@given(values=st.lists(finite, min_size=1, max_size=20), least=st.floats(1e-6, 1e3))
-def test_a_linear_axis_covers_its_values_with_different_ticks(values: list[float], least: float) -> None:
-    axis = linear_axis(values, least=least)
-    slack = 1e-6 * (axis.high - axis.low)
-    assert axis.low - slack <= min(values) <= max(values) <= axis.high + slack
-    assert 2 <= len(axis.ticks) <= 12
-    assert list(axis.ticks) == sorted(set(axis.ticks))
-    assert (axis.share(axis.low), axis.share(axis.high)) == (0, 1)
-    if axis.high - axis.low > 1e-4:
-        assert len(set(axis.tick_labels())) == len(axis.ticks)
-
-
-@settings(deadline=None)
-@given(low=st.floats(1e-12, 1e6), factor=st.floats(10, 1e30))
-def test_a_log_axis_covers_its_values_evenly(low: float, factor: float) -> None:
-    axis = log_axis([low, low * factor])
-    assert axis.low <= low < low * factor <= axis.high
-    assert 2 <= len(axis.ticks) <= 10
-    assert axis.share(math.sqrt(axis.low * axis.high)) == pytest.approx(0.5)
-    assert len(set(axis.tick_labels())) == len(axis.ticks)
-
-
-def test_ticks_are_round() -> None:
-    assert step_axis(100).ticks == (0, 20, 40, 60, 80, 100)
-    assert linear_axis([0.0, 0.3], least=0.1).ticks == (0.0, 0.1, 0.2, 0.3)
-    assert log_axis([0.03, 0.6]).ticks == (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-    assert log_axis([0.003, 60]).ticks == (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
-
-
-@settings(deadline=None)
-@given(last=st.integers(0, 10**9))
-def test_the_step_axis_ends_at_the_last_step(last: int) -> None:
-    axis = step_axis(last)
-    assert (axis.low, axis.high) == (0, max(last, 1))
-    assert axis.ticks[0] == 0
-    assert 2 <= len(axis.ticks) <= 6
-    assert axis.ticks[-1] <= axis.high
-    assert all(tick == int(tick) for tick in axis.ticks)
 
 
 def test_every_template_is_installed_with_its_package() -> None:

@@ -1,0 +1,74 @@
+"""`--import PACKAGE`: the packages whose classes a configuration may name. Nothing here imports torch by itself."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_mnist.errors import InputError
+
+FLAG = "--import"
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def split_imports(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Returns the packages that a command line names, and the words without them.
+
+    Raises:
+        InputError: `--import` has no value, or a value that is not the name of a package.
+    """
+    names: list[str] = []
+    others: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag != FLAG:
+            others.append(word)
+            continue
+        if not equals:
+            value = rest.pop(0) if rest and not rest[0].startswith("-") else ""
+        if not value:
+            raise InputError(f"{FLAG} needs a value: the name of a package or module.")
+        names += value.split(",")
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{FLAG} {name!r} is not the name of a package or module, such as my_package.")
+    return tuple(dict.fromkeys(names)), others
+
+
+def import_packages(names: Sequence[str]) -> None:
+    """Imports the user's packages, from the current folder, too.
+
+    Raises:
+        InputError: A package does not exist, or its import fails; its own error is the cause.
+    """
+    if names and not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.insert(0, str(Path.cwd()))
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except InputError:
+            raise
+        except ModuleNotFoundError as error:
+            if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+                raise InputError(
+                    f"{FLAG} {name}: there is no such package. Run the command from the folder that contains it, or "
+                    "install it."
+                ) from error
+            raise InputError(f"{FLAG} {name}: its import needs {error.name}, which is not installed.") from error
+        except Exception as error:
+            raise InputError(_failed_import(name, error)) from error
+
+
+def _failed_import(name: str, error: Exception) -> str:
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    place = f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})" if trace else ""
+    if isinstance(error, SyntaxError):
+        place = f" ({error.filename}, line {error.lineno})"
+    return f"{FLAG} {name}: its import fails: {type(error).__name__}: {error}{place}."
