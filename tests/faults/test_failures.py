@@ -289,7 +289,7 @@ def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypat
             if self.steps == 3:
                 self.param_groups[0]["params"][0].data.fill_(torch.inf)
 
-    monkeypatch.setattr(single, "make_optimizer", lambda net, _: Overflowing(net.parameters(), lr=0.01))
+    monkeypatch.setattr(single, "make_optimizer", lambda net, *_: Overflowing(net.parameters(), lr=0.01))
     folder = program.folder / "run"
     done = program(*SMALL, "--save-every", 1, "--run-dir", folder, engine="single")
     assert done.code == 4, done.out + done.err

@@ -207,7 +207,7 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path, name: str, cont
 )
 def test_deterministic_is_refused_where_torch_cannot_be(name: Any, kind: str, fails: bool) -> None:
     experiment = Experiment().replace("data", name=name).replace("trainer", deterministic=True)
-    with pytest.raises(InputError, match="no deterministic loss") if fails else nullcontext():
+    with pytest.raises(InputError, match="no deterministic per-pixel loss") if fails else nullcontext():
         check_deterministic(experiment, kind)
 
 
