@@ -85,7 +85,7 @@ class VerifiedCheckpointIO(CheckpointIO):
         except OSError as error:
             raise InputError(f"The checkpoint {path} cannot be read: {error.strerror or error}.") from error
         except Exception as error:
-            raise InputError(f"The checkpoint {path} cannot be loaded with weights_only=True: {error}") from error
+            raise InputError(_reason_not_loaded(path, error)) from error
         if not hashed and path not in self._warned:
             self._warned.add(path)
             rank_zero_warn(f"The checkpoint {path} has no SHA-256: it was loaded, but not verified.")
@@ -147,6 +147,19 @@ def _after(before: Future[None] | None, work: Callable[[], None]) -> None:
 def _local(path: str | Path) -> Path:
     require("://" not in str(path), f"VerifiedCheckpointIO writes to local file systems, not to {path}.")
     return Path(path)
+
+
+def _reason_not_loaded(path: Path, error: Exception) -> str:
+    try:
+        classes = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    except Exception:
+        classes = []
+    if classes:
+        return (
+            f"The checkpoint {path} needs {', '.join(classes)}, which weights_only=True does not load. If you trust "
+            "the file, allow them with torch.serialization.add_safe_globals."
+        )
+    return f"The checkpoint {path} is damaged or not a checkpoint ({type(error).__name__}). Use another checkpoint."
 
 
 def _write(path: Path, content: memoryview) -> None:

@@ -71,7 +71,7 @@ def test_a_flipped_bit_or_a_missing_end_is_found(tmp_path: Path, data: st.DataOb
     else:
         del content[place:]
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"a\.ckpt (is damaged|cannot be loaded)"):
+    with pytest.raises(InputError, match=r"a\.ckpt is damaged"):
         plugin.load_checkpoint(path)
 
 
@@ -139,7 +139,7 @@ def test_a_class_that_is_allowed_is_saved_and_loaded(tmp_path: Path) -> None:
     with torch.serialization.safe_globals([Settings, Color]):
         plugin.save_checkpoint({"v": [Settings("a"), Color.RED]}, tmp_path / "a.ckpt")
         assert plugin.load_checkpoint(tmp_path / "a.ckpt")["v"] == [Settings("a"), Color.RED]
-    with pytest.raises(InputError, match=r"cannot be loaded with weights_only=True.*Settings"):
+    with pytest.raises(InputError, match=r"needs test_checkpoint_io\.Color, test_checkpoint_io\.Settings, which"):
         plugin.load_checkpoint(tmp_path / "a.ckpt")
 
 
@@ -324,7 +324,7 @@ def test_a_rejected_value_of_a_callback_is_named(tmp_path: Path) -> None:
     def work() -> int:
         trainer = stock_trainer(1, tmp_path, max_steps=1, callbacks=[Stateful()], plugins=[VerifiedCheckpointIO()])
         trainer.fit(Net(), DataLoader(TensorDataset(torch.zeros(4, 4)), 4))
-        with pytest.raises(InputError, match=r"\['callbacks'\]\['Stateful'\]\['rng'\] is a numpy"):
+        with pytest.raises(InputError, match=r"\['callbacks'\]\['.*Stateful'\]\['rng'\] is a numpy"):
             trainer.save_checkpoint(tmp_path / "a.ckpt")
         return 0
 
