@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
     from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
+    from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
     from lit_mnist.plugins.exact_metrics import ExactMetric, exact_metric
+    from lit_mnist.plugins.failure_report import FailureReport
     from lit_mnist.plugins.precision import Float16OnCPU
     from lit_mnist.plugins.sampler import ExactDistributedSampler
 
 __all__ = [
+    "ExactCheckpoint",
     "ExactDistributedSampler",
     "ExactMetric",
+    "FailureReport",
     "Float16OnCPU",
     "PortableSyncBatchNorm",
     "VerifiedCheckpointIO",
@@ -25,8 +29,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ExactCheckpoint": "exact_checkpoint",
     "ExactDistributedSampler": "sampler",
     "ExactMetric": "exact_metrics",
+    "FailureReport": "failure_report",
     "Float16OnCPU": "precision",
     "PortableSyncBatchNorm": "batch_norm",
     "VerifiedCheckpointIO": "checkpoint_io",
