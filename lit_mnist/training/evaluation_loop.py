@@ -35,7 +35,7 @@ def evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit, *, keep_exam
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
         with autocast(job.precision, device):
-            logits = net(images)
+            logits = net(images, None)
         sums.update(logits, targets, indices)
     sums.all_reduce()
     return sums.compute(len(split))
