@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,6 @@ class Registered:
         key: `model.net` or `data.name`.
         name: Its name.
         make: The function or class that was registered.
-        required: Names of the arguments that it is called with.
         arguments: Names of the optional arguments that it accepts.
         class_names: The names of the classes of a data set.
     """
@@ -37,7 +37,6 @@ class Registered:
     key: str
     name: str
     make: Callable[..., Any]
-    required: tuple[str, ...]
     arguments: frozenset[str]
     class_names: tuple[str, ...] = ()
 
@@ -50,6 +49,14 @@ class Registered:
     def path(self) -> str:
         """The dotted name of what was registered, such as `my_package.TinyNet`."""
         return f"{self.make.__module__}.{self.make.__qualname__}"
+
+    @property
+    def file(self) -> str | None:
+        """The source file, if there is one."""
+        try:
+            return inspect.getsourcefile(inspect.unwrap(self.make))
+        except (OSError, TypeError):
+            return None
 
     def call(self, *args: Any, **options: Any) -> Any:
         """Calls what was registered with those options that it accepts.
@@ -71,16 +78,15 @@ class Registered:
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{self.title}: {what} fails: {_describe(error)}") from error
+            raise InputError(f"{self.title}: {what} fails: {_describe(error, self.file)}") from error
 
     def to_dict(self) -> dict[str, str | None]:
         """Returns name, dotted name, and the source file with its SHA-256, for `result.json`."""
         try:
-            file = inspect.getsourcefile(inspect.unwrap(self.make))
-            digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
-        except (OSError, TypeError):
-            file = digest = None
-        return {"name": self.name, "object": self.path, "file": file, "sha256": digest}
+            digest = hashlib.sha256(Path(self.file).read_bytes()).hexdigest() if self.file else None
+        except OSError:
+            digest = None
+        return {"name": self.name, "object": self.path, "file": self.file, "sha256": digest}
 
 
 NETWORKS: dict[str, Registered] = {}
@@ -188,7 +194,7 @@ def _add(
         raise InputError(f"{key} {name}: register a class or a function, not {make!r}.")
     if name in builtin_choices(key):
         raise InputError(f"{key} {name} is a name of the project: choose another one.")
-    new = Registered(key, name, make, required, _accepted(f"{key} {name}", make, required, options), class_names)
+    new = Registered(key, name, make, _accepted(f"{key} {name}", make, required, options), class_names)
     # A notebook runs a cell again, and importlib.reload a module.
     if name in known and known[name].path != new.path:
         raise InputError(f"{key} {name} is registered twice, by {known[name].path} and {new.path}: rename one of them.")
@@ -211,10 +217,9 @@ def _accepted(title: str, make: Callable[..., Any], required: tuple[str, ...], o
     return frozenset(options if takes_any else options & signature.parameters.keys())
 
 
-def _describe(error: Exception) -> str:
-    """Returns an error of the user's code in one line, with its place."""
-    trace = error.__traceback__
-    while trace and trace.tb_next:
-        trace = trace.tb_next
-    place = f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})" if trace else ""
+def _describe(error: Exception, file: str | None) -> str:
+    """Returns an error in one line, with the last place in the user's file, or else the last one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    place = f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}."

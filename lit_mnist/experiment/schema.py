@@ -96,7 +96,7 @@ def _options(registered: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, O
             key = f"{section}.{field.name}"
             found[key] = Option(key, _kinds(hints[field.name]), default[key], texts[field.name])
     for key, names in registered:
-        choices = Literal[(*get_args(found[key].kinds[0]), *names)]
+        choices: Any = Literal[(*get_args(found[key].kinds[0]), *names)]
         found[key] = replace(found[key], kinds=(choices,))
     return found
 
