@@ -48,5 +48,5 @@ def predict(job: Job, rank: Rank, net: nn.Module) -> Iterator[Prediction]:
     net.eval()
     for batch in job.evaluation_batches(job.splits.test, rank):
         with autocast(job.precision, device):
-            logits = net(batch.images.to(device))
+            logits = net(batch.images.to(device), None)
         yield batch.indices, *predict_with_probability(logits)
