@@ -9,7 +9,6 @@ from typing import Any, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.io import CheckpointIO
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
@@ -18,6 +17,7 @@ from lit_mnist.checkpoint.format import LAST, SECTION, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import make_section
 from lit_mnist.module import LitClassifier
+from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.recorder import StepMonitor
@@ -175,7 +175,7 @@ class SaveCheckpoints(Checkpoint):
         self._trainer = trainer
 
     def _save(self) -> None:
-        # The manager chooses the file; see VerifiedCheckpointIO.save_checkpoint.
+        # The manager chooses the file; see RunCheckpointIO.save_checkpoint.
         self._trainer.save_checkpoint(self.manager.folder / LAST)
 
     def on_train_batch_end(
@@ -221,14 +221,16 @@ class SaveCheckpoints(Checkpoint):
         checkpoint[SECTION] = make_section(self.job)
 
 
-class VerifiedCheckpointIO(CheckpointIO):
-    """Reads and writes checkpoints atomically, with a SHA-256 hash, without executing pickled code.
+class RunCheckpointIO(VerifiedCheckpointIO):
+    """Reads and writes the checkpoints of a run folder, in the format of all engines.
 
     Args:
         write: Writes a checkpoint of this run on rank 0; None for a run that saves none.
     """
 
     def __init__(self, write: Callable[[dict[str, Any]], None] | None) -> None:
+        # The checkpoint manager has a writer of its own.
+        super().__init__(background=False)
         self._write = write
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -242,7 +244,3 @@ class VerifiedCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         """Returns a verified checkpoint on the CPU."""
         return read_checkpoint(Path(path))
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a checkpoint."""
-        Path(path).unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_buffers
-from lit_mnist.plugins.exact_metrics import ExactMetrics
+from lit_mnist.plugins.exact_metrics import ClassifierMetrics
 from lit_mnist.training.evaluation import Evaluation, Prediction, check_count, name_metrics, predict_with_probability
 from lit_mnist.training.examples import Examples
 from lit_mnist.training.loss import mean_loss
@@ -43,7 +43,7 @@ class LitClassifier(LightningModule):
         self.save_hyperparameters({"num_classes": num_classes, "seed": seed, **asdict(self.settings)})
         self.net = build_net(self.settings, num_classes=num_classes, seed=seed)
         self.train_metrics = TrainMetrics()
-        self.metrics = ExactMetrics(num_classes)
+        self.metrics = ClassifierMetrics(num_classes)
         self.examples = Examples(num_classes)
         self.evaluation: Evaluation | None = None
         self.optimizer_steps = 0

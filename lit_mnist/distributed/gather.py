@@ -23,12 +23,16 @@ def all_gather_json(own: Any) -> list[Any]:
     Raises:
         TypeError: JSON cannot express the value.
     """
-    written = json.dumps(own, default=os.fspath).encode()
+    return [json.loads(part) for part in all_gather_bytes(json.dumps(own, default=os.fspath).encode())]
+
+
+def all_gather_bytes(own: bytes) -> list[bytes]:
+    """Returns the bytes of all ranks; every rank must call it."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [json.loads(written)]
+        return [own]
     # NCCL cannot send CPU tensors.
     device = "cpu" if "cpu:" in dist.get_backend_config() else f"cuda:{torch.cuda.current_device()}"
-    content = torch.frombuffer(bytearray(written), dtype=torch.uint8)
+    content = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     length = torch.tensor([len(content)], device=device)
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size())]
     dist.all_gather(lengths, length)
@@ -37,4 +41,4 @@ def all_gather_json(own: Any) -> list[Any]:
     padded[: len(content)] = content
     parts = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(parts, padded)
-    return [json.loads(part[:count].cpu().numpy().tobytes()) for part, count in zip(parts, counts, strict=True)]
+    return [part[:count].cpu().numpy().tobytes() for part, count in zip(parts, counts, strict=True)]

@@ -78,6 +78,30 @@ class StopSignals:
             self._deferred = before
 
     @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Records signals within the body for code that runs in another person's program.
+
+        After it, the program's handlers are back, and receive a signal that the body has left in `received_signal`.
+        In a process of this project, which listens already, it is `record_only`. In another thread than the main one,
+        which cannot have handlers, it does nothing.
+        """
+        before = {signum: signal.getsignal(signum) for signum in STOPPING}
+        if before[signal.SIGTERM] == self._handle or threading.current_thread() is not threading.main_thread():
+            with self.record_only():
+                yield
+            return
+        self.listen()
+        try:
+            with self.record_only():
+                yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+            left, self.received_signal = self.received_signal, None
+            if left:
+                os.kill(os.getpid(), left)
+
+    @contextmanager
     def deferred(self) -> Iterator[None]:
         """Records signals within the body, which checks `received_signal`, and ends the process after it."""
         with self.record_only():

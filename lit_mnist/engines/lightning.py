@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ProgressBar, Timer
 
-from lit_mnist.callbacks import MonitorSteps, RunLogger, RunProgressBar, SaveCheckpoints, VerifiedCheckpointIO
+from lit_mnist.callbacks import MonitorSteps, RunCheckpointIO, RunLogger, RunProgressBar, SaveCheckpoints
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.data.loader import Batch
 from lit_mnist.datamodule import MNISTDataModule
@@ -150,7 +150,7 @@ def _trainer(
         timeout=job.experiment.run.timeout,
         default_root_dir=job.folder,
         callbacks=callbacks,
-        plugins=[VerifiedCheckpointIO(save.manager.write if save else None)],
+        plugins=[RunCheckpointIO(save.manager.write if save else None)],
         logger=loggers,
         enable_checkpointing=save is not None,
         enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),

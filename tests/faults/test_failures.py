@@ -25,7 +25,7 @@ from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.sampler import train_indices
 from lit_mnist.distributed import heartbeat
 from lit_mnist.engines import raw_ddp, single
-from lit_mnist.trainer import PortableLayerSync
+from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
 from lit_mnist.training import finite
 
 WORDS = (*SMALL, "--devices", 2, "--epochs", 3, "--save-every", 4)
@@ -98,14 +98,14 @@ def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
 def test_a_rank_that_exits_slowly_reports_its_error_before_the_others_fail(
     program: Program, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    revert = PortableLayerSync.revert
+    revert = PortableSyncBatchNorm.revert
 
-    def slow_revert(self: PortableLayerSync, model: torch.nn.Module) -> torch.nn.Module:
+    def slow_revert(self: PortableSyncBatchNorm, model: torch.nn.Module) -> torch.nn.Module:
         reverted = revert(self, model)
         time.sleep(0.5)
         return reverted
 
-    monkeypatch.setattr(PortableLayerSync, "revert", slow_revert)
+    monkeypatch.setattr(PortableSyncBatchNorm, "revert", slow_revert)
     done = program(*WORDS, "--inject", f"raise:rank={rank},step=27", "--run-dir", program.folder / "run")
     assert done.code == 3, done.err
     assert re.search(rf"error: Rank {rank} \(process \d+ on \S+\) failed in step 27:\nTraceback", done.err), done.err
@@ -289,7 +289,7 @@ def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypat
             if self.steps == 3:
                 self.param_groups[0]["params"][0].data.fill_(torch.inf)
 
-    monkeypatch.setattr(single, "make_optimizer", lambda net, _: Overflowing(net.parameters(), lr=0.01))
+    monkeypatch.setattr(single, "make_optimizer", lambda net, *_: Overflowing(net.parameters(), lr=0.01))
     folder = program.folder / "run"
     done = program(*SMALL, "--save-every", 1, "--run-dir", folder, engine="single")
     assert done.code == 4, done.out + done.err

@@ -18,7 +18,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.experiment import DataSettings, ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.models.layers import SeededDropout
-from lit_mnist.models.sync_batch_norm import PortableSyncBatchNorm, sync_batch_norm, unsync_batch_norm
+from lit_mnist.models.sync_batch_norm import BatchNormOverRanks2d, sync_batch_norm, unsync_batch_norm
 from lit_mnist.training import schedule as schedules
 from lit_mnist.training.evaluation import EvaluationSums
 from lit_mnist.training.examples import MISTAKES_KEPT, Wrong
@@ -121,7 +121,7 @@ def test_synchronising_shares_parameters_and_can_be_undone() -> None:
     weight = net.layer1[1].weight
     state = {name: value.clone() for name, value in net.state_dict().items()}
     sync_batch_norm(net, "cpu")
-    assert isinstance(net.layer1[1], PortableSyncBatchNorm)
+    assert isinstance(net.layer1[1], BatchNormOverRanks2d)
     assert net.layer1[1].weight is weight
     assert net.state_dict().keys() == state.keys()
     unsync_batch_norm(net)

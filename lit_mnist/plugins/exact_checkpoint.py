@@ -1,0 +1,270 @@
+"""A checkpoint callback whose runs resume bit-identically, at any step, with any module, under any Trainer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+from lit_mnist.distributed.consensus import Consensus
+from lit_mnist.distributed.gather import all_gather_bytes
+from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.signals import STOP
+from lit_mnist.distributed.terminal import display_path, print_stop
+from lit_mnist.errors import require
+from lit_mnist.plugins import _private
+from lit_mnist.plugins.exact_checks import check_loader, check_schedules, check_training, default_checkpoint_io
+from lit_mnist.plugins.generators import process_generators, restore_process_generators
+from lit_mnist.plugins.module_state import ModuleState
+from lit_mnist.plugins.plain_values import as_bytes, as_tensor, pack, unpack
+from lit_mnist.plugins.replay import ReplayLoader
+
+_KEY = "ExactCheckpoint"
+
+
+class ExactCheckpoint(Checkpoint):
+    """Saves `last.ckpt` so that a resumed training ends with the bits of an uninterrupted one, for any module.
+
+    It saves between two batches, and at the end. At SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any rank, all ranks save
+    together and exit with the code 128 + signal. Resume with the same number of ranks; `last` is None at the start:
+
+        exact = ExactCheckpoint("checkpoints", every_n_train_steps=100)
+        trainer = Trainer(max_epochs=3, callbacks=[exact])
+        trainer.fit(module, ckpt_path=exact.last)
+
+    It cannot restore iterators without a state, generators that only a closure refers to, states inside a library or
+    C++ code, objects in containers, and what CUDA computes in a different order each time (`deterministic=True`).
+
+    Args:
+        dirpath: Folder of `last.ckpt`.
+        every_n_train_steps: Number of optimizer steps between two saves.
+    """
+
+    def __init__(self, dirpath: str | Path, every_n_train_steps: int = 100) -> None:
+        require(every_n_train_steps >= 1, f"every_n_train_steps must be at least 1, not {every_n_train_steps}.")
+        self.path = Path(dirpath) / "last.ckpt"
+        self.every_n_train_steps = every_n_train_steps
+        self._open = ExitStack()
+
+    @property
+    def last(self) -> Path | None:
+        """The checkpoint to resume from, for `ckpt_path`; None if there is none yet."""
+        return self.path if self.path.exists() else None
+
+    @property
+    def best_model_path(self) -> str:
+        """The best checkpoint of a `ModelCheckpoint` beside this callback, for `ckpt_path="best"`."""
+        others = [each for each in self._trainer.callbacks if isinstance(each, ModelCheckpoint)]  # type: ignore[attr-defined]
+        return others[0].best_model_path if others else ""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Prepares a fit, and rejects what cannot be restored."""
+        self._trainer = trainer
+        if stage != "fit":
+            return
+        check_training(trainer, pl_module)
+        self._close()
+        self._loaders: list[ReplayLoader] = []
+        self._io = default_checkpoint_io(trainer)
+        self._pending: dict[str, Any] | None = None
+        self._stage, self._saving, self._ended, self._saved_step, self._batches = "", False, False, 0, 0
+        # What `train_dataloader` draws is drawn again by a resumed training.
+        self._before_setup = process_generators()
+        strategy = trainer.strategy
+        process = strategy.process_dataloader
+
+        def process_dataloader(loader: object) -> object:
+            loader = process(loader)
+            return self._replayed(loader) if trainer.training else loader
+
+        strategy.process_dataloader = process_dataloader  # type: ignore[method-assign]
+        self._open.callback(lambda: vars(strategy).pop("process_dataloader", None))
+        self._open.callback(_private.wrap_setup_data(trainer, self._before_loaders, self._after_loaders))
+        self._open.enter_context(_private.handles_no_signals(trainer))
+        # Until the checkpoint is loaded.
+        self._loading = ExitStack()
+        self._loading.enter_context(self._own_io())
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Reads this rank's part.
+
+        Raises:
+            InputError: The checkpoint was not saved by this callback, or by another number of ranks.
+        """
+        if trainer.state.fn != "fit":
+            return
+        require(
+            _KEY in checkpoint,
+            "The checkpoint was not saved by ExactCheckpoint, so that a bit-identical resume is impossible. Resume from "
+            "`ExactCheckpoint.last`, or leave ExactCheckpoint out.",
+        )
+        ranks = checkpoint[_KEY]["ranks"]
+        require(
+            len(ranks) == trainer.world_size,
+            f"The checkpoint was saved by {len(ranks)} ranks, and cannot be resumed bit-identically by "
+            f"{trainer.world_size}: use {len(ranks)} devices.",
+        )
+        self._pending = unpack(as_bytes(ranks[trainer.global_rank]), trainer.strategy.root_device)
+        self._saved_step = checkpoint["global_step"]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins to record signals instead of exiting at once."""
+        self._loading.close()
+        self._state, self._module_state = _private.TrainerState(trainer), ModuleState(pl_module)
+        if self._pending is not None:
+            _private.skip_restart_logic(trainer)
+            if self._pending["ended"]:
+                self._state.load_metrics(self._pending["trainer"])
+        rank = Rank(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices)
+        self._consensus = Consensus(rank, trainer.strategy.root_device)
+        self._open.enter_context(STOP.listening())
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves the end of the training."""
+        self._ended = True
+        self._save()
+        self._exit_if_stopped(self._consensus.decide(self._batches, STOP.received_signal).stop)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Restores the Trainer and the signal handlers."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Restores the Trainer and the signal handlers."""
+        self._close()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Adds each rank's part to the checkpoints of this callback."""
+        if not self._saving:
+            return
+        schedules = hashlib.sha256(pack([checkpoint["lr_schedulers"], _learning_rates(trainer)])).digest()
+        parts = all_gather_bytes(schedules + pack(self._local_state()))
+        check_schedules([part[: len(schedules)] for part in parts])
+        checkpoint[_KEY] = {"ranks": [as_tensor(part[len(schedules) :]) for part in parts]}
+
+    def _replayed(self, loader: Any) -> ReplayLoader:
+        """Returns a train dataloader whose position can be restored."""
+        check_loader(loader)
+        if self._loaders and self._loaders[0].begun:
+            # The Trainer reloads its dataloaders.
+            self._loaders, self._request = [], self._before_setup
+        self._loaders.append(ReplayLoader(loader, self._before_fetch))
+        if self._pending is not None and not self._pending["ended"]:
+            self._loaders[-1].resume_from(self._pending["loaders"][len(self._loaders) - 1])
+        return self._loaders[-1]
+
+    def _before_loaders(self) -> None:
+        if self._pending is None:
+            self._before_setup = process_generators()
+        elif not self._loaders:
+            self._request = self._before_setup = self._pending["request"]
+            restore_process_generators(self._request)
+        elif self._pending["ended"]:
+            # More epochs follow: this is the start of the next one.
+            self._restore()
+
+    def _after_loaders(self) -> None:
+        if not hasattr(self, "_request"):
+            self._request = self._before_setup
+
+    def _before_fetch(self, loader: ReplayLoader) -> None:
+        """Saves, exits or restores before the first of the train dataloaders loads its next batch."""
+        if loader is not self._loaders[0]:
+            return
+        in_flight = _private.prefetched_batches(self._trainer)
+        if self._pending is None:
+            self._between_batches(loader, in_flight)
+        elif self._pending["ended"]:
+            restore_process_generators(self._pending["process"])
+        else:
+            self._resume()
+        if in_flight:
+            self._before_in_flight = process_generators()
+
+    def _between_batches(self, loader: ReplayLoader, in_flight: int) -> None:
+        trainer = self._trainer
+        used = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        window = trainer.accumulate_grad_batches if trainer.lightning_module.automatic_optimization else 1
+        if (in_flight and not loader.delivered) or used % window:
+            return
+        self._batches += 1
+        stop = self._consensus.on_step_end(self._batches, STOP.received_signal, save=False).stop
+        if stop or trainer.global_step - self._saved_step >= self.every_n_train_steps:
+            self._save()
+        self._exit_if_stopped(stop)
+
+    def _exit_if_stopped(self, stop: Any) -> None:
+        if stop is None:
+            return
+        if self._trainer.is_global_zero:
+            place = f"after step {self._trainer.global_step}; saved {display_path(self.path)}"
+            print_stop(f"Stopped by {stop.name} {place}.", stop)
+        STOP.received_signal = None
+        raise SystemExit(128 + stop)
+
+    def _save(self) -> None:
+        self._saving = True
+        try:
+            with self._own_io():
+                self._trainer.save_checkpoint(self.path)
+        finally:
+            self._saving = False
+        self._saved_step = self._trainer.global_step
+
+    @contextmanager
+    def _own_io(self) -> Iterator[None]:
+        """Reads and writes verified files within the body, unless the Trainer has a CheckpointIO of the user."""
+        strategy, before = self._trainer.strategy, self._trainer.strategy.checkpoint_io
+        strategy.checkpoint_io = self._io or before
+        try:
+            yield
+        finally:
+            strategy.checkpoint_io = before
+
+    def _local_state(self) -> dict[str, Any]:
+        in_flight = 0 if self._ended else _private.prefetched_batches(self._trainer)
+        return {
+            "ended": self._ended,
+            "request": self._request,
+            "loaders": [] if self._ended else [loader.position(in_flight) for loader in self._loaders],
+            "consumed": _private.consumed_loaders(self._trainer),
+            "before_in_flight": self._before_in_flight if in_flight else None,
+            "process": process_generators(),
+            "module": self._module_state.save(),
+            "trainer": self._state.save(),
+        }
+
+    def _resume(self) -> None:
+        """Goes to the position in the epoch, and restores the rest."""
+        assert self._pending is not None
+        if self._stage != "in flight":
+            for loader in self._loaders:
+                loader.replay()
+            if self._pending["before_in_flight"]:
+                # The Trainer loads a batch ahead, and comes here again for the next one.
+                restore_process_generators(self._pending["before_in_flight"])
+                self._stage = "in flight"
+                return
+        _private.set_consumed_loaders(self._trainer, self._pending["consumed"])
+        self._restore()
+
+    def _restore(self) -> None:
+        assert self._pending is not None
+        state, self._pending = self._pending, None
+        self._module_state.load(state["module"])
+        self._state.load(state["trainer"])
+        restore_process_generators(state["process"])
+
+    def _close(self) -> None:
+        if hasattr(self, "_loading"):
+            self._loading.close()
+        self._open.close()
+
+
+def _learning_rates(trainer: Trainer) -> list[list[float]]:
+    return [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in trainer.optimizers]

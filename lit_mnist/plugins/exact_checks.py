@@ -1,0 +1,85 @@
+"""What ExactCheckpoint cannot restore: it is rejected, or a warning names the promise, before the training starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch.utils.data import TensorDataset
+
+from lit_mnist.checkpoint.atomic_io import atomic_file
+from lit_mnist.distributed.rank import warn_once
+from lit_mnist.errors import InputError, require
+from lit_mnist.plugins._private import uses_dataloader_iter
+
+
+def check_training(trainer: Trainer, module: LightningModule) -> None:
+    """Checks a strategy and a module.
+
+    Raises:
+        InputError: They cannot be restored.
+    """
+    require(
+        isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy),
+        f"ExactCheckpoint saves one file with the state of all ranks, which {type(trainer.strategy).__name__} splits "
+        'over files. Use strategy="ddp".',
+    )
+    require(
+        not uses_dataloader_iter(module),
+        "ExactCheckpoint cannot restore a training_step(dataloader_iter): it is not known how many batches that has "
+        "taken. Use training_step(batch, batch_idx).",
+    )
+
+
+def check_loader(loader: Any) -> None:
+    """Checks a train dataloader.
+
+    Raises:
+        InputError: It is an iterator that can be iterated only once.
+    """
+    kind = type(loader)
+    once = isinstance(loader, Iterator) and kind.__module__ in {"builtins", "itertools"}
+    require(
+        not once,
+        f"The train dataloader is a {kind.__name__}, which can be iterated only once, so that a resumed training cannot "
+        "repeat its batches. Return an object whose __iter__ starts again, such as a DataLoader.",
+    )
+    if getattr(loader, "persistent_workers", False) and not isinstance(loader.dataset, TensorDataset):
+        warn_once(
+            "persistent_workers=True: ExactCheckpoint resumes bit-identically only if the dataset draws no random "
+            "numbers, since workers keep their generators from epoch to epoch. Use persistent_workers=False."
+        )
+
+
+def check_schedules(digests: list[bytes]) -> None:
+    """Checks that the learning rates and the schedules of all ranks are equal.
+
+    Raises:
+        InputError: They differ; all ranks raise it.
+    """
+    if len(set(digests)) > 1:
+        raise InputError(
+            "The learning rates or their schedules differ between the ranks, and a checkpoint has those of rank 0. A "
+            "schedule that monitors a metric needs the same value on all ranks: self.log(..., sync_dist=True)."
+        )
+
+
+def default_checkpoint_io(trainer: Trainer) -> TorchCheckpointIO | None:
+    """Returns what reads and writes the checkpoints, or None if the Trainer has a CheckpointIO of the user."""
+    return AtomicCheckpointIO() if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO else None
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint so that there is always a complete one."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Writes a checkpoint; the old one remains until the new one is complete."""
+        import torch
+
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(Path(path)) as file:
+            torch.save(checkpoint, file)
