@@ -12,6 +12,7 @@ import torch
 from torch.distributed import DistNetworkError
 
 from lit_mnist.checkpoint.store import find_newest_valid
+from lit_mnist.cli.imports import import_and_run
 from lit_mnist.cli.parser import Request
 from lit_mnist.cli.prepare import prepare
 from lit_mnist.distributed.failure import convert_disk_error, exit_rank, explain_failure, report_failure
@@ -68,7 +69,7 @@ def _run_ranks(job: Job, folder: RunFolder | None) -> None:
         _run_rank(job, folder, Rank(), logs)
     else:
         method = "spawn" if run.launcher == "spawn" else None
-        work = partial(do_job, job)
+        work = partial(import_and_run, job.imports, partial(do_job, job))
         launch(work, world_size=job.plan.world_size, max_restarts=run.max_restarts, logs=logs, start_method=method)
 
 
@@ -111,7 +112,7 @@ def _how_to_resume(job: Job, *, only_with_checkpoint: bool = False) -> str:
     damaged: list[str] = []
     found = find_newest_valid(job.folder, damaged.append)
     notes = "".join(f"\n{note}" for note in damaged)
-    command, folder = program(job.engine), shlex.quote(display_path(job.folder))
+    command, folder = program(job.engine), shlex.quote(display_path(job.folder)) + job.import_flag
     if found is None:
         none = "\nThere is no checkpoint to resume from: --save-every 30s saves within an epoch."
         return notes if only_with_checkpoint else notes + none
