@@ -26,13 +26,14 @@ class Patches(nn.Module):
         self.embed = nn.Conv2d(1, 32, kernel_size=4, stride=4)
         self.norm = nn.BatchNorm2d(32)
         self.mix = nn.Sequential(nn.Conv2d(32, 32, kernel_size=3, padding=1), nn.GELU())
+        self.scale = nn.BatchNorm1d(32)
         self.dropout = SeededDropout(dropout, layer=1)
         self.head = nn.Linear(32, num_classes)
 
     def forward(self, images: torch.Tensor, rng: object) -> torch.Tensor:
         """Returns logits [batch, num_classes] of images [batch, 1, 28, 28]."""
         x = self.norm(self.embed(images))
-        x = (x + self.mix(x)).mean(dim=(2, 3))
+        x = self.scale((x + self.mix(x)).mean(dim=(2, 3)))
         return self.head(self.dropout(x, rng))
 
 
