@@ -93,7 +93,9 @@ def read_own_request(argv: list[str]) -> OwnRequest | None:
     named = [layer[1]["model"] for layer in layers if isinstance(layer[1], dict) and "model" in layer[1]]
     named += [_parsed(value) for key, value in flags if key == "model"]
     named += [{"class_path": value} for key, value in flags if key == "model.class_path"]
-    if not any("." in each if isinstance(each, str) else isinstance(each, dict) and "class_path" in each for each in named):
+    if not any(
+        "." in each if isinstance(each, str) else isinstance(each, dict) and "class_path" in each for each in named
+    ):
         return None
     request = OwnRequest(command, imports)
     sections: dict[str, Any] = {}
@@ -142,7 +144,11 @@ def _merge(sections: dict[str, Any], content: Mapping[str, Any], place: str) -> 
                     f"argument of the class: put arguments below {name}.init_args."
                 )
             if isinstance(old, dict) and value.get("class_path") in {None, old.get("class_path")}:
-                value = {**old, **value, "init_args": {**(old.get("init_args") or {}), **(value.get("init_args") or {})}}
+                value = {
+                    **old,
+                    **value,
+                    "init_args": {**(old.get("init_args") or {}), **(value.get("init_args") or {})},
+                }
         elif name in {"trainer", "run"}:
             value = {**(old or {}), **value}
         sections[name] = value
@@ -264,7 +270,9 @@ def class_paths(value: Any) -> Iterator[Any]:
 
 def check_class(key: str, path: str, request: OwnRequest) -> None:
     """Rejects the name of a class outside the allowed packages; a name without a package is one of an imported class."""
-    if ("." not in path and request.imports) or any(f"{path}.".startswith(f"{package}.") for package in request.allowed):
+    if ("." not in path and request.imports) or any(
+        f"{path}.".startswith(f"{package}.") for package in request.allowed
+    ):
         return
     package = path.partition(".")[0]
     hint = f"add {FLAG} {package}, if you trust it" if package.isidentifier() else "give its dotted name"
