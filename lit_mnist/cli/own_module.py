@@ -104,7 +104,7 @@ def read_own_request(argv: list[str]) -> OwnRequest | None:
             raise InputError(f"The configuration {place} has no settings.")
         _merge(sections, content, place)
     for name, value in sections.items():
-        _add(request, name, value, " in a configuration", given=False)
+        _add(request, name, value)
     _add_flags(request, pairs)
     _check_classes(request)
     return request
@@ -154,7 +154,7 @@ def _merge(sections: dict[str, Any], content: Mapping[str, Any], place: str) -> 
         sections[name] = value
 
 
-def _add(request: OwnRequest, name: str, value: Any, source: str, *, given: bool) -> None:
+def _add(request: OwnRequest, name: str, value: Any) -> None:
     """Adds a section of the merged files."""
     if name in _CLASSES:
         request.seen.append((name, value))
@@ -162,12 +162,12 @@ def _add(request: OwnRequest, name: str, value: Any, source: str, *, given: bool
             request.classes[name] = str(value["class_path"])
         request.words.append(f"--{name}={json.dumps(value)}")
     elif name == SEED:
-        request.settings |= convert({SEED: value}, source)
+        request.settings |= convert({SEED: value})
     else:
         for key, part in value.items():
             if name == "run" and key == "resume" and part is not None:
                 raise InputError("run.resume is accepted on the command line only: use --resume RUN_DIR_OR_CKPT.")
-            _set(request, f"{name}.{key}", part, json.dumps(part), source)
+            _set(request, f"{name}.{key}", part, json.dumps(part), " in a configuration")
 
 
 def _add_flags(request: OwnRequest, pairs: list[tuple[str, list[str]]]) -> None:

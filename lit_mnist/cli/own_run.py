@@ -24,7 +24,8 @@ from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, 
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.own_callbacks import PREDICTIONS
-from lit_mnist.engines.own_module import OwnJob, run
+from lit_mnist.engines.own_job import OwnJob
+from lit_mnist.engines.own_module import run
 from lit_mnist.engines.rank_work import prepare_process
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import RunSettings, TrainerSettings, flatten

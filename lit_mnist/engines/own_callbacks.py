@@ -238,9 +238,8 @@ class WritePredictions(BasePredictionWriter):
             ) from error
         everyone = [unpack(part, torch.device("cpu")) for part in all_gather_bytes(content)]
         if trainer.is_global_zero:
-            merged = sorted(
-                (row for part in everyone for row in part), key=lambda row: (row["dataloader"], row["indices"])
-            )
+            merged = [row for part in everyone for row in part]
+            merged.sort(key=lambda row: (row["dataloader"], row["indices"]))
             with atomic_file(self.path) as file:
                 torch.save(merged, file)
             print_line(f"predicted {len(merged)} batches: {display_path(self.path)}")

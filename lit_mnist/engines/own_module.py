@@ -5,9 +5,7 @@ lit-mnist fit --config mine.yaml --import my_package --devices 2
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,86 +17,23 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lit_mnist.checkpoint.digest import weights_sha256
-from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_line
-from lit_mnist.errors import InputError
-from lit_mnist.experiment import RunSettings
 from lit_mnist.engines.own_callbacks import MetricsLogger, OwnMonitor, RunCheckpoint, WritePredictions
+from lit_mnist.engines.own_job import Outcome, OwnJob, build_result, summarize
+from lit_mnist.errors import InputError
 from lit_mnist.plugins.strategy import SafeDDPStrategy
 from lit_mnist.report.metrics import write_metrics_report
-from lit_mnist.run.folder import REPORT, RESULT, RunFolder
+from lit_mnist.run.folder import REPORT, RunFolder
 from lit_mnist.run.metrics_log import MetricsLog, read_metrics
-from lit_mnist.run.result import device_name, total_gpu_memory, total_memory
-from lit_mnist.run.timing import StepClock, commit, versions
+from lit_mnist.run.result import total_gpu_memory, total_memory
+from lit_mnist.run.timing import StepClock
 from lit_mnist.trainer import LitTrainer, quieten
-from lit_mnist.training.precision import UsedPrecision
 
 # The optimizer steps between two saves, if `run.save_every` is unset.
 _SAVE_EVERY = 100
-
-
-@dataclass(frozen=True)
-class OwnJob:
-    """What each rank needs to know of a run of the user's module.
-
-    Attributes:
-        command: `train` (fit, then test), `fit`, `validate`, `test` or `predict`.
-        make: Instantiates the module, its data (or None) and the options of the Trainer that are objects.
-        config: The resolved configuration, as nested plain values.
-        run: The section `run`.
-        seed: The seed.
-        trainer: The further arguments of the Trainer.
-        strategy: `auto`, `ddp` or `ddp_find_unused_parameters_true`.
-        precision: The precision to use.
-        devices: Devices of this machine.
-        world_size: Number of ranks over all machines.
-        threads: Threads per rank.
-        folder: The run folder.
-        command_line: The command line of the user.
-        first_process: ID of the process whose start is the start of the run.
-        checkpoint: The checkpoint to resume from or to evaluate.
-    """
-
-    command: str
-    make: Callable[[], tuple[LightningModule, LightningDataModule | None, dict[str, Any]]]
-    config: Mapping[str, Any]
-    run: RunSettings
-    seed: int
-    trainer: Mapping[str, Any]
-    strategy: str
-    precision: UsedPrecision
-    devices: Devices
-    world_size: int
-    threads: int
-    folder: Path
-    command_line: str
-    first_process: int
-    checkpoint: Path | None = None
-
-    @property
-    def trains(self) -> bool:
-        """Whether the job trains."""
-        return self.command in {"train", "fit"}
-
-
-@dataclass
-class _Outcome:
-    """What a run has computed."""
-
-    trainer: LitTrainer
-    clock: StepClock
-    weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    seconds: float | None = None
-    steps: int = 0
-    epochs: int = 0
-    steps_now: int = 0
-    stopped_early: str | None = None
-    validation: dict[str, float] | None = None
-    test: dict[str, float] | None = None
 
 
 def run(job: OwnJob, rank: Rank) -> None:
@@ -138,7 +73,7 @@ def _run(job: OwnJob, rank: Rank) -> None:
     if job.trains:
         outcome = _fit(job, rank, clock, module, data, options)
     else:
-        outcome = _Outcome(_trainer(job, options), clock)
+        outcome = Outcome(_trainer(job, options), clock)
     trainer = outcome.trainer
     if not job.trains:
         outcome.weights = _load_weights(job, module)
@@ -159,11 +94,11 @@ def _run(job: OwnJob, rank: Rank) -> None:
     memory = total_memory(clock, rank, device, job.first_process)
     gpu_memory = total_gpu_memory(rank, device, [device])
     if rank.is_first and job.command != "predict":
-        result = {**_result(job, rank, device, outcome, name, data_name)}
+        result = {**build_result(job, rank, device, outcome, name, data_name)}
         result |= {"peak_memory_bytes": memory, "peak_gpu_memory_bytes": gpu_memory}
         RunFolder(job.folder).write_result(result)
         write_metrics_report(job.folder / REPORT, result=result, history=read_metrics(job.folder))
-        _summarize(job, rank, outcome)
+        summarize(job, rank, outcome)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -175,7 +110,7 @@ def _fit(
     module: LightningModule,
     data: LightningDataModule | None,
     options: dict[str, Any],
-) -> _Outcome:
+) -> Outcome:
     """Trains, and returns what is known after the last step."""
     log = MetricsLog(job.folder, _logged_steps(job.checkpoint), (), ("step", "epoch")) if rank.is_first else None
     logger = MetricsLogger(log)
@@ -189,7 +124,7 @@ def _fit(
         trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
     monitor.close()
     reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
-    return _Outcome(
+    return Outcome(
         trainer,
         clock,
         weights=_copied(module),
@@ -223,10 +158,13 @@ def _trainer(
             timeout=timedelta(seconds=job.run.timeout),
             find_unused_parameters=job.strategy == "ddp_find_unused_parameters_true",
         )
+    arguments = {"num_sanity_val_steps": 0, "enable_model_summary": False, **made, **job.trainer}
+    # A bar in a file is of no use; there is a line for each epoch.
+    arguments["enable_progress_bar"] = arguments.get("enable_progress_bar", True) and sys.stdout.isatty()
     if job.command == "predict":
         callbacks.append(WritePredictions(job.folder))
     return LitTrainer(
-        **{"num_sanity_val_steps": 0, "enable_model_summary": False, **made, **job.trainer},
+        **arguments,
         precision=job.precision,
         accelerator="gpu" if job.devices.kind == "cuda" else "cpu",
         devices=list(job.devices.numbers) if job.devices.kind == "cuda" else job.devices.count,
@@ -279,47 +217,3 @@ def _logged_steps(checkpoint: Path | None) -> int:
 
 def _merged(metrics: Any) -> dict[str, float]:
     return {name: value for each in metrics for name, value in each.items()}
-
-
-def _result(
-    job: OwnJob, rank: Rank, device: torch.device, outcome: _Outcome, name: str, data_name: str | None
-) -> dict[str, Any]:
-    speed = outcome.clock.images_per_s()
-    return {
-        "engine": "lightning",
-        "model": name,
-        "data": {"name": data_name},
-        "world_size": rank.world_size,
-        "device": device_name(device),
-        "precision": job.precision,
-        "config": dict(job.config),
-        "checkpoint": str(job.checkpoint.absolute()) if job.checkpoint and not job.trains else None,
-        "steps": outcome.steps,
-        "epochs": outcome.epochs,
-        "stopped_early": outcome.stopped_early,
-        "threads": torch.get_num_threads(),
-        "train": {"seconds": outcome.seconds, "steps": outcome.steps_now, "steps_per_s": speed},
-        "validation": outcome.validation,
-        "test": outcome.test,
-        "weights_sha256": weights_sha256(outcome.weights),
-        "seconds_to_first_step": outcome.clock.seconds_to_first_step,
-        "versions": versions(),
-        "commit": commit(),
-        "command": job.command_line,
-        "run_dir": str(job.folder),
-    }
-
-
-def _summarize(job: OwnJob, rank: Rank, outcome: _Outcome) -> None:
-    ranks = f"{rank.world_size} rank{'s' * (rank.world_size != 1)}"
-    print_line()
-    if outcome.seconds is not None:
-        steps = f"{outcome.steps} step{'s' * (outcome.steps != 1)}"
-        print_line(f"trained   {steps} on {ranks}, {job.precision}, in {outcome.seconds:.1f} s")
-        if outcome.stopped_early:
-            print_line(f"stopped early: {outcome.stopped_early}")
-    for title, metrics in (("validated", outcome.validation), ("tested", outcome.test)):
-        if metrics:
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if math.isfinite(value))
-            print_line(f"{title:<9} {shown}")
-    print_line(f"results   {display_path(job.folder / RESULT)}, {display_path(job.folder / REPORT)}")

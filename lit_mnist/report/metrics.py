@@ -52,8 +52,5 @@ def metric_curves(history: History) -> list[Plot]:
 
 def _plot(title: str, series: list[Series], x: Axis) -> Plot:
     values = [y for each in series for _, y in each.points]
-    if "loss" in title:
-        y = loss_axis(values)
-    else:
-        y = linear_axis(values, least=0.1 * max(map(abs, values)) or 1.0)
+    y = loss_axis(values) if "loss" in title else linear_axis(values, least=0.1 * max(map(abs, values)) or 1.0)
     return Plot(title, "logarithmic" if y.log else "", series, x, y)
