@@ -135,23 +135,22 @@ def _merge(sections: dict[str, Any], content: Mapping[str, Any], place: str) -> 
             raise InputError(f"Unknown key {name} in {place}{nearest(str(name), [SEED, *SECTIONS]) or '.'}")
         if name in SECTIONS and not isinstance(value, dict) and not (name in _CLASSES and isinstance(value, str)):
             raise InputError(f"{name} in {place} must be a section of settings, but is {value}.")
-        old = sections.get(name)
+        old = sections.get(name) or {}
         if name in _CLASSES:
-            value = {"class_path": value} if isinstance(value, str) else value
-            if unknown := value.keys() - {"class_path", "init_args", "dict_kwargs"}:
-                raise InputError(
-                    f"{name}.{min(map(str, unknown))} in {place} is an option of the project's own experiment, or an "
-                    f"argument of the class: put arguments below {name}.init_args."
-                )
-            if isinstance(old, dict) and value.get("class_path") in {None, old.get("class_path")}:
-                value = {
-                    **old,
-                    **value,
-                    "init_args": {**(old.get("init_args") or {}), **(value.get("init_args") or {})},
-                }
-        elif name in {"trainer", "run"}:
-            value = {**(old or {}), **value}
-        sections[name] = value
+            sections[name] = _merge_class(old, {"class_path": value} if isinstance(value, str) else value, name, place)
+        else:
+            sections[name] = value if name == SEED else {**old, **value}
+
+
+def _merge_class(old: dict[str, Any], new: dict[str, Any], name: str, place: str) -> dict[str, Any]:
+    if unknown := new.keys() - {"class_path", "init_args", "dict_kwargs"}:
+        raise InputError(
+            f"{name}.{min(map(str, unknown))} in {place} is an option of the project's own experiment, or an argument of "
+            f"the class: put arguments below {name}.init_args."
+        )
+    if not old or new.get("class_path") not in {None, old.get("class_path")}:
+        return new
+    return {**old, **new, "init_args": {**(old.get("init_args") or {}), **(new.get("init_args") or {})}}
 
 
 def _add(request: OwnRequest, name: str, value: Any) -> None:
@@ -269,7 +268,7 @@ def class_paths(value: Any) -> Iterator[Any]:
 
 
 def check_class(key: str, path: str, request: OwnRequest) -> None:
-    """Rejects the name of a class outside the allowed packages; a name without a package is one of an imported class."""
+    """Rejects the name of a class outside the allowed packages. A name without a package is of an imported class."""
     if ("." not in path and request.imports) or any(
         f"{path}.".startswith(f"{package}.") for package in request.allowed
     ):

@@ -164,10 +164,9 @@ def _find_checkpoint(request: OwnRequest, run: RunSettings, path: Path, origin: 
         if request.trains:
             print_once(f"note: resuming from {display_path(found.path)} after step {found.step}")
         return found.path.absolute()
-    if request.trains and origin == path and not list(source.glob("checkpoints/*.ckpt")):
+    if request.trains and run.resume in {None, "auto"} and not list(source.glob("checkpoints/*.ckpt")):
         # `--resume auto` and a restart begin a run that has not saved yet.
-        if run.resume in {None, "auto"}:
-            return None
+        return None
     raise InputError(f"The folder {source} contains no valid checkpoint.")
 
 

@@ -70,10 +70,7 @@ def _run(job: OwnJob, rank: Rank) -> None:
 
     # --- train
     clock = StepClock(1, job.first_process)
-    if job.trains:
-        outcome = _fit(job, rank, clock, module, data, options)
-    else:
-        outcome = Outcome(_trainer(job, options), clock)
+    outcome = _fit(job, rank, clock, module, data, options) if job.trains else Outcome(_trainer(job, options), clock)
     trainer = outcome.trainer
     if not job.trains:
         outcome.weights = _load_weights(job, module)
