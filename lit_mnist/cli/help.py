@@ -47,6 +47,7 @@ def _overview(program: str, engine: str) -> str:
             _config_row(),
             "",
             f"All settings: {program} fit --help.",
+            *_own_module_help(program, engine),
             *_see_trainer_help(program, engine),
         ]
     )
@@ -79,6 +80,17 @@ def _trainer_help() -> str:
 
 def _see_trainer_help(program: str, engine: str) -> list[str]:
     return [f"Further options of Lightning's Trainer: {program} fit --trainer.help."] if engine == "lightning" else []
+
+
+def _own_module_help(program: str, engine: str) -> list[str]:
+    if engine != "lightning":
+        return []
+    return [
+        "",
+        "your own LightningModule, with its own arguments instead of the model and data settings:",
+        _row(f"{program} --config mine.yaml --import my_package", "the file names the classes of model and data"),
+        _row("--model, --data CLASS", "the class, such as my_package.Lit; its arguments are --model.NAME, --data.NAME"),
+    ]
 
 
 def _config_row() -> str:

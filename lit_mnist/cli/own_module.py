@@ -145,8 +145,8 @@ def _merge(sections: dict[str, Any], content: Mapping[str, Any], place: str) -> 
 def _merge_class(old: dict[str, Any], new: dict[str, Any], name: str, place: str) -> dict[str, Any]:
     if unknown := new.keys() - {"class_path", "init_args", "dict_kwargs"}:
         raise InputError(
-            f"{name}.{min(map(str, unknown))} in {place} is an option of the project's own experiment, or an argument of "
-            f"the class: put arguments below {name}.init_args."
+            f"{name}.{min(map(str, unknown))} in {place} is an option of the project's own experiment, or an argument "
+            f"of the class: put arguments below {name}.init_args."
         )
     if not old or new.get("class_path") not in {None, old.get("class_path")}:
         return new
@@ -193,6 +193,9 @@ def _add_flags(request: OwnRequest, pairs: list[tuple[str, list[str]]]) -> None:
             request.seen.append((key, parsed))
             if rest in {"", "class_path"}:
                 named = parsed.get("class_path") if isinstance(parsed, dict) else parsed
+                if named == request.classes.get(head) and named == parsed:
+                    # It would discard the arguments in the files.
+                    continue
                 request.classes[head] = str(named or request.classes.get(head))
             request.words.append(f"--{key}={values[0]}")
         else:
