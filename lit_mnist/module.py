@@ -51,7 +51,7 @@ class LitClassifier(LightningModule):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Returns the logits [batch, classes, ...] of normalized images [batch, channels, height, width]."""
-        return self.net(images)
+        return self.net(images, None)
 
     def setup(self, stage: str) -> None:
         """Converts the weights to channels-last, the fastest memory format for convolutions."""
@@ -105,12 +105,12 @@ class LitClassifier(LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Updates this rank's metrics."""
         batch = Batch.of(batch)
-        self.metrics.update(self.net(batch.images), batch.targets)
+        self.metrics.update(self.net(batch.images, None), batch.targets)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Updates this rank's metrics and examples."""
         batch = Batch.of(batch)
-        logits = self.net(batch.images)
+        logits = self.net(batch.images, None)
         self.metrics.update(logits, batch.targets)
         self.examples.add(logits, batch.targets, batch.indices)
 
@@ -131,7 +131,7 @@ class LitClassifier(LightningModule):
         """Returns the indices of the samples, if the loader provides them, their classes and their probabilities."""
         # A predict loader may yield images without targets.
         batch = Batch.of((batch, batch) if isinstance(batch, torch.Tensor) else batch)
-        return batch.indices, *predict_with_probability(self.net(batch.images))
+        return batch.indices, *predict_with_probability(self.net(batch.images, None))
 
     def _log(self, metrics: dict[str, float], **options: Any) -> None:
         # Double precision represents each value exactly.

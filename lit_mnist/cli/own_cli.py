@@ -65,8 +65,22 @@ class OwnModuleCLI(OptionsParser):
                 self._check_home(key, value)
 
     def plain_classes(self) -> dict[str, Any]:
-        """Returns `model` and `data` as plain values, as a configuration file states them."""
-        return {name: plain_value(self.config[name]) for name in ("model", "data") if self.config.get(name)}
+        """Returns `model` and `data` as plain values, as a configuration file states them.
+
+        A default that is a class or a function is left out: where any callable is accepted, LightningCLI would read its
+        name as that of a class to instantiate.
+        """
+        return {name: self._plain_class(name) for name in ("model", "data") if self.config.get(name)}
+
+    def _plain_class(self, name: str) -> dict[str, Any]:
+        given = self.request.given(name)
+        spec = dict(vars(self.config[name]))
+        arguments = spec.get("init_args")
+        if arguments is not None:
+            kept = {key: value for key, value in vars(arguments).items() if key in given or not callable(value)}
+            spec["init_args"] = kept
+        plain: dict[str, Any] = plain_value(spec)
+        return plain
 
     def plain_options(self) -> dict[str, Any]:
         """Returns the given options of the Trainer that are objects as plain values."""

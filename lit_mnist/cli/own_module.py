@@ -74,6 +74,16 @@ class OwnRequest:
         """The modules and packages whose classes the request may name."""
         return (*ALLOWED, *self.imports)
 
+    def given(self, name: str) -> set[str]:
+        """Returns the names of the given arguments of `model` or `data`."""
+        names: set[str] = set()
+        for key, value in self.seen:
+            if key == name and isinstance(value, Mapping):
+                names |= (value.get("init_args") or {}).keys()
+            elif key.startswith(f"{name}."):
+                names.add(key.removeprefix(f"{name}.").removeprefix("init_args.").partition(".")[0])
+        return names
+
 
 def read_own_request(argv: list[str]) -> OwnRequest | None:
     """Returns the request of a command line that names a class for the model, otherwise None.

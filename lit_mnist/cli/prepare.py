@@ -24,6 +24,8 @@ from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan
+from lit_mnist.experiment.registry import NETWORKS
+from lit_mnist.models.build import build_net
 from lit_mnist.run.folder import RESULT, RunFolder
 from lit_mnist.training.job import Job, Splits, plan_for, split_dataset
 from lit_mnist.training.precision import resolve_precision
@@ -50,6 +52,9 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFol
         validated = validate(request, engine)
         experiment = validated.experiment
         dataset, splits, files = _load_samples(validated)
+        if experiment.model.net in NETWORKS:
+            # Checks the network before anything is written.
+            build_net(experiment.model, num_classes=dataset.num_classes, seed=experiment.seed_everything)
         weights = None
         if validated.saved is None:
             weights = read_weights(experiment.model, num_classes=dataset.num_classes, report=print_once)
@@ -82,6 +87,7 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFol
         cuda_graph=validated.cuda_graph,
         resumable=capabilities.resume,
         testable="test" in capabilities.commands,
+        imports=request.imports,
     )
     return job, folder
 

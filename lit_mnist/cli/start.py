@@ -14,6 +14,7 @@ import torch
 from torch.distributed import DistNetworkError
 
 from lit_mnist.checkpoint.store import find_newest_valid
+from lit_mnist.cli.imports import import_and_run
 from lit_mnist.cli.parser import Request
 from lit_mnist.cli.prepare import prepare
 from lit_mnist.distributed.failure import convert_disk_error, exit_rank, explain_failure, report_failure
@@ -46,7 +47,8 @@ def start(request: Request, engine: str, command: str) -> None:
     torch.set_num_threads(1)
     job, folder = prepare(request, engine=engine, command=command)
     advice = partial(_how_to_resume, job)
-    run_ranks(Ranks(partial(do_job, job), job.plan.world_size, job.experiment.run, job.folder, advice), folder)
+    work = partial(import_and_run, job.imports, partial(do_job, job))
+    run_ranks(Ranks(work, job.plan.world_size, job.experiment.run, job.folder, advice), folder)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def _how_to_resume(job: Job, only_with_checkpoint: bool) -> str:
     damaged: list[str] = []
     found = find_newest_valid(job.folder, damaged.append)
     notes = "".join(f"\n{note}" for note in damaged)
-    command, folder = program(job.engine), shlex.quote(display_path(job.folder))
+    command, folder = program(job.engine), shlex.quote(display_path(job.folder)) + job.import_flag
     if found is None:
         none = "\nThere is no checkpoint to resume from: --save-every 30s saves within an epoch."
         return notes if only_with_checkpoint else notes + none

@@ -6,6 +6,7 @@ import string
 
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
+from lit_mnist.experiment.registry import DATASETS
 
 _DIGITS = tuple(string.digits)
 # In the order of EMNIST, which merges 15 lower-case letters with the upper-case letters that look alike.
@@ -41,6 +42,8 @@ def class_names(settings: DataSettings) -> tuple[str, ...]:
     Raises:
         InputError: There is no such data set or split.
     """
+    if own := DATASETS.get(settings.name):
+        return own.class_names
     known, key, value = _CLASSES, "data.name", str(settings.name)
     if value == "emnist":
         known, key, value = _EMNIST_CLASSES, "data.emnist_split", settings.emnist_split

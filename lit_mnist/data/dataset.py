@@ -9,9 +9,11 @@ from lit_mnist.data.classes import BORDER, class_names
 from lit_mnist.data.digits.family import load_family
 from lit_mnist.data.digits.mnist import load_mnist
 from lit_mnist.data.digits.split import Split
+from lit_mnist.data.own_dataset import load_own_dataset
 from lit_mnist.data.segmentation.split import IGNORED, SegmentationSplit
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
+from lit_mnist.experiment.registry import DATASETS
 
 __all__ = ["IGNORED", "AnySplit", "Dataset", "SegmentationSplit", "Split", "class_names", "load_dataset"]
 
@@ -63,7 +65,9 @@ def load_dataset(settings: DataSettings | None = None, *, fetch: bool = True) ->
     # The files mark the border without counting it as a class.
     classes_in_files = len(names) - (names[-1] == BORDER)
     loaded: tuple[str, str, AnySplit, AnySplit]
-    if settings.name == "mnist":
+    if own := DATASETS.get(settings.name):
+        loaded = load_own_dataset(own, root)
+    elif settings.name == "mnist":
         loaded = load_mnist(root)
     elif settings.name == "voc2012":
         from lit_mnist.data.segmentation.voc import load_voc2012

@@ -9,9 +9,11 @@ from torch import nn
 
 from lit_mnist.data.rng import derive_seed
 from lit_mnist.experiment import ModelSettings
+from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.basicnet import BasicNet
 from lit_mnist.models.convnet import ConvNet
 from lit_mnist.models.layers import SeededDropout
+from lit_mnist.models.own_network import build_own_network
 
 
 def build_net(
@@ -27,6 +29,9 @@ def build_net(
         num_classes: Number of classes.
         seed: The seed of the experiment.
         weights: A state dict whose entries replace initial weights; see `read_weights`.
+
+    Raises:
+        InputError: A registered network is not one that this project can train.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "weights"))
@@ -45,6 +50,8 @@ def build_net(
 
 
 def _create_net(settings: ModelSettings, num_classes: int) -> nn.Module:
+    if own := NETWORKS.get(settings.net):
+        return build_own_network(own, num_classes, settings.dropout, settings.views)
     if settings.net == "convnet":
         return ConvNet(num_classes, views=settings.views)
     if settings.net == "basicnet":

@@ -138,7 +138,7 @@ def prefetched_batches(trainer: Trainer) -> int:
 def consumed_loaders(trainer: Trainer) -> list[bool]:
     """Returns which of several dataloaders have ended once in this epoch."""
     combined = trainer.fit_loop._combined_loader
-    return list(getattr(combined and combined._iterator, "_consumed", []))
+    return [] if combined is None else list(getattr(combined._iterator, "_consumed", []))
 
 
 def set_consumed_loaders(trainer: Trainer, consumed: list[bool]) -> None:

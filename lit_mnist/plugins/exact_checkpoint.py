@@ -215,7 +215,7 @@ class ExactCheckpoint(Checkpoint):
         self._saving = True
         try:
             with self._own_io():
-                self._trainer.save_checkpoint(self.path)
+                self._trainer.save_checkpoint(self.path, weights_only=False)
         finally:
             self._saving = False
         self._saved_step = self._trainer.global_step

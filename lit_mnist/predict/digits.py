@@ -16,7 +16,7 @@ from lit_mnist.predict import Prediction
 from lit_mnist.predict.grid import draw_grid
 from lit_mnist.predict.table import DigitPrediction, format_predictions, write_table
 from lit_mnist.predict.uncertainty import note_uncertainty
-from lit_mnist.predict.user_images import read_digits
+from lit_mnist.predict.user_images import read_images
 from lit_mnist.training.job import Job
 
 TABLE, GRID = "predictions.csv", "predictions.png"
@@ -28,7 +28,7 @@ def load_user_images(files: Sequence[Path], settings: DataSettings, *, fetch: bo
     Raises:
         InputError: Images or the data set cannot be read.
     """
-    dataset, digits = load_dataset(settings, fetch=fetch), read_digits(files)
+    dataset, digits = load_dataset(settings, fetch=fetch), read_images(files, settings.name)
     return replace(dataset, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64)))
 
 

@@ -20,8 +20,9 @@ from lit_mnist.data.loader import normalize
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.schema import make_experiment
+from lit_mnist.experiment.task import SEGMENTATION
 from lit_mnist.models.build import build_net
-from lit_mnist.predict.user_images import read_digits
+from lit_mnist.predict.user_images import read_images
 from lit_mnist.training.evaluation import predict_with_probability
 
 Images = torch.Tensor | np.ndarray | Sequence[str | Path | Image.Image]
@@ -58,11 +59,11 @@ class TrainedNetwork:
         Raises:
             InputError: The images have another shape or range, or a file cannot be read.
         """
-        pixels = _to_pixels(images)
+        pixels = _to_pixels(images, self.experiment.data.name)
         dtype = next(self.net.parameters()).dtype
         parts = []
         for batch in pixels.split(batch_size):
-            logits = self.net(normalize(batch.unsqueeze(1).to(self.device, dtype, copy=True)))
+            logits = self.net(normalize(batch.unsqueeze(1).to(self.device, dtype, copy=True)), None)
             parts.append([part.cpu() for part in predict_with_probability(logits)])
         if not parts:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0)
@@ -83,7 +84,7 @@ def load(run_dir_or_ckpt: str | Path, device: str | torch.device = "cpu") -> Tra
     path = find_weights(Path(run_dir_or_ckpt).expanduser(), print)
     saved = Saved.read(path, hashed=False)
     experiment = make_experiment({}, saved.to_evaluate())
-    if experiment.data.task.pixelwise or experiment.model.net.startswith("deeplab"):
+    if experiment.data.task.pixelwise or experiment.model.net in SEGMENTATION.nets:
         raise InputError(f"{path} contains a segmentation network: use the command predict, which writes its masks.")
     net = build_net(experiment.model, num_classes=saved.section["num_classes"], seed=0)
     weights = read_checkpoint(path, hashed=False)["state_dict"]
@@ -94,12 +95,12 @@ def load(run_dir_or_ckpt: str | Path, device: str | torch.device = "cpu") -> Tra
     return TrainedNetwork(net, experiment, torch.device(device))
 
 
-def _to_pixels(images: Images) -> torch.Tensor:
+def _to_pixels(images: Images, data_name: str) -> torch.Tensor:
     """Converts images to grey values from 0 to 255, uint8 or floating point [n, 28, 28]."""
     if not isinstance(images, torch.Tensor | np.ndarray):
         images = list(images)
         if all(isinstance(image, str | Path) for image in images):
-            return read_digits([Path(str(image)) for image in images])
+            return read_images([Path(str(image)) for image in images], data_name)
         if not all(isinstance(image, Image.Image) for image in images):
             raise InputError("The images must be one tensor or array, or all PIL images, or all paths.")
         pixels = [np.array(image.convert("L")) for image in images if isinstance(image, Image.Image)]

@@ -47,7 +47,9 @@ def note_uncertainty(
             held_similarity.append(_nearest_similarity(_compute_features(known[(labels == number) & held]), others))
             rows = predicted == number
             similarity[rows] = _nearest_similarity(_compute_features(images[rows]), others)
-    unlike = similarity < torch.cat(held_similarity).quantile(_UNLIKE)
+    compared = torch.cat(held_similarity) if held_similarity else torch.zeros(0)
+    # A training set with too few images to compare marks none.
+    unlike = similarity < (compared.quantile(_UNLIKE) if len(compared) else 0.0)
     notes = []
     for image, share, is_unlike in zip(images, probability.tolist(), unlike.tolist(), strict=True):
         reasons = [f"probability below {_MIN_PROBABILITY:.0%}"] if share < _MIN_PROBABILITY else []

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps
 
 from lit_mnist.data.image_files import USER_FORMATS, open_image
 from lit_mnist.errors import InputError
+from lit_mnist.experiment.registry import DATASETS
 from lit_mnist.predict.fit_digit import SIZE, Floats, fit_digit
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
@@ -106,6 +108,26 @@ def read_digits(paths: Sequence[Path]) -> torch.Tensor:
         if digit is not None:
             row[:] = digit
     return torch.from_numpy(digits)
+
+
+def read_images(paths: Sequence[Path], data_name: str) -> torch.Tensor:
+    """Reads images of the kind of a data set: digits are cut out, those of a registered data set only scaled.
+
+    Returns:
+        Grey values, uint8 [N, 28, 28].
+
+    Raises:
+        InputError: As for `read_digits`.
+    """
+    if data_name not in DATASETS:
+        return read_digits(paths)
+    images = read_all(paths, lambda path: _scale(_read_grey(path)))
+    return torch.from_numpy(np.stack(images) if images else np.zeros((0, SIZE, SIZE), np.uint8))
+
+
+def _scale(grey: Floats) -> npt.NDArray[np.uint8]:
+    scaled = Image.fromarray(grey).resize((SIZE, SIZE), Image.Resampling.BOX)
+    return np.asarray(scaled).round().clip(0, 255).astype(np.uint8)
 
 
 def _read_grey(path: Path) -> Floats:

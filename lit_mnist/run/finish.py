@@ -138,7 +138,7 @@ def _summarize(
             print_line(f"{name:<9} {share}, loss {evaluation.loss:.4f}")
     print_line(f"results   {display_path(job.folder / RESULT)}, {display_path(job.folder / REPORT)}")
     if trained:
-        folder, command = shlex.quote(display_path(job.folder)), program(job.engine)
+        folder, command = shlex.quote(display_path(job.folder)) + job.import_flag, program(job.engine)
         model, trainer = job.experiment.model, job.experiment.trainer
         stretchable = model.schedule == "constant" and not model.warmup
         if job.resumable and stretchable and trained.steps == job.plan.total_steps:

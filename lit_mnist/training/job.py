@@ -58,6 +58,7 @@ class Job:
         cuda_graph: Whether the passes of a micro-batch run as a CUDA graph.
         resumable: Whether the engine can resume its runs.
         testable: Whether the engine has the command `test`.
+        imports: The user's packages of `--import`, which a rank in a new process imports first.
     """
 
     command: Command
@@ -80,11 +81,17 @@ class Job:
     cuda_graph: bool = False
     resumable: bool = False
     testable: bool = False
+    imports: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
         """Whether the job trains."""
         return self.command in {"train", "fit"}
+
+    @property
+    def import_flag(self) -> str:
+        """The flag `--import` with a space before it, for a command that continues this run; empty without packages."""
+        return f" --import {','.join(self.imports)}" if self.imports else ""
 
     @property
     def sync_batchnorm(self) -> bool:

@@ -44,14 +44,14 @@ def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) 
             raise PlantedError(place)
 
     if place == "loader":
-        cut = TrainBatches.cut
+        select = TrainBatches._select
 
-        def failing_cut(self: TrainBatches, batches: range) -> Any:
+        def failing_select(self: TrainBatches, batches: range) -> Any:
             if self.epoch == 1 and 7 in batches:
                 fail()
-            return cut(self, batches)
+            return select(self, batches)
 
-        monkeypatch.setattr(TrainBatches, "cut", failing_cut)
+        monkeypatch.setattr(TrainBatches, "_select", failing_select)
     elif place == "validation":
         batches = EvaluationBatches.__iter__
 
@@ -141,14 +141,14 @@ def test_a_stopped_rank_is_named_and_ends_the_run_at_the_timeout(
 
 def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 reads slowly for a while: rank 1 warns on the terminal, and the run continues."""
-    cut = TrainBatches.cut
+    select = TrainBatches._select
 
     def late(self: TrainBatches, batches: range) -> Any:
         if os.environ["RANK"] == "0" and self.epoch == 0 and 5 in batches:
             time.sleep(5.5)
-        return cut(self, batches)
+        return select(self, batches)
 
-    monkeypatch.setattr(TrainBatches, "cut", late)
+    monkeypatch.setattr(TrainBatches, "_select", late)
     monkeypatch.setattr(heartbeat, "_SECONDS_UNTIL_LATE", 3.0)
     # Long enough for another heartbeat after the pause.
     done = program(*SMALL, "--devices", 2, "--epochs", 8, "--run-dir", program.folder / "run", engine="raw_ddp")

@@ -216,7 +216,7 @@ def test_shapes_of_a_checkpoint_are_written_to_the_folder_of_the_user(
     words = ("test", "--ckpt", checkpoint, "--run.threads", 1)
     refused = program(*words, "--data.root", own)
     assert refused.code == 2
-    assert f"shapes, which the checkpoint names, is not in {own}" in refused.err
+    assert f"The checkpoint names the data set shapes, which is not in {own}" in refused.err
     assert not list(own.iterdir())
     for name, flags in (("asked for", ("--data.name", "shapes")), ("made before", ())):
         done = program(*words, *flags, "--data.root", own, "--run-dir", program.folder / name)

@@ -98,7 +98,7 @@ def test_a_metric_is_one_number_on_any_number_of_ranks(tmp_path: Path) -> None:
         assert whole["loss"] == pytest.approx(float(F.cross_entropy(logits.double(), targets)), rel=1e-6)
         for world_size in WORLD_SIZES:
             exact = found[world_size][number]
-            # Counts are exact; a sum of losses in double precision does not depend on its order by more than this.
+            # Counts are exact. The losses of the samples are rounded to float32, depending on the size of a batch.
             assert exact["accuracy"] == whole["accuracy"]
             assert exact["of_torchmetrics"] == whole["of_torchmetrics"] == pytest.approx(whole["accuracy"])
             assert exact["loss"] == pytest.approx(whole["loss"], rel=1e-7)

@@ -170,12 +170,12 @@ class Data(LightningDataModule):
 
 
 def fit(rank: Rank, folder: Path, workers: int = 0, **options: Any) -> str:
-    """Trains three epochs of four batches, with a checkpoint at each step, and returns the digest of the weights."""
+    """Trains three epochs of four batches, saves each step and each epoch, and returns the digest of the weights."""
     resume = options.pop("ckpt_path", None)
     save = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
     trainer = stock_trainer(
         rank.world_size, folder, max_epochs=3, use_distributed_sampler=False, enable_checkpointing=True,
-        callbacks=[save], num_sanity_val_steps=0, **options,
+        callbacks=[save, ModelCheckpoint(folder, "{epoch}", save_top_k=-1)], num_sanity_val_steps=0, **options,
     )  # fmt: skip
     module = Net()
     trainer.fit(module, datamodule=Data(workers), ckpt_path=resume, weights_only=True if resume else None)
@@ -190,11 +190,13 @@ def test_a_stock_trainer_resumes_within_an_epoch_on_another_number_of_ranks(tmp_
         return fit(rank, tmp_path / str(rank.world_size), workers)
 
     def resumed(rank: Rank) -> list[str]:
-        steps = [3, 4, 5, 10] if workers == 0 else [5]
+        names = (
+            ["step=3", "step=4", "step=5", "step=10", "epoch=0", "epoch=1"] if workers == 0 else ["step=5", "epoch=0"]
+        )
         start = tmp_path / str(3 - rank.world_size)
         return [
-            fit(rank, tmp_path / "again" / f"{rank.world_size}-{n}", workers, ckpt_path=start / f"step={n}.ckpt")
-            for n in steps
+            fit(rank, tmp_path / "again" / f"{rank.world_size}-{name}", workers, ckpt_path=start / f"{name}.ckpt")
+            for name in names
         ]
 
     found = {n: set(results_of_ranks(whole, tmp_path / f"whole-{n}", n)) for n in (1, 2)}

@@ -1,0 +1,181 @@
+"""Trainings in forked processes that have imported everything: killed at a batch, resumed, and compared."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback
+from processes import Done, run_forked
+
+from lit_mnist.checkpoint.digest import content_sha256
+from lit_mnist.errors import LitMnistError
+from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
+
+TIMEOUT = 60
+
+
+class SignalAt(Callback):
+    """Sends a signal to the last rank before a batch, counted over all epochs from 0."""
+
+    def __init__(self, batch: int, signum: signal.Signals) -> None:
+        self.batch, self.signum = batch, signum
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        # `ready` counts this batch already, also after a resume.
+        count = trainer.fit_loop.epoch_loop.batch_progress.total.ready - 1
+        if count == self.batch and trainer.global_rank == trainer.world_size - 1:
+            os.kill(os.getpid(), self.signum)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training that can be run several times in one folder.
+
+    Attributes:
+        make: Makes the module.
+        folder: Folder of `last.ckpt` and of the results.
+        world_size: Number of ranks.
+        every: Optimizer steps between two saves.
+        options: Further arguments of the Trainer.
+        callbacks: Makes further callbacks.
+    """
+
+    make: Callable[[], pl.LightningModule]
+    folder: Path
+    world_size: int = 1
+    every: int = 3
+    options: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: Callable[[], list[Callback]] = list
+
+    def run(self, *, stop: SignalAt | None = None, **options: Any) -> Done:
+        """Runs or resumes the training, and returns the exit code of its first rank that failed."""
+        self.folder.mkdir(exist_ok=True)
+        return run_forked(lambda: self._ranks(stop, options), self.folder, TIMEOUT)
+
+    def results(self) -> list[Any]:
+        """Returns the results of the ranks, which a run that has ended leaves, and removes them."""
+        paths = [self.folder / f"result-{rank}.json" for rank in range(self.world_size)]
+        found = [json.loads(path.read_text()) for path in paths]
+        for path in paths:
+            path.unlink()
+        return found
+
+    def complete(self, **options: Any) -> list[Any]:
+        """Runs or resumes the training to its end, and returns the results."""
+        done = self.run(**options)
+        assert done.code == 0, done.out + done.err
+        return self.results()
+
+    def _ranks(self, stop: SignalAt | None, options: dict[str, Any]) -> int:
+        if self.world_size == 1:
+            return self._rank(stop, options)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = {}
+        for rank in range(self.world_size):
+            pid = os.fork()
+            if not pid:
+                os.environ.update(
+                    LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(self.world_size),
+                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                )  # fmt: skip
+                code = 99
+                try:
+                    code = self._rank(stop, options)
+                finally:
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(code)
+            ranks[pid] = rank
+        first = 0
+        while ranks:
+            pid, status = os.wait()
+            del ranks[pid]
+            code = os.waitstatus_to_exitcode(status)
+            first = first or code
+            if code < 0:
+                # A launcher kills the other ranks.
+                for other in ranks:
+                    with suppress(ProcessLookupError):
+                        os.kill(other, signal.SIGKILL)
+        # As a shell does.
+        return 128 - first if first < 0 else first
+
+    def _rank(self, stop: SignalAt | None, options: dict[str, Any]) -> int:
+        # In here, since pytest resets the filters.
+        warnings.filterwarnings("ignore", module="lightning")
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        torch.set_num_threads(1)
+        try:
+            self._fit(stop, options)
+        except LitMnistError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        except SystemExit as error:
+            assert isinstance(error.code, int)
+            return error.code
+        except Exception:
+            traceback.print_exc()
+            return 1
+        return 0
+
+    def _fit(self, stop: SignalAt | None, options: dict[str, Any]) -> None:
+        pl.seed_everything(1, verbose=False)
+        module = self.make()
+        exact = ExactCheckpoint(self.folder, self.every)
+        settings = {"max_epochs": 3, "num_sanity_val_steps": 1, **self.options, **options}
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=self.world_size,
+            strategy="ddp_find_unused_parameters_true" if self.world_size > 1 else "auto",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[*self.callbacks(), exact, *([stop] if stop else [])],
+            **settings,
+        )
+        trainer.fit(module, ckpt_path=exact.last)
+        result = {
+            "weights": content_sha256(dict(module.state_dict())),
+            "optimizers": [content_sha256(_plain(each.state_dict())) for each in trainer.optimizers],
+            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            "step": trainer.global_step,
+            "epoch": trainer.current_epoch,
+        }
+        (self.folder / f"result-{trainer.global_rank}.json").write_text(json.dumps(result))
+        if self.world_size > 1:
+            dist.barrier()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [[str(key), _plain(item)] for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def assert_resumes(training: Training, reference: list[Any], kills: list[int]) -> None:
+    """Kills a training at each of some batches, resumes it, and compares its end with the uninterrupted one."""
+    for batch in kills:
+        for path in training.folder.glob("*"):
+            path.unlink()
+        done = training.run(stop=SignalAt(batch, signal.SIGKILL))
+        assert done.code in {-signal.SIGKILL, 128 + signal.SIGKILL}, f"batch {batch}: {done.code} {done.out}{done.err}"
+        assert training.complete() == reference, f"killed at batch {batch}"
