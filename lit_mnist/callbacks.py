@@ -29,10 +29,11 @@ class RunLogger(Logger):
 
     Args:
         log: The log files on rank 0, None on the other ranks.
-        monitor: Counts the steps from 1; a Trainer counts the steps of its loggers from 0.
+        monitor: Counts the steps from 1; a Trainer counts the steps of its loggers from 0. None for a subclass that
+            counts otherwise.
     """
 
-    def __init__(self, log: MetricsLog | None, monitor: StepMonitor) -> None:
+    def __init__(self, log: MetricsLog | None, monitor: StepMonitor | None) -> None:
         super().__init__()
         self._log, self._monitor = log, monitor
 
@@ -51,7 +52,7 @@ class RunLogger(Logger):
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Logs the metrics of the current step, until the training ends."""
-        if self._log:
+        if self._log and self._monitor:
             self._log.log_metrics(metrics, self._monitor.step)
 
     def finalize(self, status: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from typing import Any, Literal
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies import Strategy
 
 from lit_mnist import experiment as settings
 from lit_mnist.distributed.devices import choose_devices
@@ -27,7 +30,7 @@ class LitTrainer(Trainer):
         precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed` or `auto`, which selects 16-mixed on GPUs. On CPUs it
             selects bf16-mixed if the processor has the instructions, otherwise 32-true.
         sync_batchnorm: Whether batch norm uses the statistics of all ranks. Defaults to True for several ranks.
-        strategy: `auto` or `ddp`; both use distributed data parallel for several ranks.
+        strategy: `auto` or `ddp`; both use distributed data parallel for several ranks. Or a strategy of Lightning.
         accelerator: `cpu`, `gpu`, or `auto`, which selects GPUs if there are any.
         devices: Number of ranks on this machine, a list of GPU indices, or `auto`, which selects all GPUs or one CPU.
         num_nodes: Number of machines.
@@ -42,7 +45,7 @@ class LitTrainer(Trainer):
         *,
         precision: settings.Precision = "auto",
         sync_batchnorm: bool | None = None,
-        strategy: Literal["auto", "ddp"] = "auto",
+        strategy: Literal["auto", "ddp"] | Strategy = "auto",
         accelerator: Literal["auto", "cpu", "gpu"] = "auto",
         devices: int | list[int] | Literal["auto"] = "auto",
         num_nodes: int = 1,
@@ -70,9 +73,23 @@ class LitTrainer(Trainer):
             accelerator=found.kind,
             devices=list(found.numbers) if found.kind == "cuda" else found.count,
             num_nodes=num_nodes,
-            strategy=ddp_strategy(found.kind, timeout, accumulate) if several else strategy,
+            strategy=ddp_strategy(found.kind, timeout, accumulate)
+            if several and isinstance(strategy, str)
+            else strategy,
             plugins=plugins,
             profiler=profiler or NoProfiler(),
             **kwargs,
         )
         inspect_signature_once(self)
+
+
+def quieten() -> None:
+    """Silences Lightning's messages that appear in every run, and two warnings."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # A profiler prints its summary at the end of a stage.
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
+    # Lightning itself causes this warning.
+    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
+    # The first and the last step are always logged.
+    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")

@@ -51,6 +51,7 @@ def _overview(program: str, engine: str) -> str:
             *_common_rows(),
             "",
             f"All settings: {program} fit --help.",
+            *_own_module_help(program, engine),
             *_see_trainer_help(program, engine),
         ]
     )
@@ -85,10 +86,26 @@ def _see_trainer_help(program: str, engine: str) -> list[str]:
     return [f"Further options of Lightning's Trainer: {program} fit --trainer.help."] if engine == "lightning" else []
 
 
+def _own_module_help(program: str, engine: str) -> list[str]:
+    if engine != "lightning":
+        return []
+    return [
+        "",
+        f"your own LightningModule: {program} --config mine.yaml --import my_package",
+        _row("--model, --data CLASS", "its class and that of its data, such as my_package.Lit, here or in the file"),
+        _row("--model.NAME VALUE", "an argument of the class; the settings of the models above are not accepted"),
+        "",
+    ]
+
+
 def _common_rows() -> list[str]:
     return [
         _row("--config FILE", "a YAML file of settings, or lit_mnist:NAME.yaml of the package; flags override it"),
-        _row("--import PACKAGE", "a package or module of your own, which registers networks or data sets"),
+        _row(
+            "--import PACKAGE",
+            "a package or module of your own, which registers networks or data sets, or defines classes that the "
+            "configuration names",
+        ),
     ]
 
 
