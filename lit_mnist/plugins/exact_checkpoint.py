@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +17,13 @@ from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_stop
 from lit_mnist.errors import require
 from lit_mnist.plugins import _private
-from lit_mnist.plugins.exact_checks import check_loader, check_schedules, check_training, default_checkpoint_io
+from lit_mnist.plugins.exact_checks import (
+    check_loader,
+    check_schedules,
+    check_training,
+    default_checkpoint_io,
+    digest_of_schedules,
+)
 from lit_mnist.plugins.generators import process_generators, restore_process_generators
 from lit_mnist.plugins.module_state import ModuleState
 from lit_mnist.plugins.plain_values import as_bytes, as_tensor, pack, unpack
@@ -74,7 +79,7 @@ class ExactCheckpoint(Checkpoint):
         self._pending: dict[str, Any] | None = None
         self._stage, self._saving, self._ended, self._saved_step, self._batches = "", False, False, 0, 0
         # What `train_dataloader` draws is drawn again by a resumed training.
-        self._before_setup = process_generators()
+        self._request = self._before_setup = process_generators()
         strategy = trainer.strategy
         process = strategy.process_dataloader
 
@@ -118,8 +123,6 @@ class ExactCheckpoint(Checkpoint):
         self._state, self._module_state = _private.TrainerState(trainer), ModuleState(pl_module)
         if self._pending is not None:
             _private.skip_restart_logic(trainer)
-            if self._pending["ended"]:
-                self._state.load_metrics(self._pending["trainer"])
         rank = Rank(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices)
         self._consensus = Consensus(rank, trainer.strategy.root_device)
         self._open.enter_context(STOP.listening())
@@ -142,7 +145,7 @@ class ExactCheckpoint(Checkpoint):
         """Adds each rank's part to the checkpoints of this callback."""
         if not self._saving:
             return
-        schedules = hashlib.sha256(pack([checkpoint["lr_schedulers"], _learning_rates(trainer)])).digest()
+        schedules = digest_of_schedules(trainer, checkpoint["lr_schedulers"])
         parts = all_gather_bytes(schedules + pack(self._local_state()))
         check_schedules([part[: len(schedules)] for part in parts])
         checkpoint[_KEY] = {"ranks": [as_tensor(part[len(schedules) :]) for part in parts]}
@@ -152,25 +155,35 @@ class ExactCheckpoint(Checkpoint):
         check_loader(loader)
         if self._loaders and self._loaders[0].begun:
             # The Trainer reloads its dataloaders.
-            self._loaders, self._request = [], self._before_setup
+            self._loaders = []
+        if not self._loaders:
+            self._request = self._before_setup
         self._loaders.append(ReplayLoader(loader, self._before_fetch))
-        if self._pending is not None and not self._pending["ended"]:
-            self._loaders[-1].resume_from(self._pending["loaders"][len(self._loaders) - 1])
+        if self._pending is not None:
+            saved = self._pending["loaders"][len(self._loaders) - 1]
+            if self._pending["ended"]:
+                self._loaders[-1].begin_late({} if self._trainer.reload_dataloaders_every_n_epochs else saved)
+            else:
+                self._loaders[-1].resume_from(saved)
         return self._loaders[-1]
 
     def _before_loaders(self) -> None:
         if self._pending is None:
             self._before_setup = process_generators()
         elif not self._loaders:
-            self._request = self._before_setup = self._pending["request"]
-            restore_process_generators(self._request)
+            self._before_setup = self._pending["request"]
+            restore_process_generators(self._before_setup)
         elif self._pending["ended"]:
             # More epochs follow: this is the start of the next one.
             self._restore()
 
     def _after_loaders(self) -> None:
-        if not hasattr(self, "_request"):
-            self._request = self._before_setup
+        if self._pending is not None and self._pending["ended"]:
+            # The fit does nothing if nothing follows.
+            self._state.load_metrics(self._pending["trainer"])
+            if any(loader.delivered for loader in self._loaders):
+                # A batch was loaded ahead.
+                self._pending["process"] = process_generators()
 
     def _before_fetch(self, loader: ReplayLoader) -> None:
         """Saves, exits or restores before the first of the train dataloaders loads its next batch."""
@@ -180,6 +193,7 @@ class ExactCheckpoint(Checkpoint):
         if self._pending is None:
             self._between_batches(loader, in_flight)
         elif self._pending["ended"]:
+            # Loads the first batch of a further epoch ahead.
             restore_process_generators(self._pending["process"])
         else:
             self._resume()
@@ -235,7 +249,9 @@ class ExactCheckpoint(Checkpoint):
         return {
             "ended": self._ended,
             "request": self._request,
-            "loaders": [] if self._ended else [loader.position(in_flight) for loader in self._loaders],
+            "loaders": [
+                loader.own_generators() if self._ended else loader.position(in_flight) for loader in self._loaders
+            ],
             "consumed": _private.consumed_loaders(self._trainer),
             "before_in_flight": self._before_in_flight if in_flight else None,
             "process": process_generators(),
@@ -269,6 +285,3 @@ class ExactCheckpoint(Checkpoint):
             self._loading.close()
         self._open.close()
 
-
-def _learning_rates(trainer: Trainer) -> list[list[float]]:
-    return [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in trainer.optimizers]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -15,6 +18,7 @@ from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.distributed.rank import warn_once
 from lit_mnist.errors import InputError, require
 from lit_mnist.plugins._private import uses_dataloader_iter
+from lit_mnist.plugins.plain_values import NotPlainError, pack
 
 
 def check_training(trainer: Trainer, module: LightningModule) -> None:
@@ -55,6 +59,16 @@ def check_loader(loader: Any) -> None:
         )
 
 
+def digest_of_schedules(trainer: Trainer, states: list[Any]) -> bytes:
+    """Returns the SHA-256 of the learning rates, and of the plain states of their schedules."""
+    rates = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+    digest = hashlib.sha256(pack(rates))
+    for state in states:
+        with suppress(NotPlainError):
+            digest.update(pack(state))
+    return digest.digest()
+
+
 def check_schedules(digests: list[bytes]) -> None:
     """Checks that the learning rates and the schedules of all ranks are equal.
 
@@ -78,8 +92,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Writes a checkpoint; the old one remains until the new one is complete."""
-        import torch
-
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(Path(path)) as file:
             torch.save(checkpoint, file)

@@ -46,6 +46,7 @@ class ReplayLoader:
         self._stream: RandomStream | None = None
         self._start: dict[str, Any] = {}
         self._pending: dict[str, Any] | None = None
+        self._next_epoch: dict[str, Any] | None = None
         # An unsized loader is one batch ahead of the training.
         self._recent: deque[Any] = deque(maxlen=2)
         self._state_before: Any = None
@@ -68,13 +69,15 @@ class ReplayLoader:
     def __iter__(self) -> ReplayLoader:
         self.delivered, self._iterator = 0, None
         self._recent.clear()
-        if self._pending is None:
+        if self._pending is None and self._next_epoch is None:
             self._begin()
         return self
 
     def __next__(self) -> Any:
         self._before_fetch(self)
-        if self._iterator is None:
+        if self._next_epoch is not None:
+            restore_own_generators(self._next_epoch, self._loader)
+            self._next_epoch = None
             self._begin()
         if self.delivered == 0:
             self._start["fetch"] = self._generators()
@@ -113,6 +116,18 @@ class ReplayLoader:
     def resume_from(self, position: dict[str, Any]) -> None:
         """Sets the position at which the next iteration begins; `replay` goes there."""
         self._pending = position
+
+    def own_generators(self) -> dict[str, Any]:
+        """Returns the states of the loader's own generators, for an epoch that follows; see `begin_late`."""
+        return own_generators(self._loader)
+
+    def begin_late(self, own: dict[str, Any]) -> None:
+        """Lets the next epoch begin at its first batch, after the hooks of its start, as epochs but the first do.
+
+        Args:
+            own: The states of the loader's own generators.
+        """
+        self._next_epoch = own
 
     def replay(self) -> None:
         """Goes to the position.
