@@ -59,7 +59,7 @@ class OwnRequest:
         return names
 
 
-def _check_classes(request: OwnRequest) -> None:
+def check_classes(request: OwnRequest) -> None:
     """Rejects a class outside the allowed packages, at any depth, before anything is imported."""
     if "model" not in request.classes:
         raise InputError("model has no class_path: name the LightningModule, such as my_package.Lit.")
