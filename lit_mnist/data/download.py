@@ -47,6 +47,14 @@ def user_cache() -> Path:
         raise InputError(f"There is no folder for the data: {error} Set data.root.") from error
 
 
+def is_file(path: Path) -> bool:
+    """Returns whether a path is a regular file; raises InputError if it cannot be accessed."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise InputError(f"{path} cannot be accessed: {error}. Make it readable, or change data.root.") from error
+
+
 def check_allowed(name: str, root: Path, *, allowed: bool) -> None:
     """Raises InputError if only a checkpoint, and not the user, asks for data to be written to `root`."""
     if not allowed:

@@ -38,7 +38,7 @@ class _Epoch(NamedTuple):
 
     indices: torch.Tensor  # of the samples, int64 [micro-batches, samples], on the CPU
     rows: torch.Tensor  # the same on the device
-    numbers: torch.Tensor  # their `augmentation.parameters`, [numbers, micro-batches, samples], on the device
+    numbers: torch.Tensor  # the `parameters` of their augmentation, [numbers, micro-batches, samples], on the device
 
 
 @dataclass(eq=False, repr=False)

@@ -54,12 +54,8 @@ def rank_rows(batch_size: int, rank: int, world_size: int) -> slice:
 def train_indices(seed: int, epoch: int, batch: int, *, count: int, batch_size: int) -> Indices:
     """Returns the indices of the samples of one global micro-batch, int64 [batch_size].
 
-    Args:
-        seed: The seed of the experiment.
-        epoch: The epoch, from 0.
-        batch: Index of the micro-batch in the epoch, from 0 to count // batch_size - 1.
-        count: Number of training samples.
-        batch_size: Samples of a micro-batch over all ranks.
+    `batch` is the index of the micro-batch in the epoch, from 0 to count // batch_size - 1, and `count` the number of
+    training samples.
     """
     return epoch_order(seed, epoch, count)[batch * batch_size : (batch + 1) * batch_size]
 

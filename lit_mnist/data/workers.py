@@ -37,12 +37,9 @@ _SECONDS_AFTER_SIGTERM = 10
 def load_batches(
     samples: Samples | SegmentationSamples, batches: Sequence[Indices], workers: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the images and the targets of each batch.
+    """Yields the images and the targets of each batch, given the indices of its samples, int64 [batch].
 
-    Args:
-        samples: The samples of a split.
-        batches: The indices of the samples of each batch, int64 [batch].
-        workers: Number of processes that prefetch; with 0, this process loads a batch when it is requested.
+    `workers` processes prefetch; with 0, this process loads a batch when it is requested.
 
     Raises:
         InputError: The file of a sample cannot be read.

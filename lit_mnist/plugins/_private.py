@@ -171,6 +171,8 @@ class TrainerState:
             "stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
             "accumulate": trainer.accumulate_grad_batches,
             "should_stop": trainer.should_stop,
+            # Under manual optimization DDP broadcasts the buffers only before the first forward pass.
+            "broadcasts": getattr(trainer.strategy.model, "require_forward_param_sync", None),
             "limits": [trainer.max_epochs, trainer.max_steps],
         }
 
@@ -184,6 +186,8 @@ class TrainerState:
         trainer.fit_loop.epoch_loop._batches_that_stepped = state["stepped"]
         trainer.accumulate_grad_batches = state["accumulate"]
         trainer.should_stop = state["should_stop"]
+        if state["broadcasts"] is not None:
+            trainer.strategy.model.require_forward_param_sync = state["broadcasts"]  # type: ignore[union-attr, assignment]
         self.load_metrics(state)
 
     def load_metrics(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The state of a module that its `state_dict` leaves out: plain attributes, gradients, and which parameters are frozen."""
+"""The state of a module that a checkpoint of rank 0 leaves out: attributes, gradients, and the buffers of each rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOREIGN = ("torch.", "lightning.", "builtins", "numpy", "transformers.")
 
 
 class ModuleState:
-    """The attributes of a module that have changed since the start of the training, and its gradients.
+    """The attributes and buffers of a module that have changed since the start of the training, and its gradients.
 
     Attributes are those of the module, of its children (such as the states of torchmetrics objects and the `training`
     flags), and of objects of the user's own classes. Plain values, tensors, arrays, and containers of these are saved.
@@ -35,6 +35,7 @@ class ModuleState:
         self._initial = {path: _fingerprint(value) for path, value in found}
         # Keeps their identities from being used again.
         self._tensors = [value for _, value in found if isinstance(value, torch.Tensor)]
+        self._buffers = {name: (buffer, tensor_version(buffer)) for name, buffer in module.named_buffers()}
 
     def save(self) -> dict[str, Any]:
         """Returns the state as nested plain values and tensors."""
@@ -46,8 +47,14 @@ class ModuleState:
         grads = {}
         if not module.automatic_optimization:
             grads = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+        buffers = {}
+        for name, buffer in module.named_buffers():
+            known, version = self._buffers.get(name, (None, 0))
+            if buffer is not known or tensor_version(buffer) != version:
+                buffers[name] = (buffer is known, buffer)
         return {
             "attributes": changed,
+            "buffers": buffers,
             "grads": grads,
             "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
             "generators": own_generators(module, _datamodule(module)),
@@ -64,6 +71,13 @@ class ModuleState:
             parameter.requires_grad_(name not in state["frozen"])
             if not module.automatic_optimization:
                 parameter.grad = state["grads"].get(name)
+        for name, (same, buffer) in state["buffers"].items():
+            prefix, _, last = name.rpartition(".")
+            if same:
+                # DDP refers to the buffers that were there when it wrapped the module.
+                module.get_buffer(name).copy_(buffer)
+            else:
+                setattr(module.get_submodule(prefix), last, buffer)
         restore_own_generators(state["generators"], module, _datamodule(module))
 
 

@@ -35,7 +35,7 @@ def fit_digit(grey: Floats) -> Digit | None:
         grey: The image, float32 [height, width] from 0 (black) to 255 (white), dark on light or light on dark.
 
     Returns:
-        The digit, uint8 [28, 28], or None if the image shows no ink.
+        The digit, uint8 [28, 28], or None if there is no ink.
     """
     ink = _extract_ink(grey)
     if ink is None:

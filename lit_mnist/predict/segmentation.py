@@ -85,14 +85,8 @@ def write_masks(
 ) -> list[list[Any]]:
     """Writes `masks/NAME.png` and `overlays/NAME.jpg` of the predictions of this rank, in the size of the images.
 
-    A predicted border is 255 in the mask, as in VOC.
-
-    Args:
-        folder: The run folder.
-        split: All images.
-        batches: The predictions: masks, uint8 [batch, height, width], and the mean probability over the pixels of each
-            image.
-        settings: The data set.
+    A predicted border is 255 in the mask, as in VOC. A batch has masks, uint8 [batch, height, width], and the mean
+    probability over the pixels of each image.
 
     Returns:
         For each image, its index, probability, width, height, and the share of its pixels in each class.

@@ -57,7 +57,7 @@ class TrainedNetwork:
             Classes, int64 [n], and their probabilities, float32 [n], on the CPU.
 
         Raises:
-            InputError: The images have another shape or range, or a file cannot be read.
+            InputError: The images have the wrong shape or range, or a file cannot be read.
         """
         pixels = _to_pixels(images, self.experiment.data.name)
         dtype = next(self.net.parameters()).dtype

@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
-from processes import Done, run_forked
+from processes import Done, forked, run_forked, wait_for
 
 from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.errors import LitMnistError
@@ -65,7 +65,16 @@ class Training:
     def run(self, *, stop: SignalAt | None = None, **options: Any) -> Done:
         """Runs or resumes the training, and returns the exit code of its first rank that failed."""
         self.folder.mkdir(exist_ok=True)
-        return run_forked(lambda: self._ranks(stop, options), self.folder, TIMEOUT)
+
+        def work() -> int:
+            return self._ranks(stop, options)
+
+        if stop is None or stop.signum != signal.SIGKILL:
+            return run_forked(work, self.folder, TIMEOUT)
+        # The dataloader workers of a killed rank notice it after some seconds; `forked` ends them.
+        with forked(work, self.folder) as child:
+            status = wait_for(lambda: _status(child), TIMEOUT, self.folder)
+        return Done(os.waitstatus_to_exitcode(status[0]), "", (self.folder / "stderr.txt").read_text())
 
     def results(self) -> list[Any]:
         """Returns the results of the ranks, which a run that has ended leaves, and removes them."""
@@ -161,6 +170,11 @@ class Training:
         (self.folder / f"result-{trainer.global_rank}.json").write_text(json.dumps(result))
         if self.world_size > 1:
             dist.barrier()
+
+
+def _status(child: int) -> list[int]:
+    found, status = os.waitpid(child, os.WNOHANG)
+    return [status] if found else []
 
 
 def _plain(value: Any) -> Any:

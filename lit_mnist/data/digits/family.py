@@ -25,7 +25,7 @@ import torch
 from lit_mnist.data._private import CLASSES, digit_archives
 from lit_mnist.data.digits.mnist import DamagedFileError, read_idx
 from lit_mnist.data.digits.split import Split
-from lit_mnist.data.download import Archive, check_allowed, check_md5, fetch, locked_folder, user_cache
+from lit_mnist.data.download import Archive, check_allowed, check_md5, fetch, is_file, locked_folder, user_cache
 from lit_mnist.errors import InputError
 
 # Published numbers of training and test samples.
@@ -69,7 +69,11 @@ def load_family(
     files = digit_archives(name, emnist_split)
 
     def missing() -> list[Archive]:
-        absent = [archive for file, archive in files.items() if not _exists(folder / archive.name, folder / file)]
+        absent = (
+            archive
+            for file, archive in files.items()
+            if not is_file(folder / archive.name) and not is_file(folder / file)
+        )
         return list(dict.fromkeys(absent))
 
     if missing():
@@ -96,13 +100,6 @@ def load_family(
         digest.update(split.images.numpy().data)
         digest.update(split.labels.numpy().astype("<i8", copy=False).data)
     return f"{folder} ({verified})", digest.hexdigest(), train, test
-
-
-def _exists(*paths: Path) -> bool:
-    try:
-        return any(path.is_file() for path in paths)
-    except OSError as error:
-        raise InputError(f"{paths[0]} cannot be accessed: {error}. Set data.root to another folder.") from error
 
 
 def _open_verified(folder: Path, archive: Archive, stack: ExitStack) -> BufferedReader | None:

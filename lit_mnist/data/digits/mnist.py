@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import math
-import stat
 import struct
 import zlib
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from lit_mnist.data.digits.split import Split
+from lit_mnist.data.download import is_file
 from lit_mnist.errors import InputError
 
 _CHUNK = 1 << 18
@@ -101,7 +101,7 @@ def _find(root: Path) -> list[Path]:
     most, lacking = -1, ""
     for folder in (root, root / "raw", root / "MNIST" / "raw"):
         choices = [(folder / f"{file.name}.gz", folder / file.name) for file in FILES]
-        paths = [path for path in (next(filter(_is_file, choice), None) for choice in choices) if path]
+        paths = [path for path in (next(filter(is_file, choice), None) for choice in choices) if path]
         if len(paths) == len(FILES):
             return paths
         if len(paths) > most:
@@ -112,18 +112,6 @@ def _find(root: Path) -> list[Path]:
         "these folders, each as .gz or decoded. Put them there, or leave data.root unset to use the files of the "
         "package."
     )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be accessed ({error}). Make it readable, or leave data.root unset to use the files of "
-            "the package."
-        ) from error
 
 
 class DamagedFileError(Exception):

@@ -74,11 +74,7 @@ def _copy_to(split: Split, device: torch.device) -> Split:
 class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     """The samples of a split for a DataLoader, converted one by one with PIL and torchvision.
 
-    Args:
-        split: The samples.
-        settings: Kind and strength of the augmentation.
-        dtype: Floating-point type of the images. ToTensor scales the grey values in float32 first.
-        draws: Seed and epoch of the augmentation; by default, images are not augmented.
+    `draws` is the seed and the epoch of the augmentation, None for none.
     """
 
     def __init__(
@@ -116,13 +112,7 @@ def augment(images: torch.Tensor, indices: Indices, *, settings: DataSettings, s
 
 
 def parameters(indices: Indices, *, settings: DataSettings, seed: int, epoch: int) -> torch.Tensor:
-    """Returns the random parameters of the augmentation of each sample.
-
-    Args:
-        indices: Indices of the samples in the training set, int64 [samples].
-        settings: Kind and strength of the augmentation.
-        seed: The seed of the experiment.
-        epoch: The epoch, from 0.
+    """Returns the random parameters of the augmentation of each sample, whose indices are int64 [samples].
 
     Returns:
         A column for each sample, on the CPU. For `shift`: pixels down and right from the top left position, int64
@@ -138,27 +128,17 @@ def parameters(indices: Indices, *, settings: DataSettings, seed: int, epoch: in
         return torch.from_numpy(np.stack(shifts).astype("int64"))
     # affine_grid measures in half images.
     shift = 2 * settings.max_shift / _SIDE
-    limits = {
-        "rotation": math.radians(settings.max_rotate),
-        "scale": settings.max_scale,
-        "shift right": shift,
-        "shift down": shift,
-    }
+    rotation = math.radians(settings.max_rotate)
+    limits = {"rotation": rotation, "scale": settings.max_scale, "shift right": shift, "shift down": shift}
     used = limits if settings.augment == "affine" else {}
     columns = [(2 * numbers(purpose) - 1) * limit for purpose, limit in used.items()]
     return torch.from_numpy(np.array(columns).reshape(len(used), len(indices)))
 
 
 def transform(images: torch.Tensor, numbers: torch.Tensor, settings: DataSettings) -> torch.Tensor:
-    """Shifts or distorts the images of a batch. Pixels from outside an image are background.
+    """Shifts or distorts the images of a batch, float [batch, 1, height, width], with 0 for the background.
 
-    Args:
-        images: Float images, [batch, 1, height, width], with 0 for the background.
-        numbers: The `parameters` of their samples, on the same device.
-        settings: Kind and strength of the augmentation.
-
-    Returns:
-        Images of the same shape and dtype.
+    `numbers` are the `parameters` of their samples, on the same device. Pixels from outside an image are background.
     """
     if settings.augment == "none":
         return images

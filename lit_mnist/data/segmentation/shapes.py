@@ -87,17 +87,7 @@ def load_shapes(root: Path | None, num_classes: int, *, generate: bool = True) -
 
 
 def write_shapes(folder: Path, *, train: int, test: int, side: int) -> None:
-    """Writes images of shapes in the folders of Pascal VOC.
-
-    Args:
-        folder: The folder that gets `ImageSets`, `JPEGImages` and `SegmentationClass`.
-        train: Number of training images.
-        test: Number of test images, which `val.txt` lists.
-        side: Height and width of each in pixels.
-
-    Raises:
-        OSError: A file cannot be written.
-    """
+    """Writes `train` training images and `test` test images of `side` x `side` pixels as a VOC folder."""
     for subfolder in (LISTS, IMAGES, MASKS):
         (folder / subfolder).mkdir(parents=True)
     names = [f"{number:06}" for number in range(train + test)]
@@ -117,11 +107,6 @@ def make_image(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:
 
     The pixels of the mask are 0 for the background, 1 to 6 for the shapes, and 255 along each outline, one pixel to
     both sides of it.
-
-    Args:
-        seed: Seed of the data set.
-        number: Index of the image in the data set, from 0.
-        side: Height and width in pixels.
     """
     numbers = iter(uniform(seed, "scene", number, np.arange(_DRAWN)).tolist())
     # Positions of the pixels from 0 to 1.

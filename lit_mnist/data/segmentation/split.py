@@ -135,15 +135,7 @@ def random_crop(
 
     The image is resized to `size` x `size`, scaled by 0.5 to 2, mirrored with probability 1/2, and cropped at a random
     position (Chen et al.: Rethinking Atrous Convolution for Semantic Image Segmentation, 2017). A smaller image gets a
-    margin, which is ignored.
-
-    Args:
-        image: RGB, of any size.
-        mask: Its classes as grey values, of the same size.
-        index: Index of the sample in the training set.
-        size: Height and width of the result in pixels.
-        seed: The seed of the experiment.
-        epoch: The epoch, from 0.
+    margin, which is ignored. `index` is that of the sample in the training set.
     """
     # These purposes determine the random numbers: renaming one would change the results.
     scale, across, down, mirrored = (
@@ -167,13 +159,8 @@ def random_crop(
 class SegmentationSamples(torch.utils.data.Dataset[tuple[torch.Tensor, Pixels] | InputError]):
     """The samples of a split for a DataLoader, each read from its files and resized.
 
-    A loader worker transfers bytes, which are smaller than floats; `batch` converts and normalizes them.
-
-    Args:
-        split: The samples.
-        settings: The data set, the size of the images, and the augmentation.
-        dtype: Floating-point type of the images of a batch.
-        draws: Seed and epoch of the augmentation; by default, the whole image is resized.
+    A loader worker transfers bytes, which are smaller than floats; `batch` converts them to images of type `dtype`.
+    `draws` is the seed and the epoch of the augmentation; by default, the whole image is resized.
     """
 
     def __init__(

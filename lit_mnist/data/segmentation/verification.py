@@ -31,11 +31,6 @@ Splits = dict[str, SegmentationSplit]
 def verify(folder: Path, splits: Splits, num_classes: int) -> str:
     """Checks the files of a folder, unless the cache records that they are valid, and returns their `content_sha256`.
 
-    Args:
-        folder: The folder.
-        splits: The files of each list.
-        num_classes: Number of classes without the border.
-
     Raises:
         InputError: A file is missing or damaged.
     """
@@ -106,11 +101,7 @@ def _check_all(folder: Path, splits: Splits, num_classes: int) -> str:
 
 
 def content_sha256(splits: Splits) -> str:
-    """Returns the SHA-256 over the names and contents of all files, in the order of the lists.
-
-    Raises:
-        InputError: A file is missing or cannot be read.
-    """
+    """Returns the SHA-256 over the names and contents of all files, in the order of the lists."""
     digest = hashlib.sha256()
     for split, image, mask in _iterate_pairs(splits):
         digest.update(f"{split}/{image.stem}\n".encode())

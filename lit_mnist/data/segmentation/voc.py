@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from lit_mnist.data._private import voc2012_archive
-from lit_mnist.data.download import check_allowed, check_md5, fetch, locked_folder, partial_folder, user_cache
+from lit_mnist.data.download import check_allowed, check_md5, fetch, is_file, locked_folder, partial_folder, user_cache
 from lit_mnist.data.segmentation.split import SegmentationSplit
 from lit_mnist.data.segmentation.verification import Splits, content_sha256, verify
 from lit_mnist.errors import InputError
@@ -59,13 +59,8 @@ def load_voc2012(root: Path | None, num_classes: int, *, download: bool, fetch_m
 
 def find_voc2012(root: Path) -> Path | None:
     """Returns the folder `VOC2012` inside a folder, or None; raises InputError if it cannot be accessed."""
-    try:
-        for folder in (root, root / FOLDER.name, root / FOLDER):
-            if (folder / LISTS / "train.txt").is_file():
-                return folder
-    except OSError as error:
-        raise InputError(f"{root} cannot be accessed: {error}. Set data.root to another folder.") from error
-    return None
+    folders = (root, root / FOLDER.name, root / FOLDER)
+    return next((folder for folder in folders if is_file(folder / LISTS / "train.txt")), None)
 
 
 def _download(root: Path) -> None:
@@ -117,11 +112,7 @@ def load_folder(folder: Path, num_classes: int) -> Loaded:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Returns the digest that `load_folder` returns, without decoding the files.
-
-    Raises:
-        InputError: A file is missing or cannot be read.
-    """
+    """Returns the digest that `load_folder` returns, without decoding the files."""
     return content_sha256(_read_lists(folder))
 
 

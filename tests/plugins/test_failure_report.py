@@ -1,0 +1,77 @@
+"""FailureReport: the first failed rank is named with its samples, under each launcher, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ROOT, named
+
+_SCRIPT = """
+import sys, warnings, torch
+warnings.filterwarnings("ignore")
+from pathlib import Path
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+from lit_mnist.plugins import ExactCheckpoint, FailureReport
+
+folder, world_size, guilty = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+class Module(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 3 and self.global_rank == guilty:
+            raise ValueError("a bad sample")
+        return self.layer(batch[0]).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.arange(64.0).reshape(32, 2)), 2)
+
+if __name__ == "__main__":
+    Trainer(
+        max_epochs=1, accelerator="cpu", devices=world_size, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[ExactCheckpoint(folder, 2), FailureReport(folder)],
+    ).fit(Module())
+"""
+
+
+def _run(tmp_path: Path, launcher: list[str], world_size: int, failing: int) -> tuple[dict[str, Any], str]:
+    script, folder = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(textwrap.dedent(_SCRIPT))
+    command = [sys.executable, *launcher, str(script), str(folder), str(world_size), str(failing)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    assert done.returncode, done.stderr
+    assert not named(folder), "processes left"
+    return json.loads((folder / "failure.json").read_text()), done.stderr
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("launcher", "world_size"),
+    [([], 1), ([], 2), (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], 2)],
+    ids=["one process", "subprocess launcher", "torchrun"],
+)
+def test_the_first_failed_rank_is_reported(launcher: list[str], world_size: int, tmp_path: Path) -> None:
+    failing = world_size - 1
+    report, err = _run(tmp_path, launcher, world_size, failing)
+    assert (report["rank"], report["world_size"], report["lost_peer"]) == (failing, world_size, False)
+    assert (report["stage"], report["epoch"], report["step"], report["batch"]) == ("train", 0, 3, 3)
+    # Without a sampler of its own a rank of two has every second sample.
+    expected = [6, 7] if world_size == 1 else None
+    assert report["samples"].get("indices") == expected or len(report["samples"]["indices"]) == 2
+    assert report["exception"] == "ValueError: a bad sample"
+    assert report["checkpoint"] == str(tmp_path / "run" / "last.ckpt")
+    assert str(tmp_path / "train.py") in report["command"]
+    assert ("torchrun" in report["command"]) == bool(launcher)
+    assert err.count("failed first in epoch 0, step 3 (train batch 3)") == 1, err
+    assert f"To resume from {report['checkpoint']}" in err
