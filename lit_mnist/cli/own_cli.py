@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks.batch_size_finder import BatchSizeFinder
 from lightning.pytorch.cli import LightningCLI
 
 from lit_mnist.cli.lightning_cli import OptionsParser, plain_value
-from lit_mnist.cli.own_module import OwnRequest
+from lit_mnist.cli.own_request import OwnRequest
 from lit_mnist.errors import InputError
 from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
 from lit_mnist.trainer import LitTrainer

@@ -9,19 +9,17 @@ classes of the packages of `--import`, and of those that a configuration may alw
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from lit_mnist.cli.config_file import find_config, read_config_file
 from lit_mnist.cli.flags import CKPT_PATH, COMMANDS, EVALUATING, SHORT_FLAGS
 from lit_mnist.cli.imports import FLAG, split_imports
+from lit_mnist.cli.own_request import CLASSES, OwnRequest, check_classes, parsed
 from lit_mnist.cli.parser import split_command, split_flags
-from lit_mnist.cli.trainer_options import ALLOWED, POLICY, check_no_file
+from lit_mnist.cli.trainer_options import POLICY, check_no_file
 from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment.schema import SECTIONS, SEED, convert, options
 
@@ -39,50 +37,6 @@ _REJECTED = {
     "--trainer.sync_batchnorm",
     "timeout": "use --run.timeout",
 }
-_CLASSES = ("model", "data")
-
-
-@dataclass
-class OwnRequest:
-    """What a command line and its files ask for, of another module than the project's.
-
-    Attributes:
-        command: `train`, `fit`, `validate`, `test` or `predict`.
-        imports: The packages of `--import`.
-        settings: `seed_everything` and the options of `run` and `trainer` that every engine has, by dotted keys.
-        words: The flags of `model`, `data` and `trainer`, for LightningCLI.
-        checkpoint: The run folder or checkpoint to evaluate.
-        classes: The value of `class_path` of `model` and `data`.
-        seen: Everything that names classes, with its key.
-    """
-
-    command: str
-    imports: tuple[str, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)
-    checkpoint: str | None = None
-    classes: dict[str, str] = field(default_factory=dict)
-    seen: list[tuple[str, Any]] = field(default_factory=list)
-
-    @property
-    def trains(self) -> bool:
-        """Whether the command trains."""
-        return self.command not in EVALUATING
-
-    @property
-    def allowed(self) -> tuple[str, ...]:
-        """The modules and packages whose classes the request may name."""
-        return (*ALLOWED, *self.imports)
-
-    def given(self, name: str) -> set[str]:
-        """Returns the names of the given arguments of `model` or `data`."""
-        names: set[str] = set()
-        for key, value in self.seen:
-            if key == name and isinstance(value, Mapping):
-                names |= (value.get("init_args") or {}).keys()
-            elif key.startswith(f"{name}."):
-                names.add(key.removeprefix(f"{name}.").removeprefix("init_args.").partition(".")[0])
-        return names
 
 
 def read_own_request(argv: list[str]) -> OwnRequest | None:
@@ -101,7 +55,7 @@ def read_own_request(argv: list[str]) -> OwnRequest | None:
     layers = [*earlier, *((str(path), read_config_file(path)) for path, _ in files)]
     flags = [(flag.removeprefix("--"), values[0] if values else None) for flag, values in pairs]
     named = [layer[1]["model"] for layer in layers if isinstance(layer[1], dict) and "model" in layer[1]]
-    named += [_parsed(value) for key, value in flags if key == "model"]
+    named += [parsed(value) for key, value in flags if key == "model"]
     named += [{"class_path": value} for key, value in flags if key == "model.class_path"]
     if not any(
         "." in each if isinstance(each, str) else isinstance(each, dict) and "class_path" in each for each in named
@@ -116,7 +70,7 @@ def read_own_request(argv: list[str]) -> OwnRequest | None:
     for name, value in sections.items():
         _add(request, name, value)
     _add_flags(request, pairs)
-    _check_classes(request)
+    check_classes(request)
     return request
 
 
@@ -143,10 +97,10 @@ def _merge(sections: dict[str, Any], content: Mapping[str, Any], place: str) -> 
             raise InputError(f"import in {place} is not accepted: a configuration imports nothing; use {FLAG} PACKAGE.")
         if name != SEED and name not in SECTIONS:
             raise InputError(f"Unknown key {name} in {place}{nearest(str(name), [SEED, *SECTIONS]) or '.'}")
-        if name in SECTIONS and not isinstance(value, dict) and not (name in _CLASSES and isinstance(value, str)):
+        if name in SECTIONS and not isinstance(value, dict) and not (name in CLASSES and isinstance(value, str)):
             raise InputError(f"{name} in {place} must be a section of settings, but is {value}.")
         old = sections.get(name) or {}
-        if name in _CLASSES:
+        if name in CLASSES:
             sections[name] = _merge_class(old, {"class_path": value} if isinstance(value, str) else value, name, place)
         else:
             sections[name] = value if name == SEED else {**old, **value}
@@ -165,7 +119,7 @@ def _merge_class(old: dict[str, Any], new: dict[str, Any], name: str, place: str
 
 def _add(request: OwnRequest, name: str, value: Any) -> None:
     """Adds a section of the merged files."""
-    if name in _CLASSES:
+    if name in CLASSES:
         request.seen.append((name, value))
         if "class_path" in value:
             request.classes[name] = str(value["class_path"])
@@ -190,20 +144,20 @@ def _add_flags(request: OwnRequest, pairs: list[tuple[str, list[str]]]) -> None:
         if not values:
             raise InputError(f"{flag} needs a value.")
         head, _, rest = key.partition(".")
-        if flag == "--images" or (flag in SHORT_FLAGS and head in _CLASSES):
+        if flag == "--images" or (flag in SHORT_FLAGS and head in CLASSES):
             raise InputError(
                 f"{flag} is an option of the project's own experiment, not of {request.classes.get('model', 'a class')}"
                 ": give its arguments as --model.NAME and --data.NAME."
             )
-        if head not in {*SECTIONS, SEED} or (not rest and head != SEED and head not in _CLASSES):
+        if head not in {*SECTIONS, SEED} or (not rest and head != SEED and head not in CLASSES):
             known = [*SHORT_FLAGS, "--config", FLAG, "--model.NAME", "--data.NAME"]
             raise InputError(f"Unknown flag {flag}{nearest(flag, known) or '.'}")
-        if head in _CLASSES:
-            parsed = _parsed(values[0])
-            request.seen.append((key, parsed))
+        if head in CLASSES:
+            content = parsed(values[0])
+            request.seen.append((key, content))
             if rest in {"", "class_path"}:
-                named = parsed.get("class_path") if isinstance(parsed, dict) else parsed
-                if named == request.classes.get(head) and named == parsed:
+                named = content.get("class_path") if isinstance(content, dict) else content
+                if named == request.classes.get(head) and named == content:
                     # It would discard the arguments in the files.
                     continue
                 request.classes[head] = str(named or request.classes.get(head))
@@ -238,8 +192,8 @@ def _set(request: OwnRequest, key: str, value: Any, text: str, source: str) -> N
         if key not in options():
             if name not in POLICY:
                 raise InputError(f"Unknown key {key}{source}{nearest(key, [*options(), *_trainer_keys()]) or '.'}")
-            check_no_file(key, _parsed(value))
-            request.seen.append((key, _parsed(value)))
+            check_no_file(key, parsed(value))
+            request.seen.append((key, parsed(value)))
             request.words.append(f"--{key}={text}")
             return
     request.settings |= convert({key: value}, source)
@@ -247,46 +201,3 @@ def _set(request: OwnRequest, key: str, value: Any, text: str, source: str) -> N
 
 def _trainer_keys() -> list[str]:
     return [f"trainer.{name}" for name in POLICY]
-
-
-def _parsed(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
-        return value
-
-
-def _check_classes(request: OwnRequest) -> None:
-    """Rejects a class outside the allowed packages, at any depth, before anything is imported."""
-    if "model" not in request.classes:
-        raise InputError("model has no class_path: name the LightningModule, such as my_package.Lit.")
-    for key, value in request.seen:
-        top = isinstance(value, str) and (key in _CLASSES or key.endswith("class_path"))
-        for path in [value] if top else class_paths(value):
-            check_class(key, str(path), request)
-
-
-def class_paths(value: Any) -> Iterator[Any]:
-    """Yields the values of `class_path` in a nested value, at any depth, also in texts."""
-    if isinstance(value, str) and "class_path" in value:
-        value = _parsed(value)
-    if isinstance(value, Mapping):
-        if "class_path" in value:
-            yield value["class_path"]
-        value = list(value.values())
-    for part in value if isinstance(value, list | tuple) else ():
-        yield from class_paths(part)
-
-
-def check_class(key: str, path: str, request: OwnRequest) -> None:
-    """Rejects the name of a class outside the allowed packages. A name without a package is of an imported class."""
-    if ("." not in path and request.imports) or any(
-        f"{path}.".startswith(f"{package}.") for package in request.allowed
-    ):
-        return
-    package = path.partition(".")[0]
-    hint = f"add {FLAG} {package}, if you trust it" if package.isidentifier() else "give its dotted name"
-    own = f" of {', '.join(request.imports)}" if request.imports else ""
-    raise InputError(f"{key} names {path}, but a configuration may name classes{own or ' of no package'} only: {hint}.")

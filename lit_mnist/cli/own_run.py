@@ -17,7 +17,7 @@ from lit_mnist.checkpoint.store import CONFIG, Found
 from lit_mnist.cli.claim import PATIENCE_SECONDS, writes_run_folder
 from lit_mnist.cli.imports import import_packages
 from lit_mnist.cli.own_cli import OwnModuleCLI
-from lit_mnist.cli.own_module import OwnRequest
+from lit_mnist.cli.own_request import OwnRequest
 from lit_mnist.cli.start import Ranks, run_ranks
 from lit_mnist.cli.validate import check_accelerate, check_launch, choose_ranks
 from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, threads_per_rank, warn_once

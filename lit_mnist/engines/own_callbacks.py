@@ -111,13 +111,14 @@ class OwnMonitor(Callback):
         folder: The run folder.
         rank: This rank.
         clock: Times the optimizer steps.
+        log_every: Batches between two checks of the losses.
 
     Attributes:
         steps_now: Optimizer steps since the start of this process.
     """
 
-    def __init__(self, run: RunSettings, folder: Path, rank: Rank, clock: StepClock) -> None:
-        self.rank, self.clock = rank, clock
+    def __init__(self, run: RunSettings, folder: Path, rank: Rank, clock: StepClock, log_every: int) -> None:
+        self.rank, self.clock, self._log_every = rank, clock, log_every
         self._fault, self._inject, self._marker = run.fault, str(run.inject), fault_marker(folder)
         self._first = self._step = self.steps_now = 0
         self._heartbeat: Heartbeat | None = None
@@ -143,7 +144,7 @@ class OwnMonitor(Callback):
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor):
             self._losses.append(loss.detach())
-        due = (batch_idx + 1) % trainer.log_every_n_steps == 0
+        due = (batch_idx + 1) % self._log_every == 0
         if due:
             self._check_finite(trainer, pl_module)
         if trainer.global_step != self._step:

@@ -76,7 +76,7 @@ def _run(job: OwnJob, rank: Rank) -> None:
         outcome.weights = _load_weights(job, module)
 
     # --- evaluate
-    loaded = {"verbose": False, "weights_only": True}
+    loaded: dict[str, Any] = {"verbose": False, "weights_only": True}
     if job.command == "test" or (job.command == "train" and _has_test(module, data)):
         best = trainer.checkpoint_callback.best_model_path if job.trains else ""  # type: ignore[union-attr]
         if best and rank.is_first:
@@ -111,7 +111,7 @@ def _fit(
     """Trains, and returns what is known after the last step."""
     log = MetricsLog(job.folder, _logged_steps(job.checkpoint), (), ("step", "epoch")) if rank.is_first else None
     logger = MetricsLogger(log)
-    monitor = OwnMonitor(job.run, job.folder, rank, clock)
+    monitor = OwnMonitor(job.run, job.folder, rank, clock, job.trainer.get("log_every_n_steps", 50))
     every = job.run.save_steps or (None if job.run.save_seconds else _SAVE_EVERY)
     save = RunCheckpoint(job.folder / "checkpoints", every, job.run.save_seconds, job.run.keep)
     trainer = _trainer(job, options, [monitor], [save], logger)
