@@ -54,7 +54,9 @@ class LitClassifier(LightningModule):
         return self.net(images, None)
 
     def setup(self, stage: str) -> None:
-        """Converts the weights to channels-last, the fastest memory format for convolutions."""
+        """Converts the weights to channels-last, the fastest memory format, and forgets an earlier evaluation."""
+        # The Trainer skips a loop without batches, and the evaluation of another split must not stand for its own.
+        self.evaluation = None
         self.net.to(memory_format=torch.channels_last)
 
     def teardown(self, stage: str) -> None:

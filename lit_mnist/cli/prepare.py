@@ -9,7 +9,6 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from lit_mnist.checkpoint.format import LAST
 from lit_mnist.checkpoint.weights import read_weights
@@ -117,8 +116,7 @@ def _load_samples(validated: Validated) -> tuple[Dataset, Splits, tuple[Path, ..
     fetch = saved is None or saved.may_fetch(request.settings, experiment.data, trains=request.trains)
     if not request.images:
         dataset = load_dataset(experiment.data, fetch=fetch)
-        stage: Literal["test", "predict"] = "predict" if request.command == "predict" else "test"
-        return dataset, split_dataset(experiment, dataset, stage), ()
+        return dataset, split_dataset(experiment, dataset, request.command), ()
     if experiment.trainer.limit_of("predict") is not None:
         raise InputError("trainer.limit_predict_batches applies to the test split: pass fewer --images instead.")
     # Imported here because only this command needs it.

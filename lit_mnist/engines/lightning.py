@@ -103,6 +103,7 @@ def run(job: Job, rank: Rank) -> None:
         test = replace(module.evaluation, examples=module.examples.gather())
     elif job.command == "validate":
         trainer.validate(module, datamodule=data, verbose=False)
+        assert module.evaluation
         validation = module.evaluation
     elif job.command == "predict":
         write_predictions(job, rank, cast(list[Any], trainer.predict(module, datamodule=data)))
