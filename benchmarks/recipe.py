@@ -131,7 +131,7 @@ def _lacks_voc(data: DataSettings) -> bool:
 
 def _shapes_folder() -> Path:
     """Returns the folder of the shapes, in the format of VOC; generates them if they are missing."""
-    from lit_mnist.data.segmentation.shapes_folder import NAME
+    from lit_mnist.data.segmentation.shapes import NAME
 
     folder = user_cache() / NAME
     if not folder.is_dir():

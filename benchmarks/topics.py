@@ -25,6 +25,17 @@ _SEED_RECIPE = (
 _PER_SAMPLE = (*_SEED_RECIPE, "--data.pipeline", "per_sample", "--data.workers", 4)
 _SAVING = ("--batch-size", 64, "--save-every", 1)
 _UNSYNCED = ("--trainer.sync_batchnorm", "false")
+# Each plugin, and the variant of a stock Trainer that it is compared with; benchmarks/plugins.py trains them.
+STOCK, STOCK_SAVING = "stock", "stock, saving"
+PLUGINS = {
+    "ExactDistributedSampler": STOCK,
+    "PortableSyncBatchNorm": STOCK,
+    "FailureReport": STOCK,
+    "VerifiedCheckpointIO": STOCK_SAVING,
+    "ExactCheckpoint": STOCK_SAVING,
+    "all": STOCK_SAVING,
+}
+PLUGIN_STEPS, STEPS_BETWEEN_SAVES = 120, 20
 _IMPORT = ("-c", "import lightning.pytorch")
 _MAIN = ("-m", "lit_mnist.engines.lightning")
 _ALL_PACKAGES = """
@@ -198,8 +209,34 @@ def memory() -> Topic:
     )
 
 
+def plugins() -> Topic:
+    """What does each plugin cost under a stock Trainer?"""
+    measurements: list[Measurement] = []
+    ratios: list[Ratio] = []
+    for batch in (64, 256):
+        measurements += [
+            Measurement(
+                f"{name}, batch {batch}", partial(_printed, ("-m", "benchmarks.plugins", name, "--batch-size", batch))
+            )
+            for name in (STOCK, STOCK_SAVING, *PLUGINS)
+        ]
+        ratios += [Ratio(f"{name}, batch {batch}", f"{other}, batch {batch}") for name, other in PLUGINS.items()]
+    return Topic(
+        name="plugins",
+        title="Plugins under a stock Trainer, two ranks",
+        measurements=measurements,
+        ratios=ratios,
+        notes=(
+            f"A ConvNet with two batch norm layers in float32, {PLUGIN_STEPS} steps. `{STOCK_SAVING}` saves by "
+            f"ModelCheckpoint every {STEPS_BETWEEN_SAVES} steps, and so do the rows that are compared with it; they "
+            "count the mean over the steps, the others the median.",
+        ),
+    )
+
+
 TOPICS: dict[str, Callable[[], Topic]] = {
     **{make.__name__: make for make in (start, demo, seed, engines, overhead, evaluation, precision, memory)},
+    "plugins": plugins,
     "waterfall": lambda: waterfall(WaterfallOptions()),
     "scaling": lambda: scaling(ScalingOptions()),
     "devices": devices,

@@ -9,7 +9,6 @@ from typing import Any, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.io import CheckpointIO
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
@@ -18,6 +17,7 @@ from lit_mnist.checkpoint.format import LAST, SECTION, read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import make_section
 from lit_mnist.module import LitClassifier
+from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.recorder import StepMonitor
@@ -29,10 +29,11 @@ class RunLogger(Logger):
 
     Args:
         log: The log files on rank 0, None on the other ranks.
-        monitor: Counts the steps from 1; a Trainer counts the steps of its loggers from 0.
+        monitor: Counts the steps from 1; a Trainer counts the steps of its loggers from 0. None for a subclass that
+            counts otherwise.
     """
 
-    def __init__(self, log: MetricsLog | None, monitor: StepMonitor) -> None:
+    def __init__(self, log: MetricsLog | None, monitor: StepMonitor | None) -> None:
         super().__init__()
         self._log, self._monitor = log, monitor
 
@@ -51,7 +52,7 @@ class RunLogger(Logger):
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Logs the metrics of the current step, until the training ends."""
-        if self._log:
+        if self._log and self._monitor:
             self._log.log_metrics(metrics, self._monitor.step)
 
     def finalize(self, status: str) -> None:
@@ -175,7 +176,7 @@ class SaveCheckpoints(Checkpoint):
         self._trainer = trainer
 
     def _save(self) -> None:
-        # The manager chooses the file; see VerifiedCheckpointIO.save_checkpoint.
+        # The manager chooses the file; see RunCheckpointIO.save_checkpoint.
         self._trainer.save_checkpoint(self.manager.folder / LAST)
 
     def on_train_batch_end(
@@ -221,14 +222,16 @@ class SaveCheckpoints(Checkpoint):
         checkpoint[SECTION] = make_section(self.job)
 
 
-class VerifiedCheckpointIO(CheckpointIO):
-    """Reads and writes checkpoints atomically, with a SHA-256 hash, without executing pickled code.
+class RunCheckpointIO(VerifiedCheckpointIO):
+    """Reads and writes the checkpoints of a run folder, in the format of all engines.
 
     Args:
         write: Writes a checkpoint of this run on rank 0; None for a run that saves none.
     """
 
     def __init__(self, write: Callable[[dict[str, Any]], None] | None) -> None:
+        # The checkpoint manager has a writer of its own.
+        super().__init__(background=False)
         self._write = write
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -242,7 +245,3 @@ class VerifiedCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         """Returns a verified checkpoint on the CPU."""
         return read_checkpoint(Path(path))
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a checkpoint."""
-        Path(path).unlink(missing_ok=True)

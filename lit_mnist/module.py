@@ -11,12 +11,12 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_mnist.checkpoint.format import find_verified_checkpoint
-from lit_mnist.data.loader import Batch, draw_of
+from lit_mnist.data.batch import Batch, make_draw
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_buffers
-from lit_mnist.plugins.exact_metrics import ExactMetrics
+from lit_mnist.plugins.exact_metrics import ClassifierMetrics
 from lit_mnist.training.evaluation import Evaluation, Prediction, check_count, name_metrics, predict_with_probability
 from lit_mnist.training.examples import Examples
 from lit_mnist.training.loss import mean_loss
@@ -43,7 +43,7 @@ class LitClassifier(LightningModule):
         self.save_hyperparameters({"num_classes": num_classes, "seed": seed, **asdict(self.settings)})
         self.net = build_net(self.settings, num_classes=num_classes, seed=seed)
         self.train_metrics = TrainMetrics()
-        self.metrics = ExactMetrics(num_classes)
+        self.metrics = ClassifierMetrics(num_classes)
         self.examples = Examples(num_classes)
         self.evaluation: Evaluation | None = None
         self.optimizer_steps = 0
@@ -51,10 +51,12 @@ class LitClassifier(LightningModule):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Returns the logits [batch, classes, ...] of normalized images [batch, channels, height, width]."""
-        return self.net(images)
+        return self.net(images, None)
 
     def setup(self, stage: str) -> None:
-        """Converts the weights to channels-last, the fastest memory format for convolutions."""
+        """Converts the weights to channels-last, the fastest memory format, and forgets an earlier evaluation."""
+        # The Trainer skips a loop without batches, and the evaluation of another split must not stand for its own.
+        self.evaluation = None
         self.net.to(memory_format=torch.channels_last)
 
     def teardown(self, stage: str) -> None:
@@ -82,7 +84,7 @@ class LitClassifier(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         """Returns the loss and the logits of a micro-batch."""
         batch = Batch.of(batch)
-        logits = self.net(batch.images, batch.draw or draw_of(self.hparams["seed"], self.trainer, batch))
+        logits = self.net(batch.images, batch.draw or make_draw(self.hparams["seed"], self.trainer, batch))
         loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
         self.log_training(loss, logits, batch.targets, batch_idx)
         # The Trainer divides by the length of a full accumulation window; the last window of an epoch may be shorter.
@@ -105,12 +107,12 @@ class LitClassifier(LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Updates this rank's metrics."""
         batch = Batch.of(batch)
-        self.metrics.update(self.net(batch.images), batch.targets)
+        self.metrics.update(self.net(batch.images, None), batch.targets)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Updates this rank's metrics and examples."""
         batch = Batch.of(batch)
-        logits = self.net(batch.images)
+        logits = self.net(batch.images, None)
         self.metrics.update(logits, batch.targets)
         self.examples.add(logits, batch.targets, batch.indices)
 
@@ -131,7 +133,7 @@ class LitClassifier(LightningModule):
         """Returns the indices of the samples, if the loader provides them, their classes and their probabilities."""
         # A predict loader may yield images without targets.
         batch = Batch.of((batch, batch) if isinstance(batch, torch.Tensor) else batch)
-        return batch.indices, *predict_with_probability(self.net(batch.images))
+        return batch.indices, *predict_with_probability(self.net(batch.images, None))
 
     def _log(self, metrics: dict[str, float], **options: Any) -> None:
         # Double precision represents each value exactly.

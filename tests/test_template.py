@@ -150,3 +150,20 @@ def test_the_signature_of_a_training_step_is_inspected_once(
     trainer.fit((WithNumber if several else WithoutNumber)(), datamodule=data)
     assert found == ([(0,), (1,), (2,)] if several else [()] * 3)
     assert asked.count("batch_idx") == 1
+
+
+def test_an_evaluation_is_never_that_of_another_split(tmp_path: Path) -> None:
+    """The Trainer skips a loop that a limit leaves without batches."""
+
+    def work() -> int:
+        options: dict[str, Any] = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False}
+        module, data = LitClassifier(), MNISTDataModule(train_size=200, val_size=50, test_size=60)
+        Trainer(default_root_dir=tmp_path, **options).validate(module, data, verbose=False)
+        assert module.evaluation is not None
+        assert module.evaluation.count == 50
+        Trainer(default_root_dir=tmp_path, limit_test_batches=0, **options).test(module, data, verbose=False)
+        assert module.evaluation is None
+        return 0
+
+    done = run_forked(work, tmp_path)
+    assert done.code == 0, done.err

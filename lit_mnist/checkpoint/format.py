@@ -16,6 +16,7 @@ import torch
 
 from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.checkpoint.digest import content_sha256
+from lit_mnist.checkpoint.file_hash import has_hash
 from lit_mnist.checkpoint.safety import UnsafeError, load_checked
 from lit_mnist.errors import InputError
 
@@ -163,6 +164,6 @@ def find_verified_checkpoint(place: Path, warn: Callable[[str], None]) -> Path:
         InputError: The file is missing, damaged, or not a checkpoint of this project.
     """
     path = find_weights(place, warn)
-    if SECTION not in read_checkpoint(path, hashed=False):
+    if SECTION not in read_checkpoint(path, hashed=False) and not has_hash(path):
         warn(f"{path} was written by a Trainer: it has no SHA-256, and was not verified.")
     return path

@@ -16,6 +16,7 @@ from typing import IO, Any
 import torch
 
 from lit_mnist.checkpoint._private import TENSOR_RECORD, VALUES_RECORD, is_harmless_record
+from lit_mnist.checkpoint.file_hash import find_comment, verify_hash
 from lit_mnist.checkpoint.unpickler import UnsafeError, check_values
 
 _ZIP_END, _ZIP64_END = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q4sLQL")
@@ -30,6 +31,8 @@ def load_checked(path: Path) -> Any:
     """Loads a file of torch.save to the CPU after `check_archive`, whose errors it raises."""
     with path.open("rb") as file:
         check_archive(file)
+        if find_comment(file):
+            verify_hash(file)
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
 
@@ -78,10 +81,13 @@ def _check_end(file: IO[bytes], size: int) -> None:
     file.seek(0)
     if file.read(4) != b"PK\3\4":
         raise UnsafeError("it is not an archive of torch.save")
+    hashed = find_comment(file)
+    size -= hashed
     file.seek(max(0, size - _ZIP_END.size - _ZIP64_END.size))
     tail = file.read()
+    tail = tail[: len(tail) - hashed]
     signature, *disks, here, count, length, offset, comment = _ZIP_END.unpack(tail[-_ZIP_END.size :])
-    if signature != b"PK\5\6" or any(disks) or here != count or comment or count > _MOST_RECORDS:
+    if signature != b"PK\5\6" or any(disks) or here != count or comment != hashed or count > _MOST_RECORDS:
         raise UnsafeError("its list of records is not at its end, or is too long")
     left = size - offset - length
     if left == len(tail):

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,12 @@ from lit_mnist.run.folder import RESULT, default_path
 
 
 def train(
-    engine: str = "lightning", *, devices: int = 1, settings: Mapping[str, Any] | None = None, **flags: Any
+    engine: str = "lightning",
+    *,
+    devices: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    imports: Sequence[str] = (),
+    **flags: Any,
 ) -> dict[str, Any]:
     """Trains, tests the best weights, and returns the content of `result.json`; prints the output of the run.
 
@@ -35,6 +40,7 @@ def train(
         engine: Name of the engine.
         devices: Number of ranks.
         settings: Sections of the experiment, such as `{"model": {"net": "basicnet"}}`.
+        imports: Packages of your own, which register networks or data sets.
         **flags: The command line's short flags, with underscores: `epochs`, `batch_size`, `lr`, `run_dir`, ...
 
     Raises:
@@ -43,12 +49,17 @@ def train(
     """
     if engine not in ENGINES:
         raise InputError(f"Unknown engine {engine!r}: use {', '.join(ENGINES)}.")
-    words = [f"--devices={devices}", *_words(settings, flags)]
+    words = [f"--devices={devices}", *_words(settings, imports, flags)]
     return _run([f"lit_mnist.engines.{engine}", *words], flags.get("run_dir"), "train", RESULT)
 
 
 def compare(
-    engines: str = "all", *, devices: int = 1, settings: Mapping[str, Any] | None = None, **flags: Any
+    engines: str = "all",
+    *,
+    devices: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    imports: Sequence[str] = (),
+    **flags: Any,
 ) -> dict[str, Any]:
     """Compares engines, and returns the content of `comparison.json`; a difference is not an error, see its `equal`.
 
@@ -56,18 +67,20 @@ def compare(
         engines: `all`, or names separated by commas.
         devices: Number of ranks.
         settings: Sections of the experiment.
+        imports: Packages of your own.
         **flags: As for `train`; also `repeats` and `timed_steps`.
 
     Raises:
         LitMnistError: As for `train`.
     """
-    words = [f"--engines={engines}", f"--devices={devices}", *_words(settings, flags)]
+    words = [f"--engines={engines}", f"--devices={devices}", *_words(settings, imports, flags)]
     return _run(["lit_mnist.cli.main", "compare", *words], flags.get("run_dir"), "compare", JSON)
 
 
-def _words(settings: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> list[str]:
+def _words(settings: Mapping[str, Any] | None, imports: Sequence[str], flags: Mapping[str, Any]) -> list[str]:
     short = {name.replace("_", "-"): value for name, value in flags.items()}
-    return [f"--{name}={_text(value)}" for name, value in [*short.items(), *flatten(settings or {})]]
+    words = [f"--{name}={_text(value)}" for name, value in [*short.items(), *flatten(settings or {})]]
+    return [*(f"--import={name}" for name in imports), *words]
 
 
 def _text(value: Any) -> str:

@@ -27,7 +27,7 @@ from lit_mnist.run.metrics_log import read_metrics
 # New name of a best checkpoint that does not belong to the resumed training.
 _ASIDE = "best-put-aside.ckpt"
 # A lost rank may still hold the folder when its successor starts.
-_PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 30.0
 _WRITES = {
     "train": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
     "fit": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
@@ -47,11 +47,11 @@ def lock_resumed_folder(request: Request) -> Iterator[IO[str] | None]:
     Raises:
         InputError: Another run holds the folder, or it cannot be locked.
     """
-    folder = _folder_to_resume(request) if _writes() else None
+    folder = _folder_to_resume(request) if writes_run_folder() else None
     if folder is None:
         yield None
         return
-    lock = lock_folder(folder, _PATIENCE_SECONDS if resumes_in_place(request) else 0)
+    lock = lock_folder(folder, PATIENCE_SECONDS if resumes_in_place(request) else 0)
     try:
         yield lock
     except BaseException:
@@ -73,7 +73,7 @@ def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path,
     request, experiment, saved = validated.request, validated.experiment, validated.saved
     origin = find_run_folder(saved.path) if saved and request.trains else None
     path = _path(validated, origin)
-    if not _writes():
+    if not writes_run_folder():
         return path, None
     in_place = origin is not None and path.resolve() == origin
     restarted = request.trains and was_restarted(path)
@@ -84,7 +84,7 @@ def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path,
         writes=_WRITES[request.command],
         folders=("checkpoints", "tensorboard") if request.trains else (),
         resumed=in_place or restarted or (request.resume == "auto" and not (path / RESULT).exists()),
-        patience=_PATIENCE_SECONDS if restarted else 0,
+        patience=PATIENCE_SECONDS if restarted else 0,
         lock=lock if lock and Path(lock.name).resolve().parent == path.resolve() else None,
     )
     try:
@@ -109,7 +109,7 @@ def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path,
     return path, folder
 
 
-def _writes() -> bool:
+def writes_run_folder() -> bool:
     """Returns whether this process writes the run folder."""
     return not launched_from_outside() or Rank.from_environment().is_first
 
@@ -143,7 +143,7 @@ def _path(validated: Validated, origin: Path | None) -> Path:
     if chosen is None and every_rank_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
         raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
     name = experiment.model.net if request.command == "train" else f"{experiment.model.net}-{request.command}"
-    return (chosen or default_path(name, make=_writes())).absolute()
+    return (chosen or default_path(name, make=writes_run_folder())).absolute()
 
 
 def _fill(folder: RunFolder, saved: Saved | None, *, resumes_here: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import lit_mnist
 from lit_mnist.cli.flags import COMMANDS, SHORT_FLAGS, commands_of, options_of
+from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.trainer_options import POLICY
 from lit_mnist.experiment.schema import options
 
@@ -18,12 +19,15 @@ _INDENT = 26
 
 def help_text(words: Sequence[str], engine: str) -> str:
     """Returns the help or the version that a command line asks for, or an empty string."""
+    imports, words = split_imports(words)
     if "--version" in words:
         return f"lit_mnist {lit_mnist.__version__}"
     if "--trainer.help" in words:
         return _trainer_help()
     if not {"--help", "-h"} & set(words):
         return ""
+    # The help lists the names that they register.
+    import_packages(imports)
     program = Path(sys.argv[0]).name if engine == "lightning" else f"python -m lit_mnist.engines.{engine}"
     if words[0] in commands_of(engine) and words[0] != "train":
         return _command_help(program, words[0], engine)
@@ -44,9 +48,10 @@ def _overview(program: str, engine: str) -> str:
             "",
             "flags of every command that trains:",
             *(_row(flag, options()[key].help) for flag, key in SHORT_FLAGS.items() if key in keys),
-            _config_row(),
+            *_common_rows(),
             "",
             f"All settings: {program} fit --help.",
+            *_own_module_help(program, engine),
             *_see_trainer_help(program, engine),
         ]
     )
@@ -55,7 +60,7 @@ def _overview(program: str, engine: str) -> str:
 def _command_help(program: str, command: str, engine: str) -> str:
     text, own = COMMANDS[command]
     lines = [f"usage: {program} {command} [FLAGS]", "", f"{text[0].upper()}{text[1:]}.", ""]
-    lines += [*(_row(flag, meaning) for flag, meaning in own.items()), _config_row()]
+    lines += [*(_row(flag, meaning) for flag, meaning in own.items()), *_common_rows()]
     names = {key: flag for flag, key in SHORT_FLAGS.items()}
     section = ""
     for key in options_of(command, engine):
@@ -81,8 +86,27 @@ def _see_trainer_help(program: str, engine: str) -> list[str]:
     return [f"Further options of Lightning's Trainer: {program} fit --trainer.help."] if engine == "lightning" else []
 
 
-def _config_row() -> str:
-    return _row("--config FILE", "a YAML file of settings, or lit_mnist:NAME.yaml of the package; flags override it")
+def _own_module_help(program: str, engine: str) -> list[str]:
+    if engine != "lightning":
+        return []
+    return [
+        "",
+        f"your own LightningModule: {program} --config mine.yaml --import my_package",
+        _row("--model, --data CLASS", "its class and that of its data, such as my_package.Lit, here or in the file"),
+        _row("--model.NAME VALUE", "an argument of the class; the settings of the models above are not accepted"),
+        "",
+    ]
+
+
+def _common_rows() -> list[str]:
+    return [
+        _row("--config FILE", "a YAML file of settings, or lit_mnist:NAME.yaml of the package; flags override it"),
+        _row(
+            "--import PACKAGE",
+            "a package or module of your own, which registers networks or data sets, or defines classes that the "
+            "configuration names",
+        ),
+    ]
 
 
 def _row(name: str, text: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from lit_mnist.errors import InputError
 
 FLAG = "--import"
+Argument = TypeVar("Argument")
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -62,6 +64,12 @@ def import_packages(names: Sequence[str]) -> None:
             raise InputError(f"{FLAG} {name}: its import needs {error.name}, which is not installed.") from error
         except Exception as error:
             raise InputError(_failed_import(name, error)) from error
+
+
+def import_and_run(names: Sequence[str], work: Callable[[Argument], None], argument: Argument) -> None:
+    """Calls `work` after importing the user's packages, which a new process has not imported."""
+    import_packages(names)
+    work(argument)
 
 
 def _failed_import(name: str, error: Exception) -> str:

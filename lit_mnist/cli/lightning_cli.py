@@ -65,8 +65,24 @@ _REJECTED: tuple[tuple[type[Callback], str], ...] = (
 )
 
 
-class ExperimentCLI(LightningCLI):
-    """LightningCLI as a parser only: `instantiate_classes` does nothing.
+class OptionsParser(LightningCLI):
+    """LightningCLI as a parser only: `instantiate_classes` does nothing."""
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        """Parses the flags; raises an InputError with one message."""
+        try:
+            self.config = parser.parse_args(args)
+        except ArgumentError as error:
+            raise InputError(_plain(str(error))) from error
+        except (ValueError, OSError, RecursionError) as error:
+            raise InputError(f"The settings cannot be read: {' '.join(str(error).split())[:300]}.") from error
+
+    def instantiate_classes(self) -> None:
+        """Does nothing: the ranks instantiate the objects."""
+
+
+class ExperimentCLI(OptionsParser):
+    """The parser of the options that the experiment does not have.
 
     Args:
         words: Flags of the section `trainer`.
@@ -90,18 +106,6 @@ class ExperimentCLI(LightningCLI):
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
-
-    def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Parses the flags; raises an InputError with one message."""
-        try:
-            self.config = parser.parse_args(args)
-        except ArgumentError as error:
-            raise InputError(_plain(str(error))) from error
-        except (ValueError, OSError, RecursionError) as error:
-            raise InputError(f"The settings cannot be read: {' '.join(str(error).split())[:300]}.") from error
-
-    def instantiate_classes(self) -> None:
-        """Does nothing: the ranks instantiate the objects."""
 
 
 def make_trainer_options(names: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
@@ -148,7 +152,7 @@ def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict
         if isinstance(callback, EarlyStopping):
             _check_monitored(callback.monitor, experiment.data)
     config = ExperimentCLI(extras.words).config
-    return {name: _plain_value(config.trainer[name]) for name in extras.names}
+    return {name: plain_value(config.trainer[name]) for name in extras.names}
 
 
 def _check_monitored(metric: str, data: DataSettings) -> None:
@@ -160,14 +164,14 @@ def _check_monitored(metric: str, data: DataSettings) -> None:
         raise InputError(f"trainer.callbacks monitors {metric}, but the metrics are {', '.join(known)}.")
 
 
-def _plain_value(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Converts a parsed value back to a plain value of a configuration file."""
     if isinstance(value, Namespace):
         value = vars(value)
     if isinstance(value, dict):
-        return {name: _plain_value(part) for name, part in value.items()}
+        return {name: plain_value(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain_value(part) for part in value]
+        return [plain_value(part) for part in value]
     if isinstance(value, Enum):
         return value.value
     if callable(value):

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lit_mnist.cli.help import help_text
+from lit_mnist.cli.own_module import read_own_request
 from lit_mnist.cli.parser import parse
 from lit_mnist.distributed.rank import Rank, adopt_slurm, die_with_parent, launched_from_outside
 from lit_mnist.distributed.signals import STOP, require_main_thread
@@ -63,6 +64,14 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
 
 
 def _run(words: list[str], engine: str, command: str) -> int:
+    own = read_own_request(words)
+    if own:
+        if engine != "lightning":
+            raise InputError(f"The engine {engine} trains this project's networks only: use lit-mnist or train.py.")
+        from lit_mnist.cli.own_run import start_own
+
+        start_own(own, command)
+        return 0
     request = parse(words, engine)
     if request.command == "compare":
         if engine != "lightning":

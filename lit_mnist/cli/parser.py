@@ -91,7 +91,7 @@ def parse(argv: list[str], engine: str = "lightning") -> Request:
         InputError: A command, flag, key or value is unknown, of the wrong type, or contradicts another.
     """
     imports, argv = split_imports(argv)
-    command, words = _split_command(argv, engine)
+    command, words = split_command(argv, engine)
     # Their import may register networks and data sets.
     import_packages(imports)
     own_flags = COMMANDS[command][1]
@@ -101,7 +101,7 @@ def parse(argv: list[str], engine: str = "lightning") -> Request:
     own: dict[str, str] = {}
     images: list[str] = []
     extras: list[tuple[str, Any]] = []
-    for name, values in _split_flags(words, own_flags):
+    for name, values in split_flags(words, own_flags):
         flag = ("--ckpt" if command in EVALUATING else "--resume") if name == CKPT_PATH else name
         key = SHORT_FLAGS.get(flag, flag.removeprefix("--"))
         if flag == "--images" and flag in own_flags:
@@ -136,7 +136,8 @@ def parse(argv: list[str], engine: str = "lightning") -> Request:
     return Request(command, files | flags, read_extras(extras), own, tuple(images), imports)
 
 
-def _split_command(argv: list[str], engine: str) -> tuple[str, list[str]]:
+def split_command(argv: list[str], engine: str = "lightning") -> tuple[str, list[str]]:
+    """Returns the command and the other words."""
     if not argv or argv[0].startswith("-"):
         return "train", argv
     if argv[0] == "bench":
@@ -147,7 +148,7 @@ def _split_command(argv: list[str], engine: str) -> tuple[str, list[str]]:
     return argv[0], argv[1:]
 
 
-def _split_flags(words: list[str], own_flags: Container[str]) -> list[tuple[str, list[str]]]:
+def split_flags(words: list[str], own_flags: Container[str]) -> list[tuple[str, list[str]]]:
     """Returns each flag with its values: none or one, or several for `--images`."""
     pairs: list[tuple[str, list[str]]] = []
     rest = list(words)

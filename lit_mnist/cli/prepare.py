@@ -9,7 +9,6 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from lit_mnist.checkpoint.format import LAST
 from lit_mnist.checkpoint.weights import read_weights
@@ -24,6 +23,8 @@ from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan
+from lit_mnist.experiment.registry import NETWORKS
+from lit_mnist.models.build import build_net
 from lit_mnist.run.folder import RESULT, RunFolder
 from lit_mnist.training.job import Job, Splits, plan_for, split_dataset
 from lit_mnist.training.precision import resolve_precision
@@ -50,6 +51,9 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFol
         validated = validate(request, engine)
         experiment = validated.experiment
         dataset, splits, files = _load_samples(validated)
+        if experiment.model.net in NETWORKS:
+            # Checks the network before anything is written.
+            build_net(experiment.model, num_classes=dataset.num_classes, seed=experiment.seed_everything)
         weights = None
         if validated.saved is None:
             weights = read_weights(experiment.model, num_classes=dataset.num_classes, report=print_once)
@@ -82,6 +86,7 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFol
         cuda_graph=validated.cuda_graph,
         resumable=capabilities.resume,
         testable="test" in capabilities.commands,
+        imports=request.imports,
     )
     return job, folder
 
@@ -111,16 +116,15 @@ def _load_samples(validated: Validated) -> tuple[Dataset, Splits, tuple[Path, ..
     fetch = saved is None or saved.may_fetch(request.settings, experiment.data, trains=request.trains)
     if not request.images:
         dataset = load_dataset(experiment.data, fetch=fetch)
-        stage: Literal["test", "predict"] = "predict" if request.command == "predict" else "test"
-        return dataset, split_dataset(experiment, dataset, stage), ()
+        return dataset, split_dataset(experiment, dataset, request.command), ()
     if experiment.trainer.limit_of("predict") is not None:
         raise InputError("trainer.limit_predict_batches applies to the test split: pass fewer --images instead.")
     # Imported here because only this command needs it.
-    from lit_mnist.predict import predictions_of
+    from lit_mnist.predict import get_prediction_module
     from lit_mnist.predict.user_images import find_images
 
     files = tuple(find_images([Path(image) for image in request.images]))
-    dataset = predictions_of(experiment.data.task).load_user_images(files, experiment.data, fetch=fetch)
+    dataset = get_prediction_module(experiment.data.task).load_user_images(files, experiment.data, fetch=fetch)
     return dataset, Splits(dataset.train, dataset.train, dataset.test), files
 
 

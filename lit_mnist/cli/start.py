@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from torch.distributed import DistNetworkError
 
 from lit_mnist.checkpoint.store import find_newest_valid
+from lit_mnist.cli.imports import import_and_run
 from lit_mnist.cli.parser import Request
 from lit_mnist.cli.prepare import prepare
 from lit_mnist.distributed.failure import convert_disk_error, exit_rank, explain_failure, report_failure
@@ -23,6 +26,7 @@ from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_failure
 from lit_mnist.engines.rank_work import do_job
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
+from lit_mnist.experiment import RunSettings
 from lit_mnist.run.finish import program
 from lit_mnist.run.folder import RunFolder
 from lit_mnist.training.job import Job
@@ -42,37 +46,66 @@ def start(request: Request, engine: str, command: str) -> None:
     # The ranks are forked from this process: until then it must not start OpenMP's threads.
     torch.set_num_threads(1)
     job, folder = prepare(request, engine=engine, command=command)
+    advice = partial(_how_to_resume, job)
+    work = partial(import_and_run, job.imports, partial(do_job, job))
+    run_ranks(Ranks(work, job.plan.world_size, job.experiment.run, job.folder, advice), folder)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What `run_ranks` starts.
+
+    Attributes:
+        work: The work of each rank.
+        world_size: Number of ranks over all machines.
+        run: The section `run`.
+        path: Path of the run folder.
+        advice: Returns how to resume; its argument says whether only a checkpoint is worth a message.
+    """
+
+    work: Callable[[Rank], None]
+    world_size: int
+    run: RunSettings
+    path: Path
+    advice: Callable[[bool], str]
+
+
+def run_ranks(ranks: Ranks, folder: RunFolder | None) -> None:
+    """Runs the ranks to their end, and releases the run folder.
+
+    Raises:
+        LitMnistError: The run failed or was stopped; the message says why, and how to resume.
+    """
     try:
-        _run_ranks(job, folder)
+        _run_ranks(ranks, folder)
     except LitMnistError as error:
         error.started = True
-        error.advice = _how_to_resume(job, only_with_checkpoint=error.exit_code == InputError.exit_code)
+        error.advice = ranks.advice(error.exit_code == InputError.exit_code)
         raise
     finally:
         if folder:
             folder.release()
 
 
-def _run_ranks(job: Job, folder: RunFolder | None) -> None:
+def _run_ranks(ranks: Ranks, folder: RunFolder | None) -> None:
     """Runs one rank in this process if it is the only one or an outside launcher started it; else launches them."""
-    run, logs = job.experiment.run, job.folder / "logs"
+    run, logs = ranks.run, ranks.path / "logs"
     if launched_from_outside():
         rank = Rank.from_environment()
         if rank.num_nodes == 1:
             use_loopback()
         else:
             choose_interface()
-        _run_rank(job, folder, rank, logs if rank.is_first or run.dir else None)
-    elif job.plan.world_size == 1 and not run.max_restarts:
+        _run_rank(ranks, folder, rank, logs if rank.is_first or run.dir else None)
+    elif ranks.world_size == 1 and not run.max_restarts:
         use_loopback()
-        _run_rank(job, folder, Rank(), logs)
+        _run_rank(ranks, folder, Rank(), logs)
     else:
         method = "spawn" if run.launcher == "spawn" else None
-        work = partial(do_job, job)
-        launch(work, world_size=job.plan.world_size, max_restarts=run.max_restarts, logs=logs, start_method=method)
+        launch(ranks.work, world_size=ranks.world_size, max_restarts=run.max_restarts, logs=logs, start_method=method)
 
 
-def _run_rank(job: Job, folder: RunFolder | None, rank: Rank, logs: Path | None) -> None:
+def _run_rank(ranks: Ranks, folder: RunFolder | None, rank: Rank, logs: Path | None) -> None:
     """Runs one rank in this process, and turns its exceptions into errors with a message."""
     RANK_STATUS.rank = rank
     if logs:
@@ -81,14 +114,14 @@ def _run_rank(job: Job, folder: RunFolder | None, rank: Rank, logs: Path | None)
     def end(signum: signal.Signals) -> None:
         error = StoppedError(f"Stopped by {signum.name}.", signum)
         if rank.is_first:
-            print_failure(error, _how_to_resume(job), RANK_STATUS.print_error)
+            print_failure(error, ranks.advice(False), RANK_STATUS.print_error)
         if folder:
             folder.release()
         exit_rank(error)
 
     STOP.listen(end)
     try:
-        do_job(job, rank)
+        ranks.work(rank)
     except LitMnistError as error:
         report_failure(error)
         raise
@@ -105,13 +138,13 @@ def _run_rank(job: Job, folder: RunFolder | None, rank: Rank, logs: Path | None)
         raise RankLostError(explain_failure(report)) from error
 
 
-def _how_to_resume(job: Job, *, only_with_checkpoint: bool = False) -> str:
+def _how_to_resume(job: Job, only_with_checkpoint: bool) -> str:
     if not job.trains or not job.resumable:
         return ""
     damaged: list[str] = []
     found = find_newest_valid(job.folder, damaged.append)
     notes = "".join(f"\n{note}" for note in damaged)
-    command, folder = program(job.engine), shlex.quote(display_path(job.folder))
+    command, folder = program(job.engine), shlex.quote(display_path(job.folder)) + job.import_flag
     if found is None:
         none = "\nThere is no checkpoint to resume from: --save-every 30s saves within an epoch."
         return notes if only_with_checkpoint else notes + none

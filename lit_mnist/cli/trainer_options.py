@@ -121,7 +121,7 @@ def read_extras(pairs: Iterable[tuple[str, Any]]) -> TrainerExtras:
         if f"trainer.{name}" == key and parsed == POLICY[name].default:
             continue
         if f"trainer.{name}" == key.removesuffix("+"):
-            _check_no_file(key, parsed)
+            check_no_file(key, parsed)
         for path in _class_paths(parsed):
             _check_class(f"trainer.{name}", path)
         if (reason := POLICY[name].reason) is not None:
@@ -141,7 +141,7 @@ def _parsed(value: Any) -> Any:
         return value
 
 
-def _check_no_file(key: str, value: Any) -> None:
+def check_no_file(key: str, value: Any) -> None:
     """Rejects the name of a file, which LightningCLI would read instead, even from a pipe."""
     for part in value if isinstance(value, list) else [value]:
         try:

@@ -52,7 +52,7 @@ def validate(request: Request, engine: str) -> Validated:
     Raises:
         InputError: The request is rejected; nothing was written.
     """
-    _check_accelerate()
+    check_accelerate()
     saved = _find_saved(request)
     experiment = _make_experiment(request, saved)
     stated: dict[str, Any] = {}
@@ -64,10 +64,10 @@ def validate(request: Request, engine: str) -> Validated:
         if not CAPABILITIES[engine].resume:
             raise InputError(f"The engine {engine} cannot resume from {saved.path}: choose another --run-dir.")
         saved.check_same(experiment)
-    devices, world_size = _choose_ranks(experiment.trainer)
+    devices, world_size = choose_ranks(experiment.trainer)
     check_devices(engine, experiment, devices, world_size)
     cuda_graph = request.trains and uses_cuda_graph(engine, experiment, devices, world_size, request.extras.names)
-    _check_launch(experiment.run, world_size)
+    check_launch(experiment.run, world_size)
     if request.trains:
         check_deterministic(experiment, devices.kind)
     return Validated(request, engine, experiment, saved, devices, world_size, cuda_graph, stated)
@@ -129,7 +129,7 @@ def _find_saved(request: Request) -> Saved | None:
     raise InputError(f"The folder {source} contains no valid checkpoint to resume from.")
 
 
-def _choose_ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
+def choose_ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
     """Returns this machine's devices and the number of ranks over all machines."""
     if not launched_from_outside():
         if trainer.num_nodes > 1:
@@ -154,7 +154,7 @@ def _choose_ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
     return choose_devices(trainer if listed else replace(trainer, devices=rank.local_world_size)), rank.world_size
 
 
-def _check_launch(run: RunSettings, world_size: int) -> None:
+def check_launch(run: RunSettings, world_size: int) -> None:
     """Rejects launch options that do not fit how the ranks are started, or how many there are."""
     outside = launched_from_outside()
     if outside and run.launcher != "agent":
@@ -169,7 +169,7 @@ def _check_launch(run: RunSettings, world_size: int) -> None:
         raise InputError("run.max_restarts has no effect: torch's elastic agent does not start the ranks here.")
 
 
-def _check_accelerate() -> None:
+def check_accelerate() -> None:
     """Rejects a start by `accelerate launch` that made one process on CPUs where several were requested."""
     several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
     if several and "RANK" not in os.environ:

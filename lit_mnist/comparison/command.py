@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.comparison.equality import Run
 from lit_mnist.comparison.results import engine_results
@@ -24,7 +26,9 @@ from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.experiment import Experiment
+from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.experiment.schema import as_flags
+from lit_mnist.models.build import build_net
 from lit_mnist.run.folder import RunFolder, default_path
 from lit_mnist.run.timing import WARM_UP_STEPS, commit, versions
 from lit_mnist.training.job import plan_for, split_dataset
@@ -51,6 +55,10 @@ def compare(request: Request, command: str, main: Main) -> int:
     own, experiment = _own_flags(request.own), request.experiment()
     _check(request, experiment)
     dataset = load_dataset(experiment.data)
+    if experiment.model.net in NETWORKS:
+        # Checks the network once; the runs are forked from this process.
+        torch.set_num_threads(1)
+        build_net(experiment.model, num_classes=dataset.num_classes, seed=experiment.seed_everything)
     devices = choose_devices(experiment.trainer)
     plan = plan_for(experiment, split_dataset(experiment, dataset), devices.count)
     variants = choose_variants(own["--engines"])
@@ -61,6 +69,7 @@ def compare(request: Request, command: str, main: Main) -> int:
         main=main,
         variants=variants,
         flags=[
+            *(f"--import={name}" for name in request.imports),
             *_experiment_flags(request.settings),
             "--data.batch_per=global",
             f"--data.batch_size={plan.batch_size}",

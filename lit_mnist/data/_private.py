@@ -1,4 +1,4 @@
-"""What the documentation of torchvision does not promise: the addresses and MD5 sums of the data sets."""
+"""The undocumented parts of torchvision that the data sets use: their addresses and MD5 sums."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ CLASSES = {"fashion_mnist": "FashionMNIST", "kmnist": "KMNIST", "qmnist": "QMNIS
 
 
 def digit_archives(name: str, emnist_split: str) -> dict[str, Archive]:
-    """Returns the archive of each decoded file: training images and labels, then test images and labels.
-
-    Args:
-        name: A key of `CLASSES`.
-        emnist_split: The split of EMNIST.
-    """
+    """Returns the archive of each decoded file: training images and labels, then test images and labels."""
     from torchvision import datasets
 
     published = getattr(datasets, CLASSES[name])

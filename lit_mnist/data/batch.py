@@ -1,26 +1,28 @@
-"""A batch, and the transfer of data to the device of a rank."""
+"""A batch, and its transfer to the device of a rank."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from lit_mnist.data.rng import Draw
 from lit_mnist.errors import InputError
 
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
 CPU = torch.device("cpu")
 
 
 class Batch(NamedTuple):
-    """The part of a micro-batch that one rank has.
+    """The share of one rank of a micro-batch.
 
     Attributes:
         images: Normalized images, float [batch, 1, 28, 28], or for segmentation [batch, 3, height, width].
-        targets: Classes, int64 [batch], or for segmentation [batch, height, width], where pixels that do not count are
-            `IGNORED`.
+        targets: Classes, int64 [batch], or for segmentation [batch, height, width] with `IGNORED` pixels.
         indices: Indices of the samples in their split, int64 [batch], on the CPU.
-        draw: The random numbers of this micro-batch, in training only.
+        draw: Identifies the random numbers of this micro-batch; None outside of training.
     """
 
     images: torch.Tensor
@@ -30,7 +32,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> Batch:
-        """Converts a batch of a user's own loader, (images, targets), which leaves `indices` empty.
+        """Converts a batch of a user's own loader, (images, targets); `indices` is then empty.
 
         Raises:
             InputError: The batch has another form.
@@ -51,10 +53,17 @@ class Batch(NamedTuple):
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Returns a tensor on a device; the CPU does not wait for the copy.
+    """Copies a tensor to a device without blocking the CPU.
 
-    The copy goes through pinned memory: from pageable memory, the CPU would wait for everything queued on the GPU.
+    The copy uses pinned memory: from pageable memory, the CPU would wait for everything queued on the GPU.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def make_draw(seed: int, trainer: Trainer, batch: Batch) -> Draw:
+    """Returns the draw of this rank for a micro-batch of a user's own loader, which has none."""
+    samples, rank, world_size = len(batch.images), trainer.global_rank, trainer.world_size
+    rows = torch.arange(rank * samples, (rank + 1) * samples, device=batch.images.device)
+    return Draw(seed=seed, number=trainer.fit_loop.total_batch_idx, size=world_size * samples, rows=rows)

@@ -6,9 +6,10 @@ import string
 
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
+from lit_mnist.experiment.registry import DATASETS
 
 _DIGITS = tuple(string.digits)
-# In the order of EMNIST, which merges 15 lower-case letters that look like upper-case letters with them.
+# In the order of EMNIST, which merges 15 lower-case letters with the upper-case letters that look alike.
 _MERGED = (*_DIGITS, *string.ascii_uppercase, *"abdefghnqrt")
 _EMNIST_CLASSES: dict[str, tuple[str, ...]] = {
     "byclass": (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase),
@@ -41,6 +42,8 @@ def class_names(settings: DataSettings) -> tuple[str, ...]:
     Raises:
         InputError: There is no such data set or split.
     """
+    if own := DATASETS.get(settings.name):
+        return own.class_names
     known, key, value = _CLASSES, "data.name", str(settings.name)
     if value == "emnist":
         known, key, value = _EMNIST_CLASSES, "data.emnist_split", settings.emnist_split

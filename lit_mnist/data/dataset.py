@@ -1,7 +1,4 @@
-"""The data set of an experiment, verified: `load_dataset(settings).train`.
-
-Digits are tensors in memory. Segmentation images are files.
-"""
+"""The verified data set of an experiment: `load_dataset(settings).train`."""
 
 from __future__ import annotations
 
@@ -12,9 +9,11 @@ from lit_mnist.data.classes import BORDER, class_names
 from lit_mnist.data.digits.family import load_family
 from lit_mnist.data.digits.mnist import load_mnist
 from lit_mnist.data.digits.split import Split
+from lit_mnist.data.own_dataset import load_own_dataset
 from lit_mnist.data.segmentation.split import IGNORED, SegmentationSplit
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
+from lit_mnist.experiment.registry import DATASETS
 
 __all__ = ["IGNORED", "AnySplit", "Dataset", "SegmentationSplit", "Split", "class_names", "load_dataset"]
 
@@ -63,19 +62,21 @@ def load_dataset(settings: DataSettings | None = None, *, fetch: bool = True) ->
         root = Path(settings.root).expanduser() if settings.root else None
     except RuntimeError as error:
         raise InputError(f"data.root {settings.root} cannot be found: {error}") from error
-    # The border is not a class of the files.
-    in_files = len(names) - (names[-1] == BORDER)
+    # The files mark the border without counting it as a class.
+    classes_in_files = len(names) - (names[-1] == BORDER)
     loaded: tuple[str, str, AnySplit, AnySplit]
-    if settings.name == "mnist":
+    if own := DATASETS.get(settings.name):
+        loaded = load_own_dataset(own, root)
+    elif settings.name == "mnist":
         loaded = load_mnist(root)
     elif settings.name == "voc2012":
         from lit_mnist.data.segmentation.voc import load_voc2012
 
-        loaded = load_voc2012(root, in_files, download=settings.download, fetch_missing=fetch)
+        loaded = load_voc2012(root, classes_in_files, download=settings.download, fetch_missing=fetch)
     elif settings.name == "shapes":
-        from lit_mnist.data.segmentation.shapes_folder import load_shapes
+        from lit_mnist.data.segmentation.shapes import load_shapes
 
-        loaded = load_shapes(root, in_files, make=fetch)
+        loaded = load_shapes(root, classes_in_files, generate=fetch)
     else:
         loaded = load_family(settings.name, root, settings.emnist_split, len(names), fetch_missing=fetch)
     source, sha256, train, test = loaded

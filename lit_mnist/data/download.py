@@ -1,6 +1,6 @@
 """Downloads published archives once per machine: one process downloads under a file lock, the others wait.
 
-A file gets its own name, by a rename, only when it is complete and its MD5 is right. An interrupted download leaves a
+A file is renamed to its own name only when it is complete and its MD5 is correct. An interrupted download leaves a
 folder `.partial`, which the next download removes.
 """
 
@@ -44,35 +44,30 @@ def user_cache() -> Path:
         cache = os.environ.get("XDG_CACHE_HOME")
         return (Path(cache) if cache else Path.home() / ".cache") / "lit_mnist"
     except RuntimeError as error:
-        raise InputError(f"There is no folder for the data: {error} Name one with data.root.") from error
+        raise InputError(f"There is no folder for the data: {error} Set data.root.") from error
+
+
+def is_file(path: Path) -> bool:
+    """Returns whether a path is a regular file; raises InputError if it cannot be accessed."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise InputError(f"{path} cannot be accessed: {error}. Make it readable, or change data.root.") from error
 
 
 def check_allowed(name: str, root: Path, *, allowed: bool) -> None:
-    """Checks that the user, and not only a checkpoint, asks for data to be downloaded or generated.
-
-    Args:
-        name: Name of the data set.
-        root: The folder that would be written to.
-        allowed: Whether the user does.
-
-    Raises:
-        InputError: The user does not.
-    """
+    """Raises InputError if only a checkpoint, and not the user, asks for data to be written to `root`."""
     if not allowed:
         raise InputError(
-            f"The data set {name}, which the checkpoint names, is not in {root}. A checkpoint alone does not cause a "
+            f"The checkpoint names the data set {name}, which is not in {root}. A checkpoint alone does not cause a "
             f"write: give --data.root with the folder that has the data, or --data.name {name} --data.root "
-            f"{shlex.quote(str(root))} to have them put there."
+            f"{shlex.quote(str(root))} to create them there."
         )
 
 
 @contextmanager
 def exclusive(folder: Path, purpose: str) -> Iterator[None]:
-    """Holds a lock in a folder. A process that has to wait for the lock prints a message.
-
-    Args:
-        folder: The folder of the lock file.
-        purpose: What the holder does, as in "Waiting for another process to PURPOSE FOLDER."
+    """Holds a lock in a folder. A process that waits prints a message with the purpose and the folder.
 
     Raises:
         OSError: The lock file cannot be written or locked, or is a symbolic link.
@@ -91,8 +86,8 @@ def exclusive(folder: Path, purpose: str) -> Iterator[None]:
 
 
 @contextmanager
-def writing(folder: Path, purpose: str = "download data into") -> Iterator[None]:
-    """Makes a folder and holds its lock; see `exclusive`.
+def locked_folder(folder: Path, purpose: str = "download data into") -> Iterator[None]:
+    """Creates a folder and holds its lock; see `exclusive`.
 
     Raises:
         InputError: Writing to the folder fails, here or in the body.
@@ -103,13 +98,13 @@ def writing(folder: Path, purpose: str = "download data into") -> Iterator[None]
             yield
     except OSError as error:
         raise InputError(
-            f"The data cannot be kept in {folder}: {error}. Name a folder that can be written to with data.root."
+            f"The data cannot be written to {folder}: {error}. Set data.root to a writable folder."
         ) from error
 
 
 @contextmanager
 def partial_folder(path: Path) -> Iterator[Path]:
-    """Makes an empty folder for unfinished files, and removes it at the end."""
+    """Creates an empty folder for unfinished files, and removes it at the end."""
     shutil.rmtree(path, ignore_errors=True)
     # Without exist_ok: the files would follow a symbolic link of another user.
     path.mkdir()
@@ -120,14 +115,10 @@ def partial_folder(path: Path) -> Iterator[Path]:
 
 
 def fetch(archives: list[Archive], folder: Path) -> None:
-    """Downloads archives into a folder, each complete and with the right MD5.
-
-    Args:
-        archives: The archives.
-        folder: Where they are put; the caller holds its lock.
+    """Downloads archives into a folder whose lock the caller holds, and checks the MD5 of each.
 
     Raises:
-        InputError: An archive cannot be fetched from any of its addresses.
+        InputError: An archive cannot be downloaded from any of its addresses.
         OSError: The folder cannot be written to.
     """
     with partial_folder(folder / ".partial") as partial:
@@ -142,10 +133,10 @@ def fetch(archives: list[Archive], folder: Path) -> None:
                 except (InputError, OSError, HTTPException) as error:
                     failures.append(f"{address}: {error}")
             else:
-                by_hand = "\n".join(f"  {each.addresses[0]}" for each in archives)
+                manual = "\n".join(f"  {each.addresses[0]}" for each in archives)
                 raise InputError(
-                    f"{archive.name} could not be fetched ({'; '.join(failures)}). Check the network, or fetch these "
-                    f"by hand and put them, as they are, into {folder}:\n{by_hand}"
+                    f"{archive.name} could not be fetched ({'; '.join(failures)}). Check the network, or download "
+                    f"these files by hand and put them, unchanged, into {folder}:\n{manual}"
                 )
             (partial / archive.name).replace(folder / archive.name)
 
@@ -164,11 +155,7 @@ def download(address: str, path: Path) -> None:
 
 
 def check_md5(file: BufferedReader, archive: Archive) -> None:
-    """Checks the MD5 of an open archive. An MD5 detects damage, not an attack.
-
-    Raises:
-        InputError: The archive is damaged.
-    """
+    """Raises InputError if the MD5 of an open archive is wrong. An MD5 detects damage, not an attack."""
     found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != archive.md5:
         raise InputError(

@@ -18,7 +18,7 @@ USER_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
 
 @contextmanager
 def open_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
-    """Opens an image of limited size. Errors of the decoder inside the block name the file, too.
+    """Opens an image of limited size. Errors of the decoder inside the block also name the file.
 
     Args:
         path: The file.
@@ -28,13 +28,13 @@ def open_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
         The image, of which only the header has been read.
 
     Raises:
-        InputError: The file cannot be read or decoded, is empty, holds several images or more than 50 megapixels.
+        InputError: The file cannot be read or decoded, is empty, or has several images or more than 50 megapixels.
     """
     too_large = f"{path}: more than {MAX_PIXELS // 1_000_000} megapixels; reduce the image first"
     try:
         if path.stat().st_size == 0:
             raise InputError(f"{path}: the file is empty")
-        # Given the path, Pillow maps an uncompressed TIFF into memory and exchanges the sides of a rotated one.
+        # Given the path, Pillow maps an uncompressed TIFF into memory and swaps the sides of a rotated one.
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file, formats=formats) as image:

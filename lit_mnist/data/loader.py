@@ -1,6 +1,6 @@
-"""The batches of a rank. From images in memory, a batch is cut, augmented and normalized in one vectorized step each.
+"""The batches of a rank: images in memory are selected, augmented and normalized in vectorized steps.
 
-All of this happens on the device of the rank, where the images stay. The indices and random numbers of an epoch are
+These steps run on the device of the rank, where the images stay. The indices and random numbers of an epoch are
 computed on the CPU and copied to the device once, at the first batch of the epoch.
 
 With `--data.pipeline per_sample`, and for segmentation images, the samples are loaded one by one: see `workers.py`.
@@ -10,44 +10,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lit_mnist.data.batch import CPU, Batch, to_device
 from lit_mnist.data.dataset import AnySplit, Split
-from lit_mnist.data.digits.augmentation import parameters, transform
-from lit_mnist.data.digits.split import normalize
+from lit_mnist.data.digits.split import normalize, parameters, transform
 from lit_mnist.data.rng import Draw
 from lit_mnist.data.sampler import Indices, evaluation_rows, rank_rows, train_indices
 from lit_mnist.data.workers import load_batches
 from lit_mnist.experiment import DataSettings
 from lit_mnist.experiment.plan import Plan
 
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
 __all__ = ["Batch", "EpochLoader", "EvaluationBatches", "TrainBatches", "normalize"]
 
-# Images that a GPU cuts at once: a few kernels for many batches. A CPU cuts each batch when it is needed: it is then
-# still in the cache.
-_CUT_AT_ONCE = 4096
+# A GPU prepares this many images at once, with a few kernels for many batches. A CPU prepares each batch when it is
+# needed, so that the batch is still in the cache.
+_IMAGES_AT_ONCE = 4096
 
 
 class _Epoch(NamedTuple):
-    """What the micro-batches of one rank in an epoch are made of."""
+    """The inputs of the micro-batches of one rank in an epoch."""
 
     indices: torch.Tensor  # of the samples, int64 [micro-batches, samples], on the CPU
     rows: torch.Tensor  # the same on the device
-    numbers: torch.Tensor  # their `augmentation.parameters`, [numbers, micro-batches, samples], on the device
+    numbers: torch.Tensor  # the `parameters` of their augmentation, [numbers, micro-batches, samples], on the device
 
 
+@dataclass(eq=False, repr=False)
 class TrainBatches:
     """The micro-batches of one rank in one epoch.
 
-    The length is that of the whole epoch, also with `first`: a micro-batch keeps its number.
+    The length is that of the whole epoch, also with `first`: a micro-batch keeps its index.
 
     Args:
         split: The training samples.
@@ -58,41 +56,32 @@ class TrainBatches:
         rank: This rank.
         first: The first micro-batch to return, from 0, if the epoch is resumed.
         dtype: Floating-point type of the images.
-        device: Device of the batches that are cut; samples loaded one by one are on the CPU.
+        device: Device of the batches; samples that are loaded one by one stay on the CPU.
     """
 
-    def __init__(
-        self,
-        split: AnySplit,
-        *,
-        plan: Plan,
-        settings: DataSettings,
-        seed: int,
-        epoch: int,
-        rank: int,
-        first: int = 0,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device = CPU,
-    ) -> None:
-        self.split = split
-        self.plan = plan
-        self.settings = settings
-        self.seed = seed
-        self.epoch = epoch
-        self.rows = rank_rows(plan.batch_size, rank, plan.world_size)
+    split: AnySplit
+    _: KW_ONLY
+    plan: Plan
+    settings: DataSettings
+    seed: int
+    epoch: int
+    rank: int
+    first: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+
+    def __post_init__(self) -> None:
+        self.rows = rank_rows(self.plan.batch_size, self.rank, self.plan.world_size)
         self.samples = self.rows.stop - self.rows.start
-        self.first = first
-        self.dtype = dtype
-        self.device = device
 
     def __len__(self) -> int:
         return self.plan.batches_in_epoch(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         if self.settings.batched:
-            at_once = 1 if self.device == CPU else max(1, _CUT_AT_ONCE // self.samples)
+            at_once = 1 if self.device == CPU else max(1, _IMAGES_AT_ONCE // self.samples)
             for start in range(self.first, len(self), at_once):
-                yield from self.cut(range(start, min(start + at_once, len(self))))
+                yield from self._select(range(start, min(start + at_once, len(self))))
             return
         numbers = range(self.first, len(self))
         indices = [self._indices(number) for number in numbers]
@@ -101,22 +90,16 @@ class TrainBatches:
         for number, chosen, (images, targets) in zip(numbers, indices, loaded, strict=True):
             yield self._batch(number, torch.from_numpy(chosen.copy()), images, targets)
 
-    def cut(self, batches: range) -> list[Batch]:
-        """Returns some micro-batches of the epoch, cut from images in memory."""
+    def _select(self, batches: range) -> list[Batch]:
         split, epoch = _in_memory(self.split, self.device), self._epoch
-        taken = slice(batches.start - self.first, batches.stop - self.first)
-        rows, numbers = epoch.rows[taken].flatten(), epoch.numbers[:, taken].flatten(1)
+        part = slice(batches.start - self.first, batches.stop - self.first)
+        rows, numbers = epoch.rows[part].flatten(), epoch.numbers[:, part].flatten(1)
         # On a CPU, `split.images[rows]` takes four times as long: it copies pixel by pixel.
         images = split.images.index_select(0, rows).unsqueeze(1).to(self.dtype)
         images = normalize(transform(images, numbers, self.settings))
-        made = zip(
-            batches,
-            epoch.indices[taken],
-            images.split(self.samples),
-            split.labels.index_select(0, rows).split(self.samples),
-            strict=True,
-        )
-        return [self._batch(*batch) for batch in made]
+        targets = split.labels.index_select(0, rows).split(self.samples)
+        parts = zip(batches, epoch.indices[part], images.split(self.samples), targets, strict=True)
+        return [self._batch(*part) for part in parts]
 
     @cached_property
     def _epoch(self) -> _Epoch:
@@ -141,12 +124,12 @@ class TrainBatches:
 class EpochLoader:
     """The micro-batches of one rank for all epochs of a Trainer, in a different order in each epoch.
 
-    It is not a torch DataLoader, so that a Trainer does not shard it again. A Trainer calls `set_epoch` of a loader's
-    `sampler`, which is this object.
+    It is not a torch DataLoader, so that a Trainer does not shard it again. A Trainer calls `set_epoch` on the
+    `sampler` of a loader, which is this object.
 
     Args:
-        batches: Returns the micro-batches of an epoch, beginning with a given one.
-        first: Returns the micro-batch from which the Trainer resumes its epoch, 0 if it begins the epoch.
+        batches: Returns the micro-batches of an epoch, starting with a given one.
+        first: Returns the micro-batch at which the Trainer resumes its epoch, 0 at the start of an epoch.
         epoch: The epoch until `set_epoch` is called.
     """
 
@@ -158,11 +141,11 @@ class EpochLoader:
 
     @property
     def sampler(self) -> EpochLoader:
-        """The object whose `set_epoch` a Trainer calls."""
+        """Returns this object, whose `set_epoch` a Trainer calls."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Selects the epoch whose order the next iteration has."""
+        """Selects the epoch of the next iteration."""
         self.epoch = epoch
         self._begins = True
 
@@ -170,19 +153,20 @@ class EpochLoader:
         return len(self._batches(self.epoch, 0))
 
     def __iter__(self) -> Iterator[Batch]:
-        # Evaluated with the first batch, because a Trainer restores its position after it has made its iterators. A
-        # callback that iterates on its own within the epoch gets all of it.
+        # Called with the first batch, because a Trainer restores its position after it has created its iterators. A
+        # callback that iterates on its own within the epoch gets the whole epoch.
         first, self._begins = self._first() if self._begins else 0, False
         yield from self._batches(self.epoch, first)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns an empty state: the position follows from the Trainer's. The method marks a loader as resumable."""
+        """Returns an empty state: the Trainer has the position. The method marks a loader as resumable."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Ignores the state; see `state_dict`."""
 
 
+@dataclass(eq=False, repr=False)
 class EvaluationBatches:
     """The batches that one rank evaluates: over all ranks, each sample exactly once, in order.
 
@@ -191,28 +175,22 @@ class EvaluationBatches:
         rank: This rank.
         world_size: Number of ranks.
         batch_size: Samples of a batch; the last one may be smaller.
-        settings: The pipeline; by default, whole batches are cut.
+        settings: The pipeline; by default, the vectorized one.
         dtype: Floating-point type of the images.
-        device: Device of the batches that are cut; samples loaded one by one are on the CPU.
+        device: Device of the batches; samples that are loaded one by one stay on the CPU.
     """
 
-    def __init__(
-        self,
-        split: AnySplit,
-        *,
-        rank: int,
-        world_size: int,
-        batch_size: int,
-        settings: DataSettings | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device = CPU,
-    ) -> None:
-        self.split = split
-        self.rows = evaluation_rows(len(split), rank, world_size)
-        self.batch_size = batch_size
-        self.settings = settings or DataSettings()
-        self.dtype = dtype
-        self.device = device
+    split: AnySplit
+    _: KW_ONLY
+    rank: int
+    world_size: int
+    batch_size: int
+    settings: DataSettings = field(default_factory=DataSettings)
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+
+    def __post_init__(self) -> None:
+        self.rows = evaluation_rows(len(self.split), self.rank, self.world_size)
 
     def __len__(self) -> int:
         return math.ceil((self.rows.stop - self.rows.start) / self.batch_size)
@@ -221,27 +199,20 @@ class EvaluationBatches:
         starts = range(self.rows.start, self.rows.stop, self.batch_size)
         parts = [slice(start, min(start + self.batch_size, self.rows.stop)) for start in starts]
         if self.settings.batched:
-            yield from map(self._cut, parts)
+            yield from map(self._select, parts)
             return
         indices = [np.arange(part.start, part.stop) for part in parts]
         loaded = load_batches(self.split.samples(self.settings, self.dtype), indices, self.settings.workers)
         for chosen, (images, targets) in zip(indices, loaded, strict=True):
             yield Batch(images, targets, torch.from_numpy(chosen), None)
 
-    def _cut(self, part: slice) -> Batch:
+    def _select(self, part: slice) -> Batch:
         split = _in_memory(self.split, self.device)
-        # A slice is contiguous: an index operation would take three times as long.
+        # A slice is contiguous: indexing would take three times as long.
         images = normalize(split.images[part].unsqueeze(1).to(self.dtype))
         return Batch(images, split.labels[part], torch.arange(part.start, part.stop), None)
 
 
 def _in_memory(split: AnySplit, device: torch.device) -> Split:
     assert isinstance(split, Split)
-    return split.on(device)
-
-
-def draw_of(seed: int, trainer: Trainer, batch: Batch) -> Draw:
-    """Returns the random numbers of this rank for a micro-batch of a user's own loader, which names none."""
-    samples, rank, world_size = len(batch.images), trainer.global_rank, trainer.world_size
-    rows = torch.arange(rank * samples, (rank + 1) * samples, device=batch.images.device)
-    return Draw(seed=seed, number=trainer.fit_loop.total_batch_idx, size=world_size * samples, rows=rows)
+    return split.to(device)

@@ -31,7 +31,7 @@ def random_bits(seed: int, purpose: str, *counters: int | npt.NDArray[np.integer
 
     Args:
         seed: The seed of the experiment.
-        purpose: What the numbers are for; different purposes give independent numbers.
+        purpose: The use of the numbers; different purposes give independent numbers.
         counters: Integers or integer arrays that broadcast against each other, such as an epoch and sample indices.
 
     Returns:
@@ -49,7 +49,7 @@ def uniform(seed: int, purpose: str, *counters: int | npt.NDArray[np.integer]) -
     return (random_bits(seed, purpose, *counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def derived_seed(seed: int, purpose: str, *counters: int) -> int:
+def derive_seed(seed: int, purpose: str, *counters: int) -> int:
     """Returns a seed from 0 to 2**63 - 1 for the generator of a library; see `random_bits` for the arguments."""
     return int(random_bits(seed, purpose, *counters) >> np.uint64(1))
 
@@ -68,7 +68,7 @@ class Draw(NamedTuple):
 
     Attributes:
         seed: The seed of the experiment.
-        number: Number of the micro-batch, counted over the whole run.
+        number: Index of the micro-batch in the whole run.
         size: Samples of the micro-batch over all ranks.
         rows: The rows of this rank, int64 [samples of this rank].
     """

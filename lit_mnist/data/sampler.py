@@ -20,12 +20,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def validation_split(seed: int, count: int, val_size: int) -> tuple[Indices, Indices]:
-    """Splits a training set into training and validation samples, at random.
-
-    Args:
-        seed: The seed of the experiment.
-        count: Number of samples of the training set.
-        val_size: Number of validation samples.
+    """Splits the `count` samples of a training set at random into training and validation samples.
 
     Returns:
         The indices of the training samples, int64 [count - val_size], and of the validation samples, int64 [val_size],
@@ -36,7 +31,7 @@ def validation_split(seed: int, count: int, val_size: int) -> tuple[Indices, Ind
     """
     if val_size >= count:
         raise InputError(
-            f"data.val_size {val_size} leaves nothing to train on: the training set has {count} samples. Lower it."
+            f"data.val_size {val_size} leaves no sample for training: the training set has {count}. Lower it."
         )
     order = permutation(seed, "validation split", count)
     return np.sort(order[val_size:]), np.sort(order[:val_size])
@@ -59,12 +54,8 @@ def rank_rows(batch_size: int, rank: int, world_size: int) -> slice:
 def train_indices(seed: int, epoch: int, batch: int, *, count: int, batch_size: int) -> Indices:
     """Returns the indices of the samples of one global micro-batch, int64 [batch_size].
 
-    Args:
-        seed: The seed of the experiment.
-        epoch: The epoch, from 0.
-        batch: The number of the micro-batch in the epoch, from 0 to count // batch_size - 1.
-        count: Number of training samples.
-        batch_size: Samples of a micro-batch over all ranks.
+    `batch` is the index of the micro-batch in the epoch, from 0 to count // batch_size - 1, and `count` the number of
+    training samples.
     """
     return epoch_order(seed, epoch, count)[batch * batch_size : (batch + 1) * batch_size]
 

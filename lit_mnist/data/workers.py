@@ -1,7 +1,7 @@
-"""Batches of samples that are loaded one by one, with loader workers or without.
+"""Loads samples one by one, with or without loader workers.
 
-Segmentation images are files, and are always loaded like this. For digits, `--data.pipeline per_sample` selects it as
-a reference: up to rounding, the batches are those that `loader.py` cuts in one step, in the same order.
+This is the only pipeline for segmentation images, which are files. For digits, `--data.pipeline per_sample` selects it
+as a reference: up to rounding, it yields the batches of the vectorized pipeline in `loader.py`, in the same order.
 
 A loader worker is a process forked from a rank. It uses one thread and ends with its rank, however the rank ends. It
 ignores the signals that stop a run: after a signal to the whole process group, such as Ctrl-C in a terminal, a rank
@@ -11,7 +11,6 @@ continues to its next checkpoint and needs its workers until then.
 from __future__ import annotations
 
 import os
-import platform
 import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -31,7 +30,6 @@ from lit_mnist.errors import InputError
 
 _Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
-_START_METHOD = "fork" if platform.system() == "Linux" else "spawn"
 # Longer than a launcher waits for its ranks to stop.
 _SECONDS_AFTER_SIGTERM = 10
 
@@ -39,12 +37,9 @@ _SECONDS_AFTER_SIGTERM = 10
 def load_batches(
     samples: Samples | SegmentationSamples, batches: Sequence[Indices], workers: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields the images and the targets of each batch.
+    """Yields the images and the targets of each batch, given the indices of its samples, int64 [batch].
 
-    Args:
-        samples: The samples of a split.
-        batches: The indices of the samples of each batch, int64 [batch].
-        workers: Processes that load ahead; with 0, this process loads a batch when it is requested.
+    `workers` processes prefetch; with 0, this process loads a batch when it is requested.
 
     Raises:
         InputError: The file of a sample cannot be read.
@@ -56,9 +51,9 @@ def load_batches(
         batch_sampler=[indices.tolist() for indices in batches],
         num_workers=workers,
         collate_fn=_collate,
-        worker_init_fn=partial(_begin_worker, os.getpid()),
-        multiprocessing_context=_START_METHOD if workers else None,
-        # It draws a seed for its workers. The state of the global generator must not change.
+        worker_init_fn=partial(_init_worker, os.getpid()),
+        multiprocessing_context="fork" if workers else None,
+        # The loader draws a seed for its workers, which must not change the state of the global generator.
         generator=torch.Generator(),
     )
     # A worker must not receive a signal before it has set its handlers.
@@ -69,15 +64,15 @@ def load_batches(
         if isinstance(arrays, InputError):
             raise arrays
         if number + 1 == len(batches):
-            # This ends the workers: a caller may keep the generator after the last batch.
+            # Ends the workers: a caller may keep the generator after the last batch.
             del loaded
         yield samples.batch(*map(torch.from_numpy, arrays))
 
 
 def _collate(samples: Sequence[tuple[torch.Tensor, Any] | InputError]) -> _Arrays | InputError:
-    """Stacks samples to arrays, or returns the error of a sample that cannot be read.
+    """Stacks samples, or returns the error of a sample that cannot be read.
 
-    Arrays go through a pipe. Tensors would go through shared memory and a socket in the temporary folder, which a
+    Workers send arrays through a pipe. Tensors would use shared memory and a socket in the temporary folder, which a
     killed process leaves behind.
     """
     for sample in samples:
@@ -87,15 +82,10 @@ def _collate(samples: Sequence[tuple[torch.Tensor, Any] | InputError]) -> _Array
     return torch.stack(images).numpy(), np.array(targets)
 
 
-def _begin_worker(rank: int, _worker: int) -> None:
-    """Prepares a worker process; torch has set its threads to one already.
-
-    Args:
-        rank: The process ID of the rank that has started it.
-    """
-    die_with_parent(rank)
+def _init_worker(rank_pid: int, _worker: int) -> None:
+    die_with_parent(rank_pid)
     for signum in STOPPING:
         signal.signal(signum, signal.SIG_IGN)
-    # At its exit, Python ends the remaining workers by SIGTERM and waits for them.
+    # At exit, Python sends SIGTERM to the remaining workers and waits for them.
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_AFTER_SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)

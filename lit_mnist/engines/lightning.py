@@ -7,9 +7,7 @@ torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.lightning
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -19,7 +17,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ProgressBar, Timer
 
-from lit_mnist.callbacks import MonitorSteps, RunLogger, RunProgressBar, SaveCheckpoints, VerifiedCheckpointIO
+from lit_mnist.callbacks import MonitorSteps, RunCheckpointIO, RunLogger, RunProgressBar, SaveCheckpoints
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.data.loader import Batch
 from lit_mnist.datamodule import MNISTDataModule
@@ -34,7 +32,7 @@ from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.recorder import StepMonitor
 from lit_mnist.run.timing import StepClock
-from lit_mnist.trainer import LitTrainer
+from lit_mnist.trainer import LitTrainer, quieten
 from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -105,6 +103,7 @@ def run(job: Job, rank: Rank) -> None:
         test = replace(module.evaluation, examples=module.examples.gather())
     elif job.command == "validate":
         trainer.validate(module, datamodule=data, verbose=False)
+        assert module.evaluation
         validation = module.evaluation
     elif job.command == "predict":
         write_predictions(job, rank, cast(list[Any], trainer.predict(module, datamodule=data)))
@@ -150,7 +149,7 @@ def _trainer(
         timeout=job.experiment.run.timeout,
         default_root_dir=job.folder,
         callbacks=callbacks,
-        plugins=[VerifiedCheckpointIO(save.manager.write if save else None)],
+        plugins=[RunCheckpointIO(save.manager.write if save else None)],
         logger=loggers,
         enable_checkpointing=save is not None,
         enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
@@ -174,18 +173,6 @@ def _reason_to_stop(trainer: LitTrainer) -> str:
         if isinstance(timer, Timer) and timer.time_remaining() is not None:
             return f"trainer.max_time is over after {timer.time_elapsed():.0f} s."
     return "a callback asked for it."
-
-
-def quieten() -> None:
-    """Silences Lightning's messages that appear in every run, and two warnings."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    # A profiler prints its summary at the end of a stage.
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
-    # Lightning itself causes this warning.
-    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
-    # The first and the last step are always logged.
-    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
 
 
 class GraphedClassifier(LitClassifier):

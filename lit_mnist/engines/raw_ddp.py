@@ -187,7 +187,7 @@ def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit, *, keep_exa
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
         with autocast(job.precision, device):
-            logits = net(images)
+            logits = net(images, None)
         sums.update(logits, targets, indices)
     # The mean of the ranks' means would be wrong, because ranks may have different numbers of samples.
     dist.all_reduce(sums.confusion)  # (6)

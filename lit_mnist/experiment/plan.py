@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings
-from lit_mnist.experiment.trainer import limited
 
 # Factor of the learning rate if the batch grows with the number of ranks: linear (Goyal et al.: Accurate, Large
 # Minibatch SGD, 2017), or its square root, which keeps the noise of a step (Krizhevsky: One weird trick, 2014).
@@ -91,7 +90,8 @@ def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan
         train_count: Number of training samples.
 
     Raises:
-        InputError: A micro-batch cannot be split evenly over the ranks, or there are too few samples for one.
+        InputError: A micro-batch cannot be split evenly over the ranks, or there are too few samples for one, or a
+            limit leaves none.
     """
     data, trainer = experiment.data, experiment.trainer
     batch_size = data.batch_size * (world_size if data.batch_per == "rank" else 1)
@@ -108,9 +108,7 @@ def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan
             "lower data.batch_size, or data.val_size, or raise data.train_size."
         )
     whole = train_count // batch_size
-    batches = limited(whole, trainer.limit_of("train"))
-    if not batches:
-        raise InputError(f"trainer.limit_train_batches leaves none of the {whole} batches of an epoch: raise it.")
+    batches = trainer.limit("train", whole)
     validates = data.val_size > 0 and trainer.limit_of("val") != 0
     steps_per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
     total_steps = steps_per_epoch * (1 if trainer.fast_dev_run else trainer.max_epochs)

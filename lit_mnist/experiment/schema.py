@@ -8,7 +8,7 @@ import math
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -16,6 +16,7 @@ import yaml
 
 from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment.experiment import Experiment, flatten
+from lit_mnist.experiment.registry import REGISTERED, explain_unknown
 
 SEED = "seed_everything"
 SECTIONS = ("model", "data", "trainer", "run")
@@ -67,12 +68,23 @@ class Option:
                 found, converted = _matches(kind, candidate)
                 if found:
                     return converted
-        raise InputError(f"{self.key} must be {self.wanted}, but is {' '.join(str(value).split())[:100]}.")
+        given = " ".join(str(value).split())[:100]
+        advice = explain_unknown(self.key, given, get_args(self.kinds[0])) if isinstance(value, str) else "."
+        raise InputError(f"{self.key} must be {self.wanted}, but is {given}{advice}")
+
+
+def options() -> dict[str, Option]:
+    """Returns all options by dotted key, in the order of a configuration file, with the registered names."""
+    return _options(tuple((key, tuple(known)) for key, known in REGISTERED.items()))
+
+
+def builtin_choices(key: str) -> tuple[Any, ...]:
+    """Returns the choices of an option without the registered names."""
+    return get_args(_options(())[key].kinds[0])
 
 
 @cache
-def options() -> dict[str, Option]:
-    """Returns all options by dotted key, in the order of a configuration file."""
+def _options(registered: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, Option]:
     default = dict(flatten(Experiment().to_dict()))
     found = {
         SEED: Option(SEED, (int,), default[SEED], "Seed of the weights, the split, the order and the augmentation.")
@@ -83,6 +95,9 @@ def options() -> dict[str, Option]:
         for field in fields(kind):
             key = f"{section}.{field.name}"
             found[key] = Option(key, _kinds(hints[field.name]), default[key], texts[field.name])
+    for key, names in registered:
+        choices: Any = Literal[(*get_args(found[key].kinds[0]), *names)]
+        found[key] = replace(found[key], kinds=(choices,))
     return found
 
 

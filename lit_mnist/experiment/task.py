@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lit_mnist.errors import InputError
+from lit_mnist.experiment.registry import DATASETS, NETWORKS
 
 if TYPE_CHECKING:
     from lit_mnist.experiment.experiment import Experiment
@@ -17,8 +18,8 @@ class Task:
     """What a network predicts for an image: one class, or a class for each pixel.
 
     Attributes:
-        data_names: The data sets of the task.
-        nets: The networks of the task.
+        data_names: The project's data sets of the task.
+        nets: The project's networks of the task. Registered networks and data sets are for classification.
         augmentations: The supported values of `data.augment`.
         options: The options of this task alone; the other task rejects values other than the default.
         eval_batch_size: Default number of samples that a rank evaluates at once.
@@ -69,10 +70,13 @@ def check_task(experiment: Experiment) -> None:
     """
     model, data = experiment.model, experiment.data
     task, other = (SEGMENTATION, CLASSIFICATION) if data.task is SEGMENTATION else (CLASSIFICATION, SEGMENTATION)
-    if model.net not in task.nets:
+    nets, others = ((*task.nets, *NETWORKS), other.data_names)
+    if task is SEGMENTATION:
+        nets, others = task.nets, (*other.data_names, *DATASETS)
+    if model.net not in nets:
         raise InputError(
-            f"model.net {model.net} does not fit data.name {data.name}: choose model.net {_either(task.nets)}, or "
-            f"data.name {_either(other.data_names)}."
+            f"model.net {model.net} does not fit data.name {data.name}: choose model.net {_either(nets)}, or "
+            f"data.name {_either(others)}."
         )
     if data.augment not in task.augmentations:
         raise InputError(
@@ -84,12 +88,31 @@ def check_task(experiment: Experiment) -> None:
         settings = getattr(experiment, section)
         if getattr(settings, name) != getattr(type(settings), name):
             raise InputError(f"{key} {getattr(settings, name)} does not apply to data.name {data.name}: leave it out.")
-    if model.weights == "backbone" and model.net in _WITHOUT_PUBLISHED_BACKBONE:
+    if model.weights == "backbone" and model.net in (*_WITHOUT_PUBLISHED_BACKBONE, *NETWORKS):
         raise InputError(f"model.weights backbone: {model.net} has no published weights: leave it out.")
     if model.lr_scale != "none" and data.batch_per != "rank":
         raise InputError(
             f"model.lr_scale {model.lr_scale} requires data.batch_per rank, which multiplies the batch by the number "
             "of ranks: set both, or leave it out."
+        )
+    _check_registered(experiment)
+
+
+def _check_registered(experiment: Experiment) -> None:
+    """Rejects options that a registered network or data set does not use."""
+    model, data = experiment.model, experiment.data
+    net, dataset = NETWORKS.get(model.net), DATASETS.get(data.name)
+    if net and model.compile:
+        raise InputError(f"model.compile does not apply to model.net {model.net}: leave it out.")
+    if net and model.views != 1 and "views" not in net.arguments:
+        raise InputError(
+            f"model.views {model.views} does not apply to model.net {model.net}: leave it out, or give "
+            f"{net.path} an argument views."
+        )
+    if dataset and data.root is not None and "root" not in dataset.arguments:
+        raise InputError(
+            f"data.root {data.root} does not apply to data.name {data.name}: leave it out, or give {dataset.path} an "
+            "argument root."
         )
 
 

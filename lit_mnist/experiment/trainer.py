@@ -6,10 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lit_mnist.errors import require
+from lit_mnist.errors import InputError, require
 from lit_mnist.experiment.bounds import check_bounds
 
 Precision = Literal["auto", "32-true", "64-true", "16-mixed", "bf16-mixed"]
+Stage = Literal["train", "val", "test", "predict"]
+_BATCHES = {
+    "train": "an epoch",
+    "val": "the validation split",
+    "test": "the test split",
+    "predict": "the samples to predict",
+}
 
 
 @dataclass(frozen=True)
@@ -88,18 +95,29 @@ class TrainerSettings:
             fits = limit is None or (0 <= limit <= 1 if isinstance(limit, float) else limit >= 0)
             require(fits, f"trainer.{name} must be a number of batches, or a share from 0.0 to 1.0, but is {limit}.")
 
-    def limit_of(self, stage: Literal["train", "val", "test", "predict"]) -> int | float | None:
+    def limit_of(self, stage: Stage) -> int | float | None:
         """Returns the limit of the batches of a stage; `fast_dev_run` and `overfit_batches` override it."""
+        limit: int | float | None = getattr(self, self._limiting_option(stage))
+        return int(limit) if isinstance(limit, bool) else limit
+
+    def limit(self, stage: Stage, batches: int, *, required: bool = True) -> int:
+        """Applies the limit of a stage, a number or a share from 0.0 to 1.0, to a number of batches.
+
+        Raises:
+            InputError: Batches are required, but the limit leaves none.
+        """
+        limit = self.limit_of(stage)
+        if limit is None:
+            return batches
+        left = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
+        if required and batches and not left:
+            raise InputError(
+                f"trainer.{self._limiting_option(stage)} {limit} leaves none of the {batches} batches of "
+                f"{_BATCHES[stage]}: raise it."
+            )
+        return left
+
+    def _limiting_option(self, stage: Stage) -> str:
         if self.fast_dev_run:
-            return int(self.fast_dev_run)
-        if self.overfit_batches and stage in {"train", "val"}:
-            return self.overfit_batches
-        limit: int | float | None = getattr(self, f"limit_{stage}_batches")
-        return limit
-
-
-def limited(batches: int, limit: int | float | None) -> int:
-    """Applies a limit, a number or a share from 0.0 to 1.0, to a number of batches."""
-    if limit is None:
-        return batches
-    return int(batches * limit) if isinstance(limit, float) else min(batches, limit)
+            return "fast_dev_run"
+        return "overfit_batches" if self.overfit_batches and stage in {"train", "val"} else f"limit_{stage}_batches"

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lit_mnist.data.rng import Draw
-from lit_mnist.models.dropout import SeededDropout
-from lit_mnist.models.input import channels_last, mean_over_views
+from lit_mnist.models.layers import SeededDropout, channels_last, mean_over_views
 
 
 class BasicNet(nn.Module):

@@ -7,44 +7,51 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from lit_mnist.data.rng import derived_seed
+from lit_mnist.data.rng import derive_seed
 from lit_mnist.experiment import ModelSettings
+from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.basicnet import BasicNet
 from lit_mnist.models.convnet import ConvNet
-from lit_mnist.models.dropout import SeededDropout
+from lit_mnist.models.layers import SeededDropout
+from lit_mnist.models.own_network import build_own_network
 
 
 def build_net(
     settings: ModelSettings, *, num_classes: int, seed: int, weights: Mapping[str, torch.Tensor] | None = None
 ) -> nn.Module:
-    """Returns the network with its initial weights, on the CPU, contiguous.
+    """Builds the network with its initial weights, contiguous and on the CPU.
 
     The weights are a function of the seed alone; the state of the global generator does not change. The network is
-    fastest after `net.to(memory_format=torch.channels_last)`; its saved weights are contiguous.
+    fastest after `net.to(memory_format=torch.channels_last)`.
 
     Args:
         settings: The section `model`.
         num_classes: Number of classes.
         seed: The seed of the experiment.
-        weights: Weights by name, which replace the random ones; see `read_weights`.
+        weights: A state dict whose entries replace initial weights; see `read_weights`.
+
+    Raises:
+        InputError: A registered network is not one that this project can train.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed(seed, "weights"))
-        net = _make(settings, num_classes)
+        torch.manual_seed(derive_seed(seed, "weights"))
+        net = _create_net(settings, num_classes)
     if settings.compile:
         assert isinstance(net, ConvNet | BasicNet)
         for layer in net.modules():
             if isinstance(layer, SeededDropout):
-                # The 64-bit arithmetic of its seeds is in numpy.
+                # It computes its 64-bit seeds with numpy.
                 layer.kept = torch.compiler.disable(layer.kept)  # type: ignore[method-assign]
-        # Not the call of the module: its hooks observe each step from outside.
+        # Compiles `logits` instead of the module, whose hooks must run outside of the graph.
         net.logits = torch.compile(net.logits)  # type: ignore[method-assign]
     if weights:
         net.load_state_dict(weights, strict=False)
     return net
 
 
-def _make(settings: ModelSettings, num_classes: int) -> nn.Module:
+def _create_net(settings: ModelSettings, num_classes: int) -> nn.Module:
+    if own := NETWORKS.get(settings.net):
+        return build_own_network(own, num_classes, settings.dropout, settings.views)
     if settings.net == "convnet":
         return ConvNet(num_classes, views=settings.views)
     if settings.net == "basicnet":

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lit_mnist.data.rng import Draw
-from lit_mnist.models.input import channels_last, mean_over_views
+from lit_mnist.models.layers import channels_last, mean_over_views
 
 
 class ConvNet(nn.Module):

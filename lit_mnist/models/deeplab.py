@@ -17,10 +17,9 @@ from torchvision.models.segmentation import DeepLabV3
 from lit_mnist.data.rng import Draw
 from lit_mnist.experiment import Net
 from lit_mnist.models._private import deeplab_parts
-from lit_mnist.models.dropout import SeededDropout
-from lit_mnist.models.input import channels_last
+from lit_mnist.models.layers import SeededDropout, channels_last
 
-# The small network, by stage: inner channels of its block, stride, and dilation.
+# The stages of the small network: inner channels of its block, stride, and dilation.
 _STAGES = ((16, 1, 1), (32, 2, 1), (32, 1, 2), (32, 1, 4))
 _STEM, _PYRAMID = 32, 64
 _RATES = (2, 4, 6)
@@ -29,8 +28,8 @@ _RATES = (2, 4, 6)
 class DeepLab(nn.Module):
     """DeepLabV3 (Chen et al.: Rethinking Atrous Convolution for Semantic Image Segmentation, 2017).
 
-    The weights have the names of torchvision, whose published weights therefore fit. Two things differ: the dropout is
-    a function of the sample, and there is no auxiliary loss.
+    The keys of the state dict are those of torchvision, so that its published weights can be loaded. Two things differ:
+    the dropout is a function of the sample, and there is no auxiliary loss.
 
     Args:
         net: The network.
@@ -46,11 +45,11 @@ class DeepLab(nn.Module):
         super().__init__()
         self.checkpoint_activations = checkpoint_activations
         if net == "deeplabv3_small":
-            whole = _small_deeplab(num_classes)
+            deeplab = _build_small_deeplab(num_classes)
         else:
-            make = getattr(segmentation, net)
-            whole = make(weights=None, weights_backbone=None, num_classes=num_classes, aux_loss=None)
-        self.backbone, self.classifier = whole.backbone, whole.classifier
+            build = getattr(segmentation, net)
+            deeplab = build(weights=None, weights_backbone=None, num_classes=num_classes, aux_loss=None)
+        self.backbone, self.classifier = deeplab.backbone, deeplab.classifier
         pyramid = self.classifier[0].project
         assert isinstance(pyramid[-1], nn.Dropout)
         # torch's dropout depends on the state of a generator.
@@ -64,11 +63,16 @@ class DeepLab(nn.Module):
         branch of the pyramid reduces each image to one pixel.
         """
         x = channels_last(images)
-        again = self.checkpoint_activations and self.training and torch.is_grad_enabled()
-        for block in _blocks(self.backbone):
-            if again and any(True for _ in block.children()):
-                contexts = partial(_contexts, block)
-                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
+        for block in _iterate_blocks(self.backbone):
+            if recompute and any(True for _ in block.children()):
+                x = checkpoint(
+                    block,
+                    x,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                    context_fn=partial(_checkpoint_contexts, block),
+                )
             else:
                 x = block(x)
         pyramid, *head = self.classifier
@@ -78,8 +82,7 @@ class DeepLab(nn.Module):
         return F.interpolate(x, size=images.shape[-2:], mode="bilinear", align_corners=False)
 
 
-def _blocks(backbone: nn.Module) -> Iterator[nn.Module]:
-    """Yields the layers of a backbone in order, and the blocks of a stage one by one."""
+def _iterate_blocks(backbone: nn.Module) -> Iterator[nn.Module]:
     for layer in backbone.children():
         if type(layer) is nn.Sequential:
             yield from layer
@@ -87,32 +90,33 @@ def _blocks(backbone: nn.Module) -> Iterator[nn.Module]:
             yield layer
 
 
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Returns the contexts of the first and of the second computation of a block."""
-    return nullcontext(), _statistics_kept(block)
+def _checkpoint_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Returns the contexts of the forward pass and of its recomputation."""
+    return nullcontext(), _restored_statistics(block)
 
 
 @contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Prevents batch norm from counting the same images twice in its running statistics.
+def _restored_statistics(block: nn.Module) -> Iterator[None]:
+    """Restores the running statistics of batch norm after a recomputation, which would count the images twice.
 
-    It updates copies: without any statistics, it would save other tensors for its backward pass than the first time.
+    Batch norm updates copies: without running statistics, it would save other tensors for the backward pass than in the
+    first computation.
     """
     norms = [layer for layer in block.modules() if isinstance(layer, nn.BatchNorm2d | nn.SyncBatchNorm)]
-    kept = [dict(layer.named_buffers(recurse=False)) for layer in norms]
-    for layer, buffers in zip(norms, kept, strict=True):
+    saved = [dict(layer.named_buffers(recurse=False)) for layer in norms]
+    for layer, buffers in zip(norms, saved, strict=True):
         for name, buffer in buffers.items():
             setattr(layer, name, buffer.clone())
     try:
         yield
     finally:
-        for layer, buffers in zip(norms, kept, strict=True):
+        for layer, buffers in zip(norms, saved, strict=True):
             for name, buffer in buffers.items():
                 setattr(layer, name, buffer)
 
 
-def _small_deeplab(num_classes: int) -> DeepLabV3:
-    """Returns a DeepLabV3 that a CPU trains in minutes: a narrow ResNet with one block per stage, and a narrow pyramid.
+def _build_small_deeplab(num_classes: int) -> DeepLabV3:
+    """Builds a DeepLabV3 that trains on a CPU in minutes: a narrow ResNet with one block per stage, a narrow pyramid.
 
     The height and width of its features are a quarter of those of the image.
     """

@@ -1,13 +1,13 @@
-"""Batch norm over the samples of all ranks, on GPUs and CPUs.
+"""Synchronized batch norm on GPUs and CPUs.
 
-`torch.nn.SyncBatchNorm` does not accept tensors on the CPU. The class here computes the same function there: the ranks
+`torch.nn.SyncBatchNorm` does not accept tensors on the CPU. The classes here compute the same function there: the ranks
 exchange their statistics in the forward pass, and two sums per channel in the backward pass. Output, gradients and
-running buffers are those of `nn.BatchNorm2d` on the concatenated batches of all ranks.
+running buffers are those of torch's batch norm on the concatenated batches of all ranks.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,15 @@ from torch.autograd.function import once_differentiable
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.models._private import affine, affine_gradients, channel_statistics
 
+# What the class is mixed into has the attributes of any batch norm.
+if TYPE_CHECKING:
+    _Layer = nn.BatchNorm2d
+else:
+    _Layer = nn.Module
 
-class PortableSyncBatchNorm(nn.BatchNorm2d):
-    """Batch norm (Ioffe and Szegedy, 2015) over the batches of all ranks, with the parameters of `nn.BatchNorm2d`.
+
+class BatchNormOverRanks(_Layer):
+    """Mixed into a batch norm layer of torch, normalizes with the statistics of all ranks (Ioffe and Szegedy, 2015).
 
     Attributes:
         exchange: This rank's connections to the others, shared by all layers of a network.
@@ -32,8 +38,8 @@ class PortableSyncBatchNorm(nn.BatchNorm2d):
         """Normalizes each channel.
 
         Args:
-            x: [batch of this rank, channels, height, width]. In training, every rank must take part, with at least one
-                sample.
+            x: [batch of this rank, channels, ...], on the CPU. In training, every rank must take part, with at least
+                one sample.
 
         Returns:
             A tensor of the same shape and dtype.
@@ -42,7 +48,8 @@ class PortableSyncBatchNorm(nn.BatchNorm2d):
             return super().forward(x)
         count, mean, variance = _global_statistics(x.detach(), self.exchange)
         self._update_running(count, mean, variance)
-        return _Normalize.apply(x, self.weight, self.bias, mean, variance, count, self.eps, self.exchange)
+        weight, bias = (self.weight, self.bias) if self.affine else (torch.ones_like(mean), torch.zeros_like(mean))
+        return _Normalize.apply(x, weight, bias, mean, variance, count, self.eps, self.exchange)
 
     @torch.no_grad()
     def _update_running(self, count: int, mean: torch.Tensor, variance: torch.Tensor) -> None:
@@ -78,7 +85,7 @@ def _global_statistics(x: torch.Tensor, exchange: PeerExchange) -> tuple[int, to
 
 
 class _Normalize(torch.autograd.Function):
-    """Normalizes with the statistics of all ranks; the backward pass accounts for the share of each sample in them."""
+    """Normalizes with the statistics of all ranks; the backward pass also differentiates through the statistics."""
 
     @staticmethod
     def forward(
@@ -100,7 +107,7 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, variance = ctx.saved_tensors
-        # The gradients for constant statistics are also the sums that the gradient through the statistics needs.
+        # The gradient through the statistics needs the sums that are the gradients for constant statistics.
         grad_weight, grad_bias = affine_gradients(grad, x, weight, mean, variance, ctx.eps)
         sums = ctx.exchange.all_reduce(torch.cat([grad_weight, grad_bias])).view(2, -1)
         scale = torch.rsqrt(variance + ctx.eps)
@@ -114,30 +121,50 @@ class _Normalize(torch.autograd.Function):
         return of_grad.add_(of_x).to(x.dtype), grad_weight, grad_bias, None, None, None, None, None
 
 
+class BatchNormOverRanks1d(BatchNormOverRanks, nn.BatchNorm1d):
+    """`nn.BatchNorm1d` over all ranks."""
+
+
+class BatchNormOverRanks2d(BatchNormOverRanks, nn.BatchNorm2d):
+    """`nn.BatchNorm2d` over all ranks."""
+
+
+class BatchNormOverRanks3d(BatchNormOverRanks, nn.BatchNorm3d):
+    """`nn.BatchNorm3d` over all ranks."""
+
+
+OVER_RANKS: dict[type[nn.Module], type[BatchNormOverRanks]] = {
+    nn.BatchNorm1d: BatchNormOverRanks1d,
+    nn.BatchNorm2d: BatchNormOverRanks2d,
+    nn.BatchNorm3d: BatchNormOverRanks3d,
+}
+
+
 def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) -> nn.Module:
-    """Replaces every batch norm of a network by one over all ranks with the same parameters, and returns the network.
+    """Lets every batch norm of a network use the statistics of all ranks, and returns the network.
 
     Args:
         net: The network.
-        device_type: `cuda` for `torch.nn.SyncBatchNorm`, `cpu` for the class here.
+        device_type: `cuda` for `torch.nn.SyncBatchNorm`, `cpu` for the classes here.
         timeout: Seconds that a rank waits for the others on a CPU. GPUs use the timeout of the process group.
     """
     if device_type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(net)
         return converted
-    _replace(net, nn.BatchNorm2d, PortableSyncBatchNorm)
     exchange = PeerExchange(timeout)
     for layer in net.modules():
-        if isinstance(layer, PortableSyncBatchNorm):
-            layer.exchange = exchange
+        if over_ranks := OVER_RANKS.get(type(layer)):
+            # The layer stays the same object: hooks and references to it remain valid.
+            layer.__class__ = over_ranks
+            cast(BatchNormOverRanks, layer).exchange = exchange
     return net
 
 
 def sync_buffers(net: nn.Module) -> None:
     """Broadcasts the buffers of rank 0, which are the ones that are saved; every rank must call it.
 
-    Without synchronized batch norm, the running statistics of each rank come from its own samples. An evaluation must
-    use the same statistics on all ranks.
+    Without synchronized batch norm, each rank has the running statistics of its own samples, but an evaluation must use
+    the same statistics on all ranks.
     """
     if dist.is_initialized() and dist.get_world_size() > 1:
         for buffer in net.buffers():
@@ -145,18 +172,10 @@ def sync_buffers(net: nn.Module) -> None:
 
 
 def unsync_batch_norm(net: nn.Module) -> nn.Module:
-    """Undoes `sync_batch_norm` on a CPU and returns the network. The connections close when the layers are deleted."""
-    return _replace(net, PortableSyncBatchNorm, nn.BatchNorm2d)
-
-
-def _replace(net: nn.Module, old: type[nn.BatchNorm2d], new: type[nn.BatchNorm2d]) -> nn.Module:
-    for name, child in net.named_children():
-        if type(child) is old:
-            twin = new(child.num_features, child.eps, child.momentum)
-            twin.weight, twin.bias = child.weight, child.bias
-            twin.running_mean, twin.running_var = child.running_mean, child.running_var
-            twin.num_batches_tracked = child.num_batches_tracked
-            setattr(net, name, twin.train(child.training))
-        else:
-            _replace(child, old, new)
+    """Undoes `sync_batch_norm` on a CPU and returns the network. The connections close when no layer has them."""
+    plain: dict[type[nn.Module], type[nn.Module]] = {over_ranks: kind for kind, over_ranks in OVER_RANKS.items()}
+    for layer in net.modules():
+        if isinstance(layer, BatchNormOverRanks):
+            del layer.exchange
+            layer.__class__ = plain[type(layer)]  # type: ignore[assignment]
     return net

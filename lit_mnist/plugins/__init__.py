@@ -9,12 +9,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
+    from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
     from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
+    from lit_mnist.plugins.exact_metrics import ExactMetric, exact_metric
     from lit_mnist.plugins.failure_report import FailureReport
+    from lit_mnist.plugins.precision import Float16OnCPU
+    from lit_mnist.plugins.sampler import ExactDistributedSampler
 
-__all__ = ["ExactCheckpoint", "FailureReport"]
+__all__ = [
+    "ExactCheckpoint",
+    "ExactDistributedSampler",
+    "ExactMetric",
+    "FailureReport",
+    "Float16OnCPU",
+    "PortableSyncBatchNorm",
+    "VerifiedCheckpointIO",
+    "exact_metric",
+]
 
-_HOMES = {"ExactCheckpoint": "exact_checkpoint", "FailureReport": "failure_report"}
+_HOMES = {
+    "ExactCheckpoint": "exact_checkpoint",
+    "ExactDistributedSampler": "sampler",
+    "ExactMetric": "exact_metrics",
+    "FailureReport": "failure_report",
+    "Float16OnCPU": "precision",
+    "PortableSyncBatchNorm": "batch_norm",
+    "VerifiedCheckpointIO": "checkpoint_io",
+    "exact_metric": "exact_metrics",
+}
 
 
 def __getattr__(name: str) -> Any:

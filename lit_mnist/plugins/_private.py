@@ -1,19 +1,21 @@
-"""All uses of private parts of Lightning, each with the test that detects a change in Lightning.
+"""All uses of private parts of Lightning and torchmetrics, each with the test that detects a change in them.
 
 1. `disable_signal_handling`: the SIGTERM handler and the broadcast in each step. Detected by
    `test_lightning_does_not_handle_signals` in tests/faults/test_signals.py.
 2. `inspect_signature_once`: the arguments of `training_step`. Detected by
    `test_the_signature_of_a_training_step_is_inspected_once` in tests/test_template.py.
+3. `averaged_states`: the reductions of a torchmetrics object. Detected by
+   `test_a_metric_that_averages_over_ranks_is_rejected` in tests/plugins/test_exact_metric.py.
 
 ExactCheckpoint, whose tests are in tests/plugins/test_exact_private.py:
 
-3. `handles_no_signals`: as 1. `test_the_signal_handling_of_a_trainer_is_disabled_for_a_while`.
-4. `uses_dataloader_iter`: how Lightning reads the argument. `test_a_dataloader_iter_is_found`.
-5. `tensor_version`: torch's count of in-place changes. `test_a_change_in_place_is_found`.
-6. `wrap_setup_data`, `skip_restart_logic`: called once before and once in the first epoch, and between the reset of the
+4. `handles_no_signals`: as 1. `test_the_signal_handling_of_a_trainer_is_disabled_for_a_while`.
+5. `uses_dataloader_iter`: how Lightning reads the argument. `test_a_dataloader_iter_is_found`.
+6. `tensor_version`: torch's count of in-place changes. `test_a_change_in_place_is_found`.
+7. `wrap_setup_data`, `skip_restart_logic`: called once before and once in the first epoch, and between the reset of the
    loop and its first batch. `test_the_loops_call_the_wrapped_functions`.
-7. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`.
-8. `TrainerState`: Lightning's epoch sums of logged values. `test_sums_of_logged_values_are_restored`.
+8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`.
+9. `TrainerState`: Lightning's epoch sums of logged values. `test_sums_of_logged_values_are_restored`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from lightning.pytorch import Trainer
+    from torchmetrics import Metric
 
 
 def disable_signal_handling(trainer: Trainer) -> None:
@@ -54,6 +57,15 @@ def inspect_signature_once(trainer: Trainer) -> None:
         return kwargs
 
     loop._build_kwargs = build  # type: ignore[method-assign]
+
+
+def averaged_states(metric: Metric) -> list[str]:
+    """Returns the names of the states of a metric, and of the metrics in it, that are averaged over the ranks."""
+    from torchmetrics import Metric
+    from torchmetrics.utilities import dim_zero_mean
+
+    metrics = [part for part in metric.modules() if isinstance(part, Metric)]
+    return [name for part in metrics for name, reduce in part._reductions.items() if reduce is dim_zero_mean]
 
 
 @contextmanager

@@ -207,10 +207,14 @@ class ExactCheckpoint(Checkpoint):
         if (in_flight and not loader.delivered) or used % window:
             return
         self._batches += 1
-        stop = self._consensus.on_step_end(self._batches, STOP.received_signal, save=False).stop
-        if stop or trainer.global_step - self._saved_step >= self.every_n_train_steps:
+        decision = self._consensus.on_step_end(self._batches, STOP.received_signal, save=self._wants_save())
+        if decision.stop or decision.save or trainer.global_step - self._saved_step >= self.every_n_train_steps:
             self._save()
-        self._exit_if_stopped(stop)
+        self._exit_if_stopped(decision.stop)
+
+    def _wants_save(self) -> bool:
+        """Returns whether this rank wants a save that is not due by the number of steps."""
+        return False
 
     def _exit_if_stopped(self, stop: Any) -> None:
         if stop is None:

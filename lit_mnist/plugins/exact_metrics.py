@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torchmetrics import Metric
 
+from lit_mnist.errors import InputError, require
+from lit_mnist.plugins._private import averaged_states
 from lit_mnist.training.evaluation import Evaluation, compute_batch_sums, compute_evaluation
 
 
-class ExactMetrics(Metric):
+class ClassifierMetrics(Metric):
     """Computes the loss, the accuracy and the confusion matrix of a split from sums that are reduced over all ranks.
 
     Ranks may have different numbers of samples: no samples are padded, and no means are averaged.
@@ -55,3 +60,113 @@ class ExactMetrics(Metric):
             NonFiniteError: The loss is infinite or NaN; all ranks raise it together.
         """
         return compute_evaluation(*self.compute(), expected=None, segmentation=self.segmentation)
+
+
+class ExactMetric(Metric):
+    """A metric over all samples of all ranks, which counts them; see `exact_metric`.
+
+    Attributes:
+        count: Number of samples of this rank since the last reset, int64 [].
+        total: Sum of the values of these samples, float64 []; 0 for a torchmetrics object.
+    """
+
+    full_state_update = False
+    count: torch.Tensor
+    total: torch.Tensor
+
+    def __init__(self, metric: Metric | Callable[..., torch.Tensor], expected: int | None = None) -> None:
+        # A rank without samples never calls `update`, which invalidates the cache: it would skip the collective.
+        super().__init__(compute_with_cache=False)
+        self.expected, self._evaluated = expected, 0
+        self.metric = metric if isinstance(metric, Metric) else None
+        if self.metric is not None:
+            require(not self.metric.update_called, "exact_metric needs a metric without samples.")
+            for name in averaged_states(self.metric):
+                raise InputError(
+                    f"{type(self.metric).__name__} averages its state {name} over the ranks, which is not exact if "
+                    "they have different numbers of samples."
+                )
+            self.metric.compute_with_cache = False
+        self._values = None if isinstance(metric, Metric) else metric
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, *batch: Any, **options: Any) -> None:
+        """Adds a batch.
+
+        Args:
+            *batch: The arguments of the function or of the metric's `update`; the first tensor has a row per sample.
+            **options: Further arguments.
+
+        Raises:
+            InputError: The function does not return one value per sample.
+        """
+        size = next((len(part) for part in batch if isinstance(part, torch.Tensor) and part.ndim), None)
+        if size is None:
+            raise InputError("exact_metric counts the rows of the first tensor, but the batch has none.")
+        if self.metric is not None:
+            self.metric.update(*batch, **options)
+        elif self._values is not None:
+            values = self._values(*batch, **options)
+            if values.shape != (size,):
+                raise InputError(
+                    f"The function of exact_metric must return one value per sample, shape ({size},), but it returned "
+                    f"shape {tuple(values.shape)}: set reduction='none'."
+                )
+            self.total += values.detach().double().sum()
+        self.count += size
+
+    def compute(self) -> Any:
+        """Returns the metric over all ranks; every rank must call it."""
+        # torchmetrics has reduced the states over the ranks here, and restores them afterwards.
+        self._evaluated = int(self.count)
+        return self.metric.compute() if self.metric is not None else self.total / self.count
+
+    def result(self, *, partial: bool = False) -> Any:
+        """Returns the metric over all ranks and resets it; every rank must call it, also without samples.
+
+        Args:
+            partial: Whether fewer samples than `expected` are accepted, as in Lightning's sanity check.
+
+        Raises:
+            InputError: The number of samples over all ranks is not `expected`.
+        """
+        value, count = self.compute(), self._evaluated
+        self.reset()
+        if self.expected is not None and (count > self.expected or (count < self.expected and not partial)):
+            raise InputError(
+                f"{count} samples were evaluated on all ranks, but the data set has {self.expected}: a sampler pads or "
+                "drops some. Use ExactDistributedSampler(..., evaluation=True)."
+            )
+        return value
+
+    def reset(self) -> None:
+        """Forgets all samples."""
+        super().reset()
+        if self.metric is not None:
+            self.metric.reset()
+
+
+def exact_metric(metric: Metric | Callable[..., torch.Tensor], expected: int | None = None) -> ExactMetric:
+    """Returns a metric that is exact for any number of samples on each rank, such as that of one process.
+
+    `self.log(..., sync_dist=True)` is not exact: it rounds the ranks' mean number of samples to an integer.
+
+        def __init__(self):
+            self.val_loss = exact_metric(partial(F.cross_entropy, reduction="none"), expected=10_000)
+
+        def validation_step(self, batch, batch_idx):
+            self.val_loss.update(self(batch[0]), batch[1])
+
+        def on_validation_epoch_end(self):
+            self.log("val_loss", self.val_loss.result(partial=self.trainer.sanity_checking))
+
+    Args:
+        metric: A torchmetrics object, or a function that returns one value per sample, [batch], whose mean is computed
+            in double precision.
+        expected: Number of samples of the data set, which `result` checks.
+
+    Raises:
+        InputError: The torchmetrics object averages a state over the ranks.
+    """
+    return ExactMetric(metric, expected)

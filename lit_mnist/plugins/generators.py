@@ -22,7 +22,7 @@ _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ra
 
 def process_generators() -> dict[str, Any]:
     """Returns the states of the generators that every process has: Python's, NumPy's, torch's and the current GPU's."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     state = {
         "python": random.getstate(),
         "numpy": (str(kind), np.asarray(keys), int(position), int(has_gauss), float(gauss)),
@@ -36,7 +36,7 @@ def process_generators() -> dict[str, Any]:
 def restore_process_generators(state: Mapping[str, Any]) -> None:
     """Restores the states that `process_generators` has returned."""
     random.setstate(state["python"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
+    np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"].cpu())
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu())
@@ -108,7 +108,7 @@ class RandomStream:
         before = process_generators()
         seed = int.from_bytes(hashlib.sha256(pack(before)).digest()[:4], "little")
         random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
+        np.random.seed(seed)
         torch.default_generator.manual_seed(seed)
         self._state = process_generators()
         restore_process_generators(before)

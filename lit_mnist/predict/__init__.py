@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class Predictions(Protocol):
-    """The functions of a task."""
+class PredictionModule(Protocol):
+    """The functions of the module of a task."""
 
     def load_user_images(self, files: Sequence[Path], settings: DataSettings, /, *, fetch: bool) -> Dataset:
         """Returns a data set with a user's images as the test split."""
 
-    def rows_of(self, job: Job, batches: Iterable[Prediction], /) -> Sequence[Sequence[Any]]:
-        """Returns the rows of one rank, each beginning with index and probability; writes what each rank writes."""
+    def collect_rows(self, job: Job, batches: Iterable[Prediction], /) -> Sequence[Sequence[Any]]:
+        """Returns the rows of one rank, each starting with index and probability; writes the files of each rank."""
 
     def write(self, job: Job, rows: Sequence[Sequence[Any]], /) -> Sequence[str]:
         """Writes the files of rank 0 from the rows of all ranks, and returns the names of all files."""
 
 
-def predictions_of(task: Task) -> Predictions:
+def get_prediction_module(task: Task) -> PredictionModule:
     """Returns the module of a task."""
     from lit_mnist.predict import digits, segmentation
 

@@ -14,39 +14,32 @@ from lit_mnist.distributed.terminal import print_line
 from lit_mnist.experiment import DataSettings
 from lit_mnist.predict import Prediction
 from lit_mnist.predict.grid import draw_grid
-from lit_mnist.predict.table import Answer, answer_lines, write_table
-from lit_mnist.predict.uncertainty import uncertainty
-from lit_mnist.predict.user_images import read_digits
+from lit_mnist.predict.table import DigitPrediction, format_predictions, write_table
+from lit_mnist.predict.uncertainty import note_uncertainty
+from lit_mnist.predict.user_images import read_images
 from lit_mnist.training.job import Job
 
 TABLE, GRID = "predictions.csv", "predictions.png"
 
 
 def load_user_images(files: Sequence[Path], settings: DataSettings, *, fetch: bool) -> Dataset:
-    """Returns the data set with a user's images as the test split; the training images show what is uncertain.
+    """Returns the data set with a user's images as the test split; `note_uncertainty` needs the training images.
 
     Raises:
         InputError: Images or the data set cannot be read.
     """
-    dataset, digits = load_dataset(settings, fetch=fetch), read_digits(files)
+    dataset, digits = load_dataset(settings, fetch=fetch), read_images(files, settings.name)
     return replace(dataset, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64)))
 
 
-def rows_of(_job: Job, batches: Iterable[Prediction]) -> list[tuple[int, float, int]]:
+def collect_rows(_job: Job, batches: Iterable[Prediction]) -> list[tuple[int, float, int]]:
     """Returns index, probability and predicted class of each image of this rank."""
     rows = (zip(*(part.tolist() for part in batch), strict=True) for batch in batches)
     return [(int(index), float(share), int(predicted)) for batch in rows for index, predicted, share in batch]
 
 
 def write(job: Job, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
-    """Writes the table and the grid, and prints a line for each of a user's images.
-
-    Args:
-        job: The job.
-        rows: The rows of all ranks, in the order of the images.
-
-    Returns:
-        The names of the files.
+    """Writes the table and the grid from the rows of all ranks, and prints a line for each of a user's images.
 
     Raises:
         InputError: A file cannot be written.
@@ -54,15 +47,15 @@ def write(job: Job, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
     split, train = job.splits.test, job.dataset.train
     assert isinstance(split, Split)
     assert isinstance(train, Split)
-    answers = [Answer(predicted, probability) for _, probability, predicted in rows]
+    predictions = [DigitPrediction(predicted, probability) for _, probability, predicted in rows]
     if job.files:
         predicted, probability = torch.tensor([row[2] for row in rows]), torch.tensor([row[1] for row in rows])
-        notes = uncertainty(split.images, predicted, probability, train)
-        answers = [answers[n]._replace(file=file, note=notes[n]) for n, file in enumerate(job.files)]
+        notes = note_uncertainty(split.images, predicted, probability, train)
+        predictions = [predictions[n]._replace(file=file, note=notes[n]) for n, file in enumerate(job.files)]
     else:
-        answers = [answers[n]._replace(label=label) for n, label in enumerate(split.labels.tolist())]
-    write_table(job.folder / TABLE, answers)
-    draw_grid(job.folder / GRID, split.images, answers, job.dataset.class_names)
-    for line in answer_lines(answers, job.dataset.class_names) if job.files else ():
+        predictions = [predictions[n]._replace(label=label) for n, label in enumerate(split.labels.tolist())]
+    write_table(job.folder / TABLE, predictions)
+    draw_grid(job.folder / GRID, split.images, predictions, job.dataset.class_names)
+    for line in format_predictions(predictions, job.dataset.class_names) if job.files else ():
         print_line(line)
     return TABLE, GRID

@@ -1,7 +1,7 @@
-"""Converts a grey image of one handwritten digit to the form of MNIST.
+"""Converts a grey image of one handwritten digit to the format of MNIST.
 
-The brightness of the paper is fitted and subtracted, specks are removed, and thin strokes are thickened. Then the ink
-is scaled to a box of 20 x 20 and placed by its center of mass in an image of 28 x 28, as in the data set itself:
+The brightness of the paper is fitted and subtracted, specks are removed, and thin strokes are thickened. The ink is
+then scaled to 20 x 20 pixels and centered by its mass in 28 x 28 pixels, as described at
 http://yann.lecun.com/exdb/mnist.
 """
 
@@ -18,12 +18,10 @@ _BOX = 20
 
 _MIN_CONTRAST = 14.0  # grey levels from paper to ink: stains and shadows of a blank page have fewer
 _MIN_SEPARATION = 5.0  # the same in standard deviations of the paper: noise alone has about 1.5
-_MIN_EXTENT = 5  # pixels: with fewer, digits cannot be told apart
+_MIN_EXTENT = 5  # pixels: smaller digits cannot be distinguished
 _MIN_PART = 0.05  # share of the ink of the largest part: a separate stroke has more, a speck of dust less
-_THIN, _THICKENED = (
-    1.3,
-    2.0,
-)  # width of strokes in the box: 1 of 100 MNIST digits is below the first, 1 of 4 the second
+# Stroke widths in the box: 1 of 100 MNIST digits has thinner strokes than the first, 1 of 4 than the second.
+_THIN, _THICKENED = 1.3, 2.0
 
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
@@ -31,41 +29,35 @@ Digit = npt.NDArray[np.uint8]
 
 
 def fit_digit(grey: Floats) -> Digit | None:
-    """Finds the ink of one digit and draws it light on black, 20 pixels long and centered by its mass.
+    """Extracts the ink of one digit, light on black, 20 pixels long and centered by its mass.
 
     Args:
         grey: The image, float32 [height, width] from 0 (black) to 255 (white), dark on light or light on dark.
 
     Returns:
-        The digit, uint8 [28, 28], or None if the image shows no ink.
+        The digit, uint8 [28, 28], or None if there is no ink.
     """
-    ink = _ink(grey)
+    ink = _extract_ink(grey)
     if ink is None:
         return None
     rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     digit = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     if max(digit.shape) < _MIN_EXTENT:
         return None
-    return _centered(_thickened(digit))
+    return _center(_thicken(digit))
 
 
-def _ink(grey: Floats) -> Floats | None:
-    """Separates ink from paper.
+def _extract_ink(grey: Floats) -> Floats | None:
+    """Returns the ink, float32 [height, width], 0 for paper and 1 for full ink, or None if there is none.
 
-    Each iteration splits the image by brightness, takes the larger part of its frame for paper, and fits the brightness
-    of the paper. The next iteration splits the image without that brightness, and is more accurate.
-
-    Args:
-        grey: float32 [height, width].
-
-    Returns:
-        The ink, float32 [height, width], 0 for paper and 1 for full ink; None if there is none.
+    Each iteration splits the image by brightness, assumes that the larger part of the image's frame is paper, and fits
+    the brightness of the paper. The next iteration subtracts that brightness first, and is more accurate.
     """
     rest = grey - grey.mean()
     for _ in range(3):
-        smooth = _smoothed(rest)
-        light = smooth > _midway(smooth)
-        # The frame is paper except for strokes that touch it. If they cover half of it, the whole image decides.
+        smooth = _smooth(rest)
+        light = smooth > _midrange(smooth)
+        # Strokes may touch the frame. If they cover half of it, the whole image decides.
         frame = np.concatenate([light[0], light[-1], light[:, 0], light[:, -1]])
         if frame.mean() + 0.1 * light.mean() > 0.55:
             grey, rest, smooth, light = -grey, -rest, -smooth, ~light
@@ -76,32 +68,32 @@ def _ink(grey: Floats) -> Floats | None:
         paper = smooth - base < 0.3 * full
         if not paper.any():
             return None
-        rest = grey - _paper_light(grey, paper)
-    strong = rest > _midway(_smoothed(rest))
+        rest = grey - _fit_paper(grey, paper)
+    strong = rest > _midrange(_smooth(rest))
     if not strong.any():
         return None
     full, noise = float(np.percentile(rest[strong], 80)), float(rest[paper].std())
     if full < max(_MIN_CONTRAST, _MIN_SEPARATION * noise):
         return None
-    kept = _parts(rest > max(0.1 * full, 3.5 * noise), strong)
+    kept = _select_parts(rest > max(0.1 * full, 3.5 * noise), strong)
     return np.where(kept, np.clip(rest / full, 0, 1), 0).astype(np.float32)
 
 
-def _smoothed(values: Floats) -> Floats:
-    """Averages 3 x 3 pixels, so that the extremes are those of ink and paper instead of noise."""
+def _smooth(values: Floats) -> Floats:
+    """Averages 3 x 3 pixels, so that the extremes are ink and paper instead of noise."""
     padded = np.pad(values, 1, mode="edge")
     rows = padded[:-2] + padded[1:-1] + padded[2:]
     means: Floats = (rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]) / 9
     return means
 
 
-def _midway(smooth: Floats) -> float:
-    """Returns the middle of the extremes, which, unlike a quantile, also separates few strokes on a large page."""
+def _midrange(smooth: Floats) -> float:
+    # Unlike a quantile, it also separates few strokes on a large page.
     return (float(smooth.min()) + float(smooth.max())) / 2
 
 
-def _paper_light(grey: Floats, paper: Mask) -> Floats:
-    """Fits a polynomial of second degree to the pixels of the paper: brightness changes slowly over a page."""
+def _fit_paper(grey: Floats, paper: Mask) -> Floats:
+    """Returns the brightness of the paper, [height, width], by fitting a quadratic polynomial to its pixels."""
     down, right = (np.linspace(-1, 1, length) for length in grey.shape)
     # About 10,000 pixels are enough for six coefficients.
     step = math.ceil(math.sqrt(grey.size / 10_000))
@@ -119,14 +111,10 @@ def _paper_light(grey: Floats, paper: Mask) -> Floats:
     return light
 
 
-def _parts(weak: Mask, strong: Mask) -> Mask:
-    """Returns the connected parts (8 neighbors) of a mask that contain enough strong pixels.
+def _select_parts(weak: Mask, strong: Mask) -> Mask:
+    """Returns the connected parts (8 neighbors) of the mask `weak` that contain enough strong pixels.
 
-    Union-find joins runs of pixels along the rows, of which any image has far fewer than pixels.
-
-    Args:
-        weak: The mask, bool [height, width].
-        strong: The strong pixels, bool [height, width].
+    Union-find joins runs of pixels along the rows; an image has far fewer runs than pixels.
     """
     padded = np.pad(weak, ((0, 0), (1, 1)))
     stride = padded.shape[1]
@@ -153,19 +141,12 @@ def _parts(weak: Mask, strong: Mask) -> Mask:
     return kept
 
 
-def _thickened(digit: Floats) -> Floats:
-    """Widens the strokes of a thin pen on a large page: reduced to 20 pixels, they would be too pale.
-
-    Args:
-        digit: The ink without a margin, float32 [height, width].
-
-    Returns:
-        The ink, float32, with a margin if it was thickened.
-    """
+def _thicken(digit: Floats) -> Floats:
+    """Widens the strokes of a thin pen on a large page, which would be too pale after scaling to 20 pixels."""
     scale = max(digit.shape) / _BOX
     inside = np.pad(digit > 0.5, 1)
     edges = int((inside[1:] != inside[:-1]).sum()) + int((inside[:, 1:] != inside[:, :-1]).sum())
-    # The area of a stroke is its length times its width. Counted in pixel edges, a slanted outline is 4/pi too long.
+    # The area of a stroke is its length times its width. Pixel edges overestimate a slanted outline by 4/pi.
     width = 2 * int(inside.sum()) / max(1.0, edges * math.pi / 4)
     growth = round((_THICKENED * scale - width) / 2) if width < _THIN * scale else 0
     digit = np.pad(digit, growth)
@@ -179,24 +160,18 @@ def _thickened(digit: Floats) -> Floats:
     return digit
 
 
-def _centered(digit: Floats) -> Digit:
-    """Scales the ink to the box and places it in the image, in one antialiased resampling.
+def _center(digit: Floats) -> Digit:
+    """Scales the ink to the box and centers it in the image, uint8 [28, 28], in one antialiased resampling.
 
     The digit moves by whole pixels, so that its center of mass is at most half a pixel from the middle of the pixel
-    [14, 14], as in the data set, whose images are therefore not moved.
-
-    Args:
-        digit: The ink, float32 [height, width].
-
-    Returns:
-        The digit, uint8 [28, 28].
+    [14, 14], as in the data set. The images of the data set therefore do not move.
     """
     scale = max(digit.shape) / _BOX
     begin, after = [], []
     for axis, length in enumerate(digit.shape):
         mass = digit.sum(axis=1 - axis)
         center = float(mass @ (np.arange(length) + 0.5)) / float(mass.sum()) / scale
-        # If the mass is far to one end, the other end stays inside.
+        # Both ends stay inside, even if the mass is far to one end.
         place = min(max(math.ceil(SIZE / 2 - center), 0), math.floor(SIZE - length / scale))
         begin.append(place * scale)
         after.append((SIZE - place) * scale - length)

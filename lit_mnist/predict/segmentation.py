@@ -1,8 +1,7 @@
-"""Predictions of segmentation images: for each, a palette PNG of its classes and the image tinted with their colors."""
+"""Predictions of segmentation images: for each image, a palette PNG of its classes and a tinted JPEG."""
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from PIL import Image
 from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.data.classes import class_names
 from lit_mnist.data.dataset import IGNORED, Dataset, SegmentationSplit
-from lit_mnist.data.segmentation.palette import palette_png, tinted
+from lit_mnist.data.segmentation.palette import palette_png, tint
 from lit_mnist.data.segmentation.split import read_user_image
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
@@ -31,19 +30,17 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def load_user_images(files: Sequence[Path], settings: DataSettings, *, fetch: bool = False) -> Dataset:
-    """Returns a data set with a user's images as the test split and nothing else; the files of `settings` are not read.
+    """Returns a data set with only a user's images, as the test split; the files of `settings` are not read.
 
     Raises:
         InputError: Images cannot be decoded; the message names them all.
     """
     read_all(files, lambda path: read_user_image(path).size)
-    nothing = SegmentationSplit((), ())
-    return Dataset(
-        settings.name, "images of the user", "", class_names(settings), nothing, SegmentationSplit(tuple(files), ())
-    )
+    empty, user = SegmentationSplit((), ()), SegmentationSplit(tuple(files), ())
+    return Dataset(settings.name, "images of the user", "", class_names(settings), empty, user)
 
 
-def rows_of(job: Job, batches: Iterable[Prediction]) -> list[list[Any]]:
+def collect_rows(job: Job, batches: Iterable[Prediction]) -> list[list[Any]]:
     """Writes the masks and overlays of this rank; see `write_masks`."""
     split = job.splits.test
     assert isinstance(split, SegmentationSplit)
@@ -70,7 +67,7 @@ def write(job: Job, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
 
 
 def unique_names(files: Sequence[Path]) -> list[str]:
-    """Returns a name for the output of each image: that of its file, with its index if several have the same name."""
+    """Returns the stem of each file for its output, with the index appended if several files have the same stem."""
     counts = Counter(path.stem for path in files)
     taken = {stem for stem, count in counts.items() if count == 1}
     names = []
@@ -86,19 +83,13 @@ def unique_names(files: Sequence[Path]) -> list[str]:
 def write_masks(
     folder: Path, split: SegmentationSplit, batches: Iterable[Prediction], settings: DataSettings
 ) -> list[list[Any]]:
-    """Writes `masks/NAME.png` and `overlays/NAME.jpg` of the images that this rank has predicted.
+    """Writes `masks/NAME.png` and `overlays/NAME.jpg` of the predictions of this rank, in the size of the images.
 
-    Both have the size of the image. A predicted border is 255 in the mask, as in VOC.
-
-    Args:
-        folder: The run folder.
-        split: All images.
-        batches: The predictions of this rank, with masks as uint8 [batch, height, width] and the mean probability over
-            the pixels of an image.
-        settings: The data set.
+    A predicted border is 255 in the mask, as in VOC. A batch has masks, uint8 [batch, height, width], and the mean
+    probability over the pixels of each image.
 
     Returns:
-        For each image, its index, probability, width, height, and the share of each class of its pixels.
+        For each image, its index, probability, width, height, and the share of its pixels in each class.
 
     Raises:
         InputError: An image cannot be read, or a file cannot be written.
@@ -106,8 +97,8 @@ def write_masks(
     classes, names = len(class_names(settings)), unique_names(split.images)
     rows: list[list[Any]] = []
     try:
-        for place in (MASKS, OVERLAYS):
-            (folder / place).mkdir(exist_ok=True)
+        for name in (MASKS, OVERLAYS):
+            (folder / name).mkdir(exist_ok=True)
         for indices, predicted, probabilities in batches:
             for index, small, probability in zip(
                 indices.tolist(), predicted.cpu().numpy(), probabilities.tolist(), strict=True
@@ -118,19 +109,17 @@ def write_masks(
                 rows.append([index, probability, *image.size, *shares.tolist()])
                 if settings.border == "class":
                     mask = np.where(mask == classes - 1, np.uint8(IGNORED), mask)
-                _write(folder / MASKS / f"{names[index]}.png", palette_png(mask))
-                _write(folder / OVERLAYS / f"{names[index]}.jpg", _jpeg(tinted(np.asarray(image), mask)))
+                with atomic_file(folder / MASKS / f"{names[index]}.png") as file:
+                    file.write(palette_png(mask))
+                with atomic_file(folder / OVERLAYS / f"{names[index]}.jpg") as file:
+                    Image.fromarray(tint(np.asarray(image), mask)).save(file, "JPEG", quality=_JPEG_QUALITY)
     except OSError as error:
         raise InputError(f"{folder}: a mask cannot be written ({error.strerror or error})") from error
     return rows
 
 
 def _enlarge(mask: Pixels, size: tuple[int, int]) -> Pixels:
-    """Resizes a mask to (width, height): each pixel gets the class that covers the most of it.
-
-    The area of each class is resized like an image, which gives smooth outlines. The class of the nearest pixel would
-    give steps.
-    """
+    """Resizes a mask to (width, height), with smooth outlines: each pixel gets the class that covers most of it."""
     enlarged, most = np.zeros(size[::-1], np.uint8), np.zeros(size[::-1], np.uint8)
     for number in np.unique(mask):
         area = Image.fromarray(np.where(mask == number, np.uint8(255), np.uint8(0)))
@@ -138,14 +127,3 @@ def _enlarge(mask: Pixels, size: tuple[int, int]) -> Pixels:
         enlarged[covered > most] = number
         most = np.maximum(most, covered)
     return enlarged
-
-
-def _jpeg(image: Pixels) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "JPEG", quality=_JPEG_QUALITY)
-    return buffer.getvalue()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with atomic_file(path) as file:
-        file.write(content)

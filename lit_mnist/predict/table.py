@@ -16,7 +16,7 @@ from lit_mnist.predict.uncertainty import NO_INK
 MAX_LINES = 20
 
 
-class Answer(NamedTuple):
+class DigitPrediction(NamedTuple):
     """The prediction for one image.
 
     Attributes:
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
         probability: Its softmax probability.
         label: The true class; None if it is not known.
         file: The user's file; None for an image of a data set.
-        note: Why the prediction is uncertain; see `uncertainty`. With `NO_INK`, nothing is predicted.
+        note: The reason why the prediction is uncertain, from `note_uncertainty`. `NO_INK` means no prediction.
     """
 
     predicted: int
@@ -34,27 +34,23 @@ class Answer(NamedTuple):
     note: str = ""
 
 
-def write_table(path: Path, answers: Sequence[Answer]) -> None:
+def write_table(path: Path, predictions: Sequence[DigitPrediction]) -> None:
     """Writes `index,label,predicted,probability`, and for a user's images also `file,note`.
 
     Raises:
         InputError: The file cannot be written.
     """
-    of_user = any(answer.file for answer in answers)
-    header = ["index", "label", "predicted", "probability", *(["file", "note"] if of_user else [])]
+    has_files = any(prediction.file for prediction in predictions)
+    header = ["index", "label", "predicted", "probability", *(["file", "note"] if has_files else [])]
     rows = []
-    for index, (predicted, probability, label, file, note) in enumerate(answers):
-        prediction = ["", ""] if note == NO_INK else [predicted, f"{probability:.6f}"]
-        rows.append([index, "" if label is None else label, *prediction, *([file, note] if of_user else [])])
+    for index, (predicted, probability, label, file, note) in enumerate(predictions):
+        cells = ["", ""] if note == NO_INK else [predicted, f"{probability:.6f}"]
+        rows.append([index, "" if label is None else label, *cells, *([file, note] if has_files else [])])
     write_csv(path, header, rows)
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV file atomically.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
+    """Writes a CSV file atomically; raises InputError if this fails."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     try:
@@ -65,20 +61,20 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
         raise InputError(f"{path}: the table cannot be written ({error.strerror or error})") from error
 
 
-def answer_lines(answers: Sequence[Answer], class_names: Sequence[str]) -> list[str]:
-    """Returns a line such as `one.png -> 7 (99.99 %)` per image, or for more than 20 images, how many are uncertain."""
-    if len(answers) > MAX_LINES:
-        noted = sum(bool(answer.note) for answer in answers)
-        return [f"uncertain {noted:,} of {len(answers):,} images: see their note in the table"] if noted else []
+def format_predictions(predictions: Sequence[DigitPrediction], class_names: Sequence[str]) -> list[str]:
+    """Returns a line such as `one.png -> 7 (99.99 %)` per image, or for more than 20, how many are uncertain."""
+    if len(predictions) > MAX_LINES:
+        noted = sum(bool(prediction.note) for prediction in predictions)
+        return [f"uncertain {noted:,} of {len(predictions):,} images: see their note in the table"] if noted else []
     lines = []
-    for answer in answers:
+    for predicted, probability, _, file, note in predictions:
         # Rounded down: no prediction is certain.
-        percent = min(math.floor(answer.probability * 10_000), 9999) / 100
-        prediction = [] if answer.note == NO_INK else [f"{class_names[answer.predicted]} ({percent:.2f} %)"]
-        lines.append(f"{printable(answer.file or '')} -> {', '.join([*prediction, *filter(None, [answer.note])])}")
+        percent = min(math.floor(probability * 10_000), 9999) / 100
+        parts = [] if note == NO_INK else [f"{class_names[predicted]} ({percent:.2f} %)"]
+        lines.append(f"{escape_name(file or '')} -> {', '.join([*parts, *filter(None, [note])])}")
     return lines
 
 
-def printable(name: str | Path) -> str:
-    """Returns a file name with unprintable characters in Python's notation."""
+def escape_name(name: str | Path) -> str:
+    """Returns a file name with unprintable characters escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(name))

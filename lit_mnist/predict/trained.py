@@ -20,8 +20,9 @@ from lit_mnist.data.loader import normalize
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.schema import make_experiment
+from lit_mnist.experiment.task import SEGMENTATION
 from lit_mnist.models.build import build_net
-from lit_mnist.predict.user_images import read_digits
+from lit_mnist.predict.user_images import read_images
 from lit_mnist.training.evaluation import predict_with_probability
 
 Images = torch.Tensor | np.ndarray | Sequence[str | Path | Image.Image]
@@ -34,7 +35,7 @@ class TrainedNetwork:
     Args:
         net: The network.
         experiment: The experiment that trained it.
-        device: Where it computes.
+        device: The device of the network.
     """
 
     def __init__(self, net: nn.Module, experiment: Experiment, device: torch.device) -> None:
@@ -50,19 +51,19 @@ class TrainedNetwork:
             images: uint8 [n, 28, 28], or floating point [n, 28, 28] or [n, 1, 28, 28] from 0 to 1, light ink on
                 black; or image files of any size, dark on light or light on dark; or PIL images of 28 x 28 pixels,
                 light ink on black.
-            batch_size: Images that are computed at once.
+            batch_size: Number of images in a forward pass.
 
         Returns:
             Classes, int64 [n], and their probabilities, float32 [n], on the CPU.
 
         Raises:
-            InputError: The images have another shape or range, or a file cannot be read.
+            InputError: The images have the wrong shape or range, or a file cannot be read.
         """
-        pixels = _pixels(images)
+        pixels = _to_pixels(images, self.experiment.data.name)
         dtype = next(self.net.parameters()).dtype
         parts = []
         for batch in pixels.split(batch_size):
-            logits = self.net(normalize(batch.unsqueeze(1).to(self.device, dtype, copy=True)))
+            logits = self.net(normalize(batch.unsqueeze(1).to(self.device, dtype, copy=True)), None)
             parts.append([part.cpu() for part in predict_with_probability(logits)])
         if not parts:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0)
@@ -71,40 +72,40 @@ class TrainedNetwork:
 
 
 def load(run_dir_or_ckpt: str | Path, device: str | torch.device = "cpu") -> TrainedNetwork:
-    """Loads the best weights of a run, verified.
+    """Loads and verifies the best weights of a run.
 
     Args:
-        run_dir_or_ckpt: A run folder or a checkpoint; of a folder the best weights, else the last.
-        device: Where the network computes, such as `cpu` or `cuda:0`.
+        run_dir_or_ckpt: A run folder, of which the best or else the last weights are loaded, or a checkpoint.
+        device: The device of the network, such as `cpu` or `cuda:0`.
 
     Raises:
-        InputError: There is no valid checkpoint, or it is of a segmentation network.
+        InputError: There is no valid checkpoint, or it contains a segmentation network.
     """
     path = find_weights(Path(run_dir_or_ckpt).expanduser(), print)
     saved = Saved.read(path, hashed=False)
     experiment = make_experiment({}, saved.to_evaluate())
-    if experiment.data.task.pixelwise or experiment.model.net.startswith("deeplab"):
-        raise InputError(f"{path} is a segmentation network: use the command predict, which writes its masks.")
+    if experiment.data.task.pixelwise or experiment.model.net in SEGMENTATION.nets:
+        raise InputError(f"{path} contains a segmentation network: use the command predict, which writes its masks.")
     net = build_net(experiment.model, num_classes=saved.section["num_classes"], seed=0)
     weights = read_checkpoint(path, hashed=False)["state_dict"]
-    own = {name.removeprefix(_NET): tensor for name, tensor in weights.items() if name.startswith(_NET)}
+    state_dict = {name.removeprefix(_NET): tensor for name, tensor in weights.items() if name.startswith(_NET)}
     if experiment.trainer.precision == "64-true":
         net = net.double()
-    net.load_state_dict(own)
+    net.load_state_dict(state_dict)
     return TrainedNetwork(net, experiment, torch.device(device))
 
 
-def _pixels(images: Images) -> torch.Tensor:
-    """Returns images as pixels of 0 to 255, uint8 or floating point [n, 28, 28]."""
+def _to_pixels(images: Images, data_name: str) -> torch.Tensor:
+    """Converts images to grey values from 0 to 255, uint8 or floating point [n, 28, 28]."""
     if not isinstance(images, torch.Tensor | np.ndarray):
         images = list(images)
         if all(isinstance(image, str | Path) for image in images):
-            return read_digits([Path(str(image)) for image in images])
+            return read_images([Path(str(image)) for image in images], data_name)
         if not all(isinstance(image, Image.Image) for image in images):
             raise InputError("The images must be one tensor or array, or all PIL images, or all paths.")
         pixels = [np.array(image.convert("L")) for image in images if isinstance(image, Image.Image)]
         if any(image.shape != (28, 28) for image in pixels):
-            raise InputError("PIL images must have 28 x 28 pixels: save others to files, which are cut out and scaled.")
+            raise InputError("PIL images must have 28 x 28 pixels: save others to files, which are cropped and scaled.")
         images = np.stack(pixels)
     values = torch.as_tensor(images)
     if values.ndim == 4 and values.shape[1] == 1:

@@ -4,9 +4,9 @@ An image gets a note if
 
 - it shows no ink: then nothing is predicted;
 - the predicted class has a probability below 70 %;
-- it is less like the training images of the predicted class than 99 of 100 training images are like the others.
+- it is less similar to the training images of the predicted class than 99 % of the training images are.
 
-The last rule finds images of none of the classes, for which a network often predicts a high probability.
+The last rule detects images that belong to no class, for which a network often predicts a high probability.
 docs/run-folder.md states the share of digits, letters and other images that get a note.
 """
 
@@ -20,32 +20,36 @@ from lit_mnist.data.dataset import Split
 NO_INK = "no ink"
 _MIN_PROBABILITY = 0.7
 _UNLIKE = 0.01  # share of the training images that count as unlike their class
-_HELD_OUT = 12  # one of so many training images is compared with the others
+_HELD_OUT = 12  # 1 of 12 training images is compared with the others
 _MAX_COMPARED = 60_000
-_ROWS = 1000  # compared at once, which limits the memory
+_ROWS = 1000  # rows compared at once, which limits the memory
 
 
-def uncertainty(images: torch.Tensor, predicted: torch.Tensor, probability: torch.Tensor, training: Split) -> list[str]:
-    """Returns for each image why its prediction is uncertain, `NO_INK`, or an empty text.
+def note_uncertainty(
+    images: torch.Tensor, predicted: torch.Tensor, probability: torch.Tensor, training: Split
+) -> list[str]:
+    """Returns for each image why its prediction is uncertain, `NO_INK`, or an empty string.
 
     Args:
-        images: Images as the network sees them, uint8 [N, 28, 28], all 0 if there is no ink.
+        images: The network's input, uint8 [N, 28, 28], all 0 if there is no ink.
         predicted: The predicted classes, int64 [N].
         probability: The softmax probability of each predicted class, float [N].
         training: The training images of the data set.
     """
-    # A subset of a very large training set, of which every twelfth image shows how alike images of a class are.
+    # A subset of a very large training set. Its held-out images show how similar the images of a class are.
     step = -(-len(training) // _MAX_COMPARED)
     known, labels = training.images[::step], training.labels[::step]
     held = torch.arange(len(known)) % _HELD_OUT == 0
-    similarity, of_held = torch.zeros(len(images)), []
+    similarity, held_similarity = torch.zeros(len(images)), []
     for number in labels.unique().tolist():
-        others = _features(known[(labels == number) & ~held])
+        others = _compute_features(known[(labels == number) & ~held])
         if len(others):
-            of_held.append(_nearest(_features(known[(labels == number) & held]), others))
+            held_similarity.append(_nearest_similarity(_compute_features(known[(labels == number) & held]), others))
             rows = predicted == number
-            similarity[rows] = _nearest(_features(images[rows]), others)
-    unlike = similarity < torch.cat(of_held).quantile(_UNLIKE)
+            similarity[rows] = _nearest_similarity(_compute_features(images[rows]), others)
+    compared = torch.cat(held_similarity) if held_similarity else torch.zeros(0)
+    # A training set with too few images to compare marks none.
+    unlike = similarity < (compared.quantile(_UNLIKE) if len(compared) else 0.0)
     notes = []
     for image, share, is_unlike in zip(images, probability.tolist(), unlike.tolist(), strict=True):
         reasons = [f"probability below {_MIN_PROBABILITY:.0%}"] if share < _MIN_PROBABILITY else []
@@ -54,11 +58,11 @@ def uncertainty(images: torch.Tensor, predicted: torch.Tensor, probability: torc
     return notes
 
 
-def _features(images: torch.Tensor) -> torch.Tensor:
+def _compute_features(images: torch.Tensor) -> torch.Tensor:
     """Returns the mean brightness of overlapping squares of 4 x 4 pixels as vectors of length 1, [N, squares]."""
     return F.normalize(F.avg_pool2d(images[:, None].float(), 4, stride=2, padding=1).flatten(1), dim=1)
 
 
-def _nearest(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Returns the cosine of each row with the nearest of the others, [N]."""
+def _nearest_similarity(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Returns the largest cosine similarity of each row to the others, [N]."""
     return torch.cat([(part @ others.T).amax(dim=1) for part in rows.split(_ROWS)])

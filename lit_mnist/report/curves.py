@@ -36,7 +36,7 @@ def curves(history: History, result: Mapping[str, Any]) -> list[Plot]:
     ]
     last = max((x for plot in plots for series in plot.series for x, _ in series.points), default=0.0)
     steps = step_axis(last)
-    rules = [edge for edge in _epoch_ends(history) if edge < steps.high]
+    rules = [edge for edge in epoch_ends(history) if edge < steps.high]
     return [replace(plot, x=steps, rules=rules) for plot in plots]
 
 
@@ -44,7 +44,7 @@ def _loss_plot(history: History, x: Axis) -> Plot | None:
     series = [
         Series(style, name, number(points[-1][1]), points)
         for style, name, key in (("train", "train", "train_loss"), ("valid", "validation", "val_loss"))
-        if (points := _points(history, key))
+        if (points := points_of(history, key))
     ]
     if not series:
         return None
@@ -54,12 +54,12 @@ def _loss_plot(history: History, x: Axis) -> Plot | None:
 
 def _score_plot(history: History, steps: int | None, test: Mapping[str, Any], x: Axis) -> Plot | None:
     """Returns the validation accuracy or mean IoU, with the test score as a mark at the last step."""
-    is_segmentation = "mean_iou" in test or bool(_points(history, "val_mean_iou"))
+    is_segmentation = "mean_iou" in test or bool(points_of(history, "val_mean_iou"))
     metric, title, unit = ("accuracy", "Accuracy", "share of images")
     if is_segmentation:
         metric, title, unit = ("mean_iou", "Mean IoU", "over the classes")
     series = []
-    if points := _points(history, f"val_{metric}"):
+    if points := points_of(history, f"val_{metric}"):
         series.append(Series("valid", "validation", percent(points[-1][1]), points))
     score = test.get(metric)
     if steps is not None and score is not None and math.isfinite(score):
@@ -99,12 +99,13 @@ def _scheduled_lrs(result: Mapping[str, Any]) -> list[Point]:
     return [(step + 1.0, lrs[step]) for step in sorted(chosen)]
 
 
-def _points(history: History, name: str) -> list[Point]:
+def points_of(history: History, name: str) -> list[Point]:
+    """Returns the finite values of a metric over the optimizer steps."""
     pairs = ((row.get("step"), row.get(name)) for row in history)
     return [(float(x), float(y)) for x, y in pairs if x is not None and y is not None and math.isfinite(x + y)]
 
 
-def _epoch_ends(history: History) -> list[float]:
+def epoch_ends(history: History) -> list[float]:
     """Returns the last logged step of each epoch except the last one; nothing if there are too many."""
-    ends = [x for (x, epoch), (_, following) in pairwise(_points(history, "epoch")) if following > epoch]
+    ends = [x for (x, epoch), (_, following) in pairwise(points_of(history, "epoch")) if following > epoch]
     return ends if len(ends) <= _MAX_EPOCHS else []

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from lit_mnist.data.segmentation.palette import PALETTE, tinted
+from lit_mnist.data.segmentation.palette import PALETTE, tint
 from lit_mnist.report.html import data_url
 
 _MAX_SIDE = 320  # pixels of an image's longer side on the page
@@ -41,8 +41,8 @@ class ShownImage:
         """The name and the data URL of each view: the image, with the true classes, with the predicted classes."""
         views = {
             "image": self.image,
-            "true classes": tinted(self.image, self.truth),
-            "predicted classes": tinted(self.image, self.predicted),
+            "true classes": tint(self.image, self.truth),
+            "predicted classes": tint(self.image, self.predicted),
         }
         return [(kind, _thumbnail(pixels)) for kind, pixels in views.items()]
 

@@ -19,7 +19,7 @@ from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.predict import Prediction, predictions_of
+from lit_mnist.predict import Prediction, get_prediction_module
 from lit_mnist.report.page import Mistake, write_report
 from lit_mnist.report.segmentation import ShownImage
 from lit_mnist.run.folder import REPORT, RESULT, RunFolder
@@ -104,7 +104,7 @@ def load_best_weights(job: Job, rank: Rank, net: nn.Module) -> None:
 def _load_examples(job: Job, examples: list[Example]) -> tuple[list[Mistake], list[ShownImage]]:
     mistakes, segmentation = [], []
     for example in examples:
-        name, image, target = job.splits.test.shown(example.sample, job.experiment.data)
+        name, image, target = job.splits.test.display_sample(example.sample, job.experiment.data)
         if isinstance(example, Wrong):
             mistakes.append(Mistake(image, example.sample, int(target), example.predicted, example.probability))
         else:
@@ -138,7 +138,7 @@ def _summarize(
             print_line(f"{name:<9} {share}, loss {evaluation.loss:.4f}")
     print_line(f"results   {display_path(job.folder / RESULT)}, {display_path(job.folder / REPORT)}")
     if trained:
-        folder, command = shlex.quote(display_path(job.folder)), program(job.engine)
+        folder, command = shlex.quote(display_path(job.folder)) + job.import_flag, program(job.engine)
         model, trainer = job.experiment.model, job.experiment.trainer
         stretchable = model.schedule == "constant" and not model.warmup
         if job.resumable and stretchable and trained.steps == job.plan.total_steps:
@@ -167,11 +167,11 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
         InputError: A file cannot be written.
         NonFiniteError: A probability is not finite.
     """
-    predictions = predictions_of(job.experiment.data.task)
-    rows = sorted(row for part in all_gather_json(predictions.rows_of(job, batches)) for row in part)
+    module = get_prediction_module(job.experiment.data.task)
+    rows = sorted(row for part in all_gather_json(module.collect_rows(job, batches)) for row in part)
     if not all(math.isfinite(row[1]) for row in rows):
         raise NonFiniteError("The outputs of the network are not finite: the training behind this checkpoint diverged.")
     if rank.is_first:
         assert [row[0] for row in rows] == list(range(len(job.splits.test)))
-        places = ", ".join(display_path(job.folder / name) for name in predictions.write(job, rows))
+        places = ", ".join(display_path(job.folder / name) for name in module.write(job, rows))
         print_line(f"predicted {len(rows)} image{'s' * (len(rows) != 1)}: {places}")

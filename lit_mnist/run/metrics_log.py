@@ -44,11 +44,18 @@ class MetricsLog:
         folder: The run folder. The rows of a resumed run up to `step` are kept.
         step: The step from which the run resumes.
         metrics: Names of the validation metrics, which have columns from the start.
+        columns: Names of the other columns from the start.
     """
 
-    def __init__(self, folder: Path, step: int = 0, metrics: Sequence[str] = ("val_loss", "val_accuracy")) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        step: int = 0,
+        metrics: Sequence[str] = ("val_loss", "val_accuracy"),
+        columns: Sequence[str] = COLUMNS,
+    ) -> None:
         self._folder = folder
-        self._columns = [*COLUMNS, *metrics]
+        self._columns = [*columns, *metrics]
         rows = [row for row in read_metrics(folder) if row["step"] <= step]
         self._columns += sorted({name for row in rows for name in row} - {*self._columns})
         self._rewrite(rows)

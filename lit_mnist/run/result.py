@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.experiment import flatten
+from lit_mnist.experiment.registry import registered_by
 from lit_mnist.run.timing import StepClock, commit, unshared_memory, versions
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.job import Job
@@ -98,6 +100,8 @@ def build_result(
         "config": config,
         "checkpoint": str(job.checkpoint.absolute()) if job.checkpoint and not job.trains else None,
         "data": {"name": job.dataset.name, "source": job.dataset.source, "sha256": job.dataset.sha256},
+        "imports": list(job.imports),
+        "registered": {own.key: own.to_dict() for own in registered_by(dict(flatten(config)))},
         "steps": trained.steps if trained else 0,
         "skipped_steps": trained.skipped_steps if trained else 0,
         "epochs": trained.epochs if trained else 0,

@@ -35,7 +35,7 @@ def evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit, *, keep_exam
     for batch in job.evaluation_batches(split, rank):
         images, targets, indices, _ = batch.to(device)
         with autocast(job.precision, device):
-            logits = net(images)
+            logits = net(images, None)
         sums.update(logits, targets, indices)
     sums.all_reduce()
     return sums.compute(len(split))
@@ -48,5 +48,5 @@ def predict(job: Job, rank: Rank, net: nn.Module) -> Iterator[Prediction]:
     net.eval()
     for batch in job.evaluation_batches(job.splits.test, rank):
         with autocast(job.precision, device):
-            logits = net(batch.images.to(device))
+            logits = net(batch.images.to(device), None)
         yield batch.indices, *predict_with_probability(logits)

@@ -19,7 +19,6 @@ from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.experiment import Command, Experiment
 from lit_mnist.experiment.plan import Plan, make_plan
-from lit_mnist.experiment.trainer import limited
 from lit_mnist.models.build import build_net
 from lit_mnist.training.precision import UsedPrecision, weight_dtype
 
@@ -58,6 +57,7 @@ class Job:
         cuda_graph: Whether the passes of a micro-batch run as a CUDA graph.
         resumable: Whether the engine can resume its runs.
         testable: Whether the engine has the command `test`.
+        imports: The user's packages of `--import`, which a rank in a new process imports first.
     """
 
     command: Command
@@ -80,11 +80,17 @@ class Job:
     cuda_graph: bool = False
     resumable: bool = False
     testable: bool = False
+    imports: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
         """Whether the job trains."""
         return self.command in {"train", "fit"}
+
+    @property
+    def import_flag(self) -> str:
+        """The flag `--import` with a space before it, for a command that continues this run; empty without packages."""
+        return f" --import {','.join(self.imports)}" if self.imports else ""
 
     @property
     def sync_batchnorm(self) -> bool:
@@ -130,30 +136,37 @@ class Job:
         )
 
 
-def split_dataset(experiment: Experiment, dataset: Dataset, stage: Literal["test", "predict"] = "test") -> Splits:
+def split_dataset(experiment: Experiment, dataset: Dataset, command: Command = "train") -> Splits:
     """Returns the samples to train, validate and test on.
 
     Args:
         experiment: The experiment.
         dataset: The data set.
-        stage: Whether the test split is limited by `limit_test_batches` or `limit_predict_batches`.
+        command: The command that uses the samples. `predict` predicts the test split.
 
     Raises:
-        InputError: No training samples remain after the validation split.
+        InputError: No training samples remain after the validation split, or a limit leaves no batch of a split that
+            the command evaluates.
     """
     data, tests = experiment.data, len(dataset.test)
+    stage: Literal["test", "predict"] = "predict" if command == "predict" else "test"
+    # As in Lightning, a limit of 0 turns the validation of a training off.
+    validates = command == "validate" or (command in {"train", "fit"} and experiment.trainer.limit_of("val") != 0)
     train, validation = validation_split(experiment.seed_everything, len(dataset.train), data.val_size)
+    of_validation = _limit(experiment, "val", len(validation), required=validates)
+    tested = command in {"train", "test", "predict"}
+    of_test = _limit(experiment, stage, min(data.test_size or tests, tests), required=tested)
     return Splits(
         train=dataset.train.take(train[: data.train_size]),
-        validation=dataset.train.take(validation[: _limit(experiment, "val", len(validation))]),
-        test=dataset.test.take(np.arange(_limit(experiment, stage, min(data.test_size or tests, tests)))),
+        validation=dataset.train.take(validation[:of_validation]),
+        test=dataset.test.take(np.arange(of_test)),
     )
 
 
-def _limit(experiment: Experiment, stage: Literal["val", "test", "predict"], samples: int) -> int:
+def _limit(experiment: Experiment, stage: Literal["val", "test", "predict"], samples: int, *, required: bool) -> int:
     # The limits of the Trainer count batches over all ranks.
     size = experiment.data.evaluation_batch
-    return min(samples, size * limited(math.ceil(samples / size), experiment.trainer.limit_of(stage)))
+    return min(samples, size * experiment.trainer.limit(stage, math.ceil(samples / size), required=required))
 
 
 def plan_for(experiment: Experiment, splits: Splits, world_size: int) -> Plan:

@@ -27,7 +27,7 @@ from benchmarks.scaling import RAW_DDP, SERVER, traffic_of
 from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, memory_of_ranks
 from benchmarks.workload import Collective, Workload, gradient_buckets
 from lit_mnist.comparison.equality import Run
-from lit_mnist.data.segmentation.shapes_folder import NAME, write_shapes
+from lit_mnist.data.segmentation.shapes import NAME, write_shapes
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import Program, result_of
+from processes import assert_rejected
 
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.loader import TrainBatches
@@ -153,6 +154,36 @@ def test_overfitting_repeats_the_batches_of_the_first_epoch() -> None:
         first = [next(iter(epoch)).indices.tolist() for epoch in epochs]
         assert (first[0] == first[1] == first[2]) == bool(overfit)
         assert [len(epoch) for epoch in epochs] == [overfit or 859] * 3
+
+
+@pytest.mark.parametrize("engine", ["lightning", "single", "raw_ddp", "fabric"])
+@pytest.mark.parametrize(
+    ("limit", "value", "batches"),
+    [
+        ("limit_test_batches", "0.05", "10 batches of the test split"),
+        ("limit_test_batches", "0", "10 batches of the test split"),
+        ("limit_val_batches", "0.05", "5 batches of the validation split"),
+        ("overfit_batches", "0.01", "5 batches of the validation split"),
+        ("limit_train_batches", "0.001", "859 batches of an epoch"),
+    ],
+)
+def test_a_limit_that_leaves_no_batch_of_a_training_is_rejected(
+    program: Program, engine: str, limit: str, value: str, batches: str
+) -> None:
+    done = program(f"--trainer.{limit}", value, "--max-steps", 5, engine=engine)
+    assert_rejected(done, f"trainer.{limit} {value} leaves none of the {batches}")
+    assert not (program.folder / "runs").exists()
+
+
+def test_a_limit_that_leaves_no_batch_of_an_evaluation_is_rejected(program: Program) -> None:
+    # The test split is not part of this training.
+    run = program.train("fit", *FEW, "--max-steps", 2, "--devices", 1, "--trainer.limit_test_batches", 0)
+    for command, limit in (("test", "test"), ("validate", "val"), ("predict", "predict")):
+        for engine in ("lightning", "single"):
+            option = f"trainer.limit_{limit}_batches"
+            done = program(command, "--ckpt", run, f"--{option}", 0, engine=engine)
+            assert_rejected(done, f"{option} 0 leaves none of the 3 batches")
+    assert not (program.folder / "runs").exists()
 
 
 def test_a_prediction_is_limited(program: Program) -> None:

@@ -138,7 +138,7 @@ def batch_norm_not_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loss_not_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric, "accumulated_loss", lambda loss, window, accumulate: loss * accumulate)
+    monkeypatch.setattr(fabric, "window_share", lambda loss, plan, number: loss)
 
 
 # Ten micro-batches in windows of two: an epoch has five steps. Each deliberate fault, and where it shows first.

@@ -1,10 +1,9 @@
-"""The rest of the MNIST family: fetched once per machine, verified, read from small files in the published formats."""
+"""The relatives of MNIST: downloaded once per machine, verified, and read from small files in the published formats."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import http.server
 import json
 import signal
 import struct
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CHILD_ENV, TIMEOUT, as_nobody, assert_same, flipped
+from mirror import Mirror
 from torchvision import datasets
 
 from lit_mnist.data import _private, download
@@ -64,7 +64,7 @@ def small_split(name: str, count: int, first: int) -> tuple[np.ndarray, np.ndarr
 
 @pytest.fixture
 def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bytes]]:
-    """Makes small archives of a data set, tells torchvision their MD5 sums, and returns them by name."""
+    """Creates small archives of a data set, sets their MD5 sums in torchvision, and returns them by name."""
 
     def make(name: str, split: str = "balanced", first: int = 0) -> dict[str, bytes]:
         cls = CLASSES[name]
@@ -134,7 +134,7 @@ def test_family_is_read_from_its_archives(
     assert_same(again, data)
 
 
-def test_damaged_archive_is_refused_even_beside_a_sound_extracted_file(
+def test_damaged_archive_is_rejected_even_next_to_a_valid_extracted_file(
     tmp_path: Path, publish: Callable[..., dict[str, bytes]]
 ) -> None:
     files = publish("kmnist")
@@ -163,7 +163,7 @@ def test_damaged_archive_is_refused_even_beside_a_sound_extracted_file(
         (1, idx(np.full(5, 10, np.uint8)), "expected 10 classes from 0, found labels from 10 to 10"),
     ],
 )
-def test_damaged_extracted_files_are_refused(
+def test_damaged_extracted_files_are_rejected(
     tmp_path: Path, publish: Callable[..., dict[str, bytes]], position: int, content: bytes, found: str
 ) -> None:
     files = {Path(name).stem: gzip.decompress(packed) for name, packed in publish("fashion_mnist").items()}
@@ -173,7 +173,7 @@ def test_damaged_extracted_files_are_refused(
         load("fashion_mnist", tmp_path)
 
 
-def test_table_of_another_type_is_refused(tmp_path: Path, publish: Callable[..., dict[str, bytes]]) -> None:
+def test_table_of_another_type_is_rejected(tmp_path: Path, publish: Callable[..., dict[str, bytes]]) -> None:
     files = {Path(name).stem: gzip.decompress(packed) for name, packed in publish("qmnist").items()}
     files["qmnist-test-labels-idx2-int"] = idx(np.zeros((3, 8), np.float32))
     place(tmp_path, "qmnist", files)
@@ -181,43 +181,10 @@ def test_table_of_another_type_is_refused(tmp_path: Path, publish: Callable[...,
         load("qmnist", tmp_path)
 
 
-def test_emnist_letters_that_start_at_0_are_refused(tmp_path: Path, publish: Callable[..., dict[str, bytes]]) -> None:
+def test_emnist_letters_that_start_at_0_are_rejected(tmp_path: Path, publish: Callable[..., dict[str, bytes]]) -> None:
     place(tmp_path, "emnist", publish("emnist", "letters", first=0))
     with pytest.raises(InputError, match="expected 26 classes from 0, found labels from -1 to 1"):
         load("emnist", tmp_path, "letters")
-
-
-class Mirror(http.server.HTTPServer):
-    """Serves files on this machine: of the first one only a half until it is told to go on."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(("127.0.0.1", 0), MirrorHandler)
-        self.files = files
-        self.requested: list[str] = []
-        self.started, self.go_on = threading.Event(), threading.Event()
-        self.address = f"http://127.0.0.1:{self.server_port}/"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no news."""
-
-
-class MirrorHandler(http.server.BaseHTTPRequestHandler):
-    server: Mirror
-    timeout = TIMEOUT
-
-    def do_GET(self) -> None:
-        content = self.server.files[self.path[1:]]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.server.requested.append(self.path[1:])
-        self.wfile.write(content[: len(content) // 2])
-        self.server.started.set()
-        self.server.go_on.wait(TIMEOUT)
-        self.wfile.write(content[len(content) // 2 :])
-
-    def log_message(self, *args: Any) -> None:
-        pass
 
 
 @pytest.fixture
@@ -229,7 +196,7 @@ def mirror(publish: Callable[..., dict[str, bytes]], monkeypatch: pytest.MonkeyP
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield server
-    server.go_on.set()
+    server.resume.set()
     server.shutdown()
     thread.join(TIMEOUT)
     server.server_close()
@@ -277,7 +244,7 @@ def loader(root: Path, mirror: Mirror) -> Iterator[subprocess.Popen[str]]:
 
 def test_two_processes_download_once_and_keep_no_thread(tmp_path: Path, mirror: Mirror) -> None:
     with loader(tmp_path, mirror) as first, loader_waiting(tmp_path, mirror) as second:
-        mirror.go_on.set()
+        mirror.resume.set()
         outputs = [process.communicate(timeout=TIMEOUT) for process in (first, second)]
         assert [first.returncode, second.returncode] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0] == f"{load('fashion_mnist', tmp_path).sha256} 1\n"
@@ -296,71 +263,73 @@ def loader_waiting(root: Path, mirror: Mirror) -> Iterator[subprocess.Popen[str]
         yield process
 
 
-def test_killed_download_leaves_nothing_that_is_taken_for_whole(tmp_path: Path, mirror: Mirror) -> None:
+def test_partial_files_of_a_killed_download_are_not_used(tmp_path: Path, mirror: Mirror) -> None:
     folder = tmp_path / "FashionMNIST" / "raw"
     with loader(tmp_path, mirror) as process:
         assert mirror.started.wait(TIMEOUT)
         process.send_signal(signal.SIGKILL)
         process.wait(TIMEOUT)
     assert [path.name for path in folder.iterdir()] == [".partial"]
-    mirror.go_on.set()
+    mirror.resume.set()
     data = load("fashion_mnist", tmp_path)
     assert np.array_equal(data.train.images.numpy(), small_split("fashion_mnist", SIZES[0], 0)[0])
     assert sorted(path.name for path in folder.iterdir()) == sorted(FASHION)
 
 
 def test_next_load_needs_no_network(tmp_path: Path, mirror: Mirror) -> None:
-    mirror.go_on.set()
+    mirror.resume.set()
     data = load("fashion_mnist", tmp_path)
     mirror.files.clear()
     assert_same(load("fashion_mnist", tmp_path), data)
     assert mirror.requested == FASHION
 
 
-def test_wrong_download_is_refused_and_not_kept(tmp_path: Path, mirror: Mirror) -> None:
-    mirror.go_on.set()
-    sound = mirror.files[FASHION[1]]
+def test_wrong_download_is_rejected_and_deleted(tmp_path: Path, mirror: Mirror) -> None:
+    mirror.resume.set()
+    valid = mirror.files[FASHION[1]]
     mirror.files[FASHION[1]] = b"<html>Please log in</html>"
     with pytest.raises(InputError, match=f"{FASHION[1]} could not be fetched .*{mirror.address}.*is damaged"):
         load("fashion_mnist", tmp_path)
     assert [path.name for path in (tmp_path / "FashionMNIST" / "raw").iterdir()] == [FASHION[0]]
-    mirror.files[FASHION[1]] = sound
+    mirror.files[FASHION[1]] = valid
     assert load("fashion_mnist", tmp_path).source.endswith("(MD5 verified)")
     assert mirror.requested.count(FASHION[0]) == 1
 
 
-def test_silent_network_is_given_up(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_network_times_out(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "NETWORK_TIMEOUT", 0.2)
     with pytest.raises(InputError, match=f"{FASHION[0]} could not be fetched .*timed out"):
         load("fashion_mnist", tmp_path)
 
 
-def test_without_network_the_way_by_hand_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_without_network_explains_the_manual_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # RFC 6761: no name below .invalid is ever resolved.
     monkeypatch.setattr(datasets.KMNIST, "mirrors", ["http://kmnist.invalid/"])
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "lit_mnist" / "KMNIST" / "raw"
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as caught:
         load("kmnist", None)
-    message = str(refused.value)
+    message = str(caught.value)
     assert message.startswith("train-images-idx3-ubyte.gz could not be fetched (http://kmnist.invalid/train-images")
-    assert f"put them, as they are, into {folder}:" in message
+    assert f"put them, unchanged, into {folder}:" in message
     for name in FASHION:
         assert f"\n  http://kmnist.invalid/{name}" in message
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.usefixtures("embedded")
-def test_place_that_cannot_be_written_is_named(open_folder: Path, publish: Callable[..., dict[str, bytes]]) -> None:
+def test_message_names_a_folder_that_cannot_be_written(
+    open_folder: Path, publish: Callable[..., dict[str, bytes]]
+) -> None:
     files = publish("fashion_mnist")
     open_folder.chmod(0o555)
-    with as_nobody(), pytest.raises(InputError, match=f"cannot be kept in {open_folder}.*data.root"):
+    with as_nobody(), pytest.raises(InputError, match=f"cannot be written to {open_folder}.*data.root"):
         load("fashion_mnist", open_folder)
     open_folder.chmod(0o755)
     in_the_way = open_folder / "file"
     in_the_way.write_text("")
-    with pytest.raises(InputError, match=f"cannot be kept in {in_the_way}.*data.root"):
+    with pytest.raises(InputError, match=f"cannot be written to {in_the_way}.*data.root"):
         load("fashion_mnist", in_the_way)
     # What is there already needs no permission to write.
     folder = place(open_folder, "fashion_mnist", files)

@@ -1,4 +1,4 @@
-"""MNIST is the official bytes or nothing: every damage is one message, and loading harms no process."""
+"""MNIST: only the official bytes are accepted, one message reports damage, and the process can fork afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def root(tmp_path: Path) -> Path:
     return link(tmp_path / "root", *(mnist.EMBEDDED / f"{name}.gz" for name in NAMES))
 
 
-def test_embedded_mnist_is_whole(embedded: Dataset, decoded: Path) -> None:
+def test_embedded_mnist_is_complete(embedded: Dataset, decoded: Path) -> None:
     assert (embedded.name, embedded.source, embedded.num_classes) == ("mnist", "embedded", 10)
     for split, count in ((embedded.train, 60_000), (embedded.test, 10_000)):
         assert len(split) == count
@@ -73,7 +73,7 @@ def test_readme_states_the_digests_of_the_embedded_files(decoded: Path) -> None:
 
 @pytest.mark.parametrize("place", [".", "raw", "MNIST/raw"])
 @pytest.mark.parametrize("form", [".gz", "decoded"])
-def test_own_folder(tmp_path: Path, embedded: Dataset, decoded: Path, place: str, form: str) -> None:
+def test_user_folder(tmp_path: Path, embedded: Dataset, decoded: Path, place: str, form: str) -> None:
     files = [mnist.EMBEDDED / f"{name}.gz" if form == ".gz" else decoded / name for name in NAMES]
     folder = link(tmp_path / place, *files)
     data = load("mnist", tmp_path)
@@ -81,7 +81,7 @@ def test_own_folder(tmp_path: Path, embedded: Dataset, decoded: Path, place: str
     assert_same(data, embedded)
 
 
-def test_gz_is_preferred_and_a_mixture_is_told(root: Path, embedded: Dataset, decoded: Path) -> None:
+def test_gz_is_preferred_and_the_source_states_a_mixture(root: Path, embedded: Dataset, decoded: Path) -> None:
     (root / NAMES[1]).write_bytes(b"not what is read")
     assert load("mnist", root).source == f"{root} (.gz)"
     (root / f"{NAMES[3]}.gz").unlink()
@@ -91,7 +91,7 @@ def test_gz_is_preferred_and_a_mixture_is_told(root: Path, embedded: Dataset, de
     assert_same(data, embedded)
 
 
-def test_home_is_found(root: Path, embedded: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_folder_is_expanded(root: Path, embedded: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(root.parent))
     assert_same(load("mnist", Path("~/root")), embedded)
     with pytest.raises(InputError, match="~nobody-of-that-name cannot be found"):
@@ -129,24 +129,24 @@ def plain(change: Callable[[bytes], bytes]) -> Callable[[bytes], tuple[str, byte
         pytest.param(plain(lambda c: c + c), id="decoded twice as long"),
     ],
 )
-def test_every_damage_is_refused(root: Path, name: str, damage: Callable[[bytes], tuple[str, bytes]]) -> None:
-    sound = root / f"{name}.gz"
-    suffix, content = damage(sound.read_bytes())
-    sound.unlink()
+def test_every_damage_is_rejected(root: Path, name: str, damage: Callable[[bytes], tuple[str, bytes]]) -> None:
+    valid = root / f"{name}.gz"
+    suffix, content = damage(valid.read_bytes())
+    valid.unlink()
     (root / f"{name}{suffix}").write_bytes(content)
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as caught:
         load("mnist", root)
     expected = next(file.sha256 for file in mnist.FILES if file.name == name)
-    message = str(refused.value)
+    message = str(caught.value)
     assert message.startswith(f"{root / name}{suffix} is not MNIST's {name}: expected ")
     assert f"SHA-256 {expected}, found " in message
     assert message.endswith(
         "Replace it by the official file, or leave data.root unset to use the files of the package."
     )
-    assert refused.value.exit_code == 2
+    assert caught.value.exit_code == 2
 
 
-def test_swapped_labels_are_refused(root: Path) -> None:
+def test_swapped_labels_are_rejected(root: Path) -> None:
     (root / f"{NAMES[1]}.gz").unlink()
     (root / f"{NAMES[1]}.gz").symlink_to(mnist.EMBEDDED / f"{NAMES[3]}.gz")
     with pytest.raises(InputError, match="found 10008 bytes with SHA-256 ff7bcfd4"):
@@ -154,7 +154,7 @@ def test_swapped_labels_are_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize("instead", ["nothing", "folder"])
-def test_missing_file_is_named(root: Path, instead: str) -> None:
+def test_message_names_a_missing_file(root: Path, instead: str) -> None:
     (root / f"{NAMES[2]}.gz").unlink()
     if instead == "folder":
         (root / f"{NAMES[2]}.gz").mkdir()
@@ -162,7 +162,7 @@ def test_missing_file_is_named(root: Path, instead: str) -> None:
         load("mnist", root)
 
 
-def test_damage_in_the_package_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_in_the_package_is_rejected(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / f"{NAMES[0]}.gz").unlink()
     monkeypatch.setattr(mnist, "EMBEDDED", root)
     with pytest.raises(InputError, match=f"{NAMES[0]}.gz .* Reinstall the package"):
@@ -170,7 +170,7 @@ def test_damage_in_the_package_is_refused(root: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("embedded")
-def test_unreadable_file_and_folder_are_named(open_folder: Path) -> None:
+def test_message_names_an_unreadable_file_or_folder(open_folder: Path) -> None:
     for name in NAMES:
         (open_folder / f"{name}.gz").write_bytes((mnist.EMBEDDED / f"{name}.gz").read_bytes())
     (open_folder / f"{NAMES[3]}.gz").chmod(0)
@@ -209,7 +209,7 @@ except Exception as error:
 
 
 @pytest.mark.parametrize("form", [".gz", "decoded"])
-def test_bomb_fills_neither_memory_nor_disk(root: Path, form: str) -> None:
+def test_decompression_bomb_fills_neither_memory_nor_disk(root: Path, form: str) -> None:
     packed = root / f"{NAMES[0]}.gz"
     packed.unlink()
     if form == ".gz":
@@ -257,7 +257,7 @@ print(json.dumps({"early": early, "before": before, "after": after, "left": left
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_a_process_that_loaded_may_fork(threads: int) -> None:
+def test_a_process_can_fork_after_loading(threads: int) -> None:
     result = child(FORK, str(threads), OMP_NUM_THREADS="4")
     assert result["early"] == []
     assert result["after"] == result["before"]
@@ -266,7 +266,7 @@ def test_a_process_that_loaded_may_fork(threads: int) -> None:
     assert result["threads"] == threads
 
 
-def test_class_names_are_torchvisions() -> None:
+def test_class_names_match_torchvision() -> None:
     def names(name: Any, split: Any = "balanced") -> list[str]:
         return list(class_names(DataSettings(name=name, emnist_split=split)))
 
@@ -278,7 +278,7 @@ def test_class_names_are_torchvisions() -> None:
 
 
 @pytest.mark.parametrize(("name", "split"), [("cifar10", "balanced"), ("emnist", "all")])
-def test_unknown_names_are_refused(name: str, split: str, tmp_path: Path) -> None:
+def test_unknown_names_are_rejected(name: str, split: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is unknown[.] Choose one of .*mnist"):
         load(name, tmp_path, split)
     assert list(tmp_path.iterdir()) == []

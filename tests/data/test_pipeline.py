@@ -1,4 +1,4 @@
-"""The classic data path gives the fast one's batches, with loader workers and without, and leaves nothing behind."""
+"""The classic data path yields the batches of the fast one, with and without loader workers, and leaves no process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def assert_alike(fast: list[Batch], classic: list[Batch]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("augment", ["none", "shift", "affine"])
-def test_a_resumed_epoch_s_batches_are_those_of_the_fast_path(splits: Splits, augment: str, dtype: torch.dtype) -> None:
+def test_batches_of_a_resumed_epoch_match_the_fast_path(splits: Splits, augment: str, dtype: torch.dtype) -> None:
     experiment = Experiment().replace("data", batch_size=48, augment=augment).replace("trainer", max_epochs=2)
     plan = plan_for(experiment, splits, world_size=2)
 
@@ -77,11 +77,11 @@ def test_a_resumed_epoch_s_batches_are_those_of_the_fast_path(splits: Splits, au
 
 
 @pytest.mark.parametrize("name", ["validation", "test"])
-def test_an_evaluation_s_batches_are_those_of_the_fast_path(splits: Splits, name: str) -> None:
+def test_evaluation_batches_match_the_fast_path(splits: Splits, name: str) -> None:
     for rank in range(3):
         fast, *classic = (
             list(EvaluationBatches(getattr(splits, name), rank=rank, world_size=3, batch_size=9, settings=way))
-            for way in (None, *WAYS)
+            for way in (DataSettings(), *WAYS)
         )
         for found in classic:
             assert_alike(fast, found)
@@ -102,9 +102,7 @@ def assert_same_training(folder: Path, reference: dict[str, Any]) -> None:
         assert result_of(folder)[key] == reference[key], key
 
 
-def test_a_run_with_workers_lost_within_an_epoch_is_resumed_exactly(
-    program: Program, reference: dict[str, Any]
-) -> None:
+def test_a_killed_run_with_workers_resumes_exactly_within_an_epoch(program: Program, reference: dict[str, Any]) -> None:
     folder, before = program.folder / "lost", left_in_the_temporary_folder()
     fault = ("--save-every", 1, "--inject", "kill:rank=1,step=6", "--run-dir", folder)
     assert program(*SHORT, *PER_SAMPLE, 2, *fault, engine="raw_ddp").code == 3
@@ -114,8 +112,8 @@ def test_a_run_with_workers_lost_within_an_epoch_is_resumed_exactly(
     assert left_in_the_temporary_folder() == before
 
 
-def test_lightning_takes_the_loaders_as_they_are(program: Program, reference: dict[str, Any]) -> None:
-    """It neither complains of them nor wraps them: the same bits as without any framework."""
+def test_lightning_uses_the_loaders_unchanged(program: Program, reference: dict[str, Any]) -> None:
+    """Lightning neither warns about them nor wraps them: the result is bit-identical to that without a framework."""
     folder = program.folder / "run"
     done = program(*SHORT, *PER_SAMPLE, 1, "--run-dir", folder)
     assert done.code == 0, done.err
@@ -123,7 +121,7 @@ def test_lightning_takes_the_loaders_as_they_are(program: Program, reference: di
     assert_same_training(folder, reference)
 
 
-def test_an_exception_in_a_worker_is_the_rank_s_own(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_a_worker_is_raised_in_its_rank(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: Samples, index: int) -> tuple[torch.Tensor, int]:
         raise LookupError(f"sample {index}, threads {torch.get_num_threads()}")
 
@@ -159,9 +157,7 @@ def left_in_the_temporary_folder() -> set[str]:
         ("group", signal.SIGTERM, 143),
     ],
 )
-def test_nothing_is_left_of_workers_whatever_ends(
-    program: Program, victim: str, signum: signal.Signals, code: int
-) -> None:
+def test_workers_end_with_their_rank(program: Program, victim: str, signum: signal.Signals, code: int) -> None:
     folder = program.folder / "run"
     words = (*LONG, *PER_SAMPLE, 2, "--run-dir", folder)
     with program.started(*words, engine="raw_ddp") as group:
@@ -174,19 +170,19 @@ def test_nothing_is_left_of_workers_whatever_ends(
         else:
             os.kill({"worker": max(workers), "rank": ranks[1], "launcher": group}[victim], signum)
         ended, _ = wait_for_exit(group, program, 20)
-    told = read_errors(program)
-    assert ended == code, told
+    message = read_errors(program)
+    assert ended == code, message
     if victim == "worker":
-        assert re.search(r"Rank \d .* failed in step \d+:", told), told
-        assert "DataLoader worker" in told
+        assert re.search(r"Rank \d .* failed in step \d+:", message), message
+        assert "DataLoader worker" in message
     if victim == "rank":
-        assert re.search(r"Rank 1 .* was killed by SIGKILL in step \d+", told), told
+        assert re.search(r"Rank 1 .* was killed by SIGKILL in step \d+", message), message
     if victim == "group":
-        assert re.search(r"error: Stopped by SIGTERM after step \d+\.", told), told
+        assert re.search(r"error: Stopped by SIGTERM after step \d+\.", message), message
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--data.pipeline=streamed",), "per_sample"),
         (("--data.workers=2",), "data.workers 2 needs data.pipeline per_sample"),
@@ -194,6 +190,6 @@ def test_nothing_is_left_of_workers_whatever_ends(
         (("--data.pipeline=per_sample", "--data.workers=65"), "data.workers must be from 0 to 64, but is 65"),
     ],
 )
-def test_a_wrong_pipeline_is_refused(words: tuple[str, ...], told: str) -> None:
-    with pytest.raises(InputError, match=re.escape(told)):
+def test_a_wrong_pipeline_is_rejected(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
         parse(list(words)).experiment()

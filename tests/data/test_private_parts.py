@@ -1,4 +1,4 @@
-"""The undocumented parts of torchvision that the data use still mean what they did."""
+"""Detects a change in the undocumented parts of torchvision that the data sets use."""
 
 from __future__ import annotations
 

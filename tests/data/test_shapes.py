@@ -1,4 +1,4 @@
-"""The shapes: the same bytes everywhere, made once per machine, whole or not at all, and read as VOC is."""
+"""The shapes: the same pixels on every machine, generated once and completely, and read as VOC."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from conftest import forked, wait_for
 from PIL import Image
 
 from lit_mnist.data.dataset import IGNORED, Dataset, SegmentationSplit, class_names, load_dataset
-from lit_mnist.data.segmentation import shapes_folder
+from lit_mnist.data.segmentation import shapes
 from lit_mnist.data.segmentation.shapes import make_image
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 
-# Of the first eight scenes' pixels, before any encoder has seen them.
+# SHA-256 of the pixels of the first eight images, before encoding.
 FIRST_EIGHT = "ddca203b522b50a1afbe803ab3eaaecca68fd26157ecc71fc72da708cb4fe306"
 
 
@@ -26,7 +26,7 @@ FIRST_EIGHT = "ddca203b522b50a1afbe803ab3eaaecca68fd26157ecc71fc72da708cb4fe306"
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the set a small one, also in the processes that are forked."""
     for name, value in (("TRAIN", 40), ("TEST", 12), ("SIDE", 48)):
-        monkeypatch.setattr(shapes_folder, name, value)
+        monkeypatch.setattr(shapes, name, value)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def ended(child: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def test_a_scene_has_the_same_pixels_on_every_machine() -> None:
+def test_an_image_has_the_same_pixels_on_every_machine() -> None:
     digest = hashlib.sha256()
     for number in range(8):
         image, mask = make_image(seed=2012, number=number, side=96)
@@ -53,7 +53,7 @@ def test_a_scene_has_the_same_pixels_on_every_machine() -> None:
     assert digest.hexdigest() == FIRST_EIGHT
 
 
-def test_scenes_show_every_class_within_a_border_of_one_pixel() -> None:
+def test_images_show_every_class_within_a_border_of_one_pixel() -> None:
     counts = np.zeros(256, np.int64)
     for number in range(100):
         image, mask = make_image(seed=3, number=number, side=96)
@@ -71,9 +71,9 @@ def test_scenes_show_every_class_within_a_border_of_one_pixel() -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_the_set_is_made_once_and_read_as_voc(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_data_set_is_generated_once_and_read_as_voc(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = load()
-    folder = cache / shapes_folder.NAME
+    folder = cache / shapes.NAME
     assert isinstance(first.train, SegmentationSplit)
     assert (len(first.train), len(first.test)) == (40, 12)
     assert first.class_names == ("background", "circle", "square", "triangle", "star", "ring", "cross")
@@ -84,7 +84,7 @@ def test_the_set_is_made_once_and_read_as_voc(cache: Path, capsys: pytest.Captur
     made = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert load().sha256 == first.sha256
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == made
-    assert sorted(path.name for path in cache.iterdir()) == [".download.lock", "checked", shapes_folder.NAME]
+    assert sorted(path.name for path in cache.iterdir()) == [".download.lock", "checked", shapes.NAME]
     # The same set, elsewhere, has the same digest.
     assert load_dataset(DataSettings(name="shapes", root=str(cache / "other"))).sha256 == first.sha256
     assert capsys.readouterr().err == ""
@@ -92,7 +92,7 @@ def test_the_set_is_made_once_and_read_as_voc(cache: Path, capsys: pytest.Captur
 
 @pytest.fixture
 def gate(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file without which nobody makes more than five scenes."""
+    """A file that a process waits for before it generates the sixth image."""
 
     def wait_and_make(*, seed: int, number: int, side: int) -> tuple[np.ndarray, np.ndarray]:
         if number >= 5:
@@ -100,25 +100,25 @@ def gate(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return make_image(seed=seed, number=number, side=side)
 
     gate = tmp_path / "gate"
-    monkeypatch.setattr(shapes_folder, "make_image", wait_and_make)
+    monkeypatch.setattr(shapes, "make_image", wait_and_make)
     return gate
 
 
-def test_what_a_kill_has_left_is_not_taken_for_whole(gate: Path, cache: Path, tmp_path: Path) -> None:
-    partial = cache / f".{shapes_folder.NAME}.partial"
+def test_partial_files_of_a_killed_process_are_not_used(gate: Path, cache: Path, tmp_path: Path) -> None:
+    partial = cache / f".{shapes.NAME}.partial"
     with forked(lambda: len(load().train), tmp_path) as child:
         wait_for(lambda: len(list(partial.glob("JPEGImages/*.jpg"))) == 5, 60)
         os.kill(child, signal.SIGKILL)
-    assert not (cache / shapes_folder.NAME).exists()
+    assert not (cache / shapes.NAME).exists()
     gate.touch()
     assert len(load().train) == 40
     assert not partial.exists()
 
 
-def test_a_process_that_comes_second_waits_and_makes_nothing(gate: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_second_process_waits_and_generates_nothing(gate: Path, cache: Path, tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     with forked(lambda: 0 if len(load().train) == 40 else 1, tmp_path) as first:
-        wait_for((cache / f".{shapes_folder.NAME}.partial").exists, 60)
+        wait_for((cache / f".{shapes.NAME}.partial").exists, 60)
         with forked(lambda: 0 if len(load().train) == 40 else 1, tmp_path / "second") as second:
             said = tmp_path / "second" / "stderr.txt"
             wait_for(
@@ -126,28 +126,28 @@ def test_a_process_that_comes_second_waits_and_makes_nothing(gate: Path, cache: 
             )
             gate.touch()
             assert [ended(child) for child in (first, second)] == [0, 0]
-    assert len(list((cache / shapes_folder.NAME / "JPEGImages").iterdir())) == 52
+    assert len(list((cache / shapes.NAME / "JPEGImages").iterdir())) == 52
 
 
 @pytest.mark.usefixtures("few")
-def test_a_damaged_file_is_refused_with_the_way_out(cache: Path) -> None:
+def test_a_damaged_file_is_rejected_with_advice(cache: Path) -> None:
     load()
-    path = cache / shapes_folder.NAME / "SegmentationClass" / "000003.png"
+    path = cache / shapes.NAME / "SegmentationClass" / "000003.png"
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(InputError, match=r"000003\.png.*Delete .*shapes-1 to have the shapes generated again"):
         load()
 
 
 @pytest.mark.usefixtures("few")
-def test_a_file_exchanged_for_another_sound_one_is_seen(cache: Path) -> None:
+def test_a_replaced_file_is_detected(cache: Path) -> None:
     load()
-    images = cache / shapes_folder.NAME / "JPEGImages"
+    images = cache / shapes.NAME / "JPEGImages"
     (images / "000003.jpg").write_bytes((images / "000004.jpg").read_bytes())
     with pytest.raises(InputError, match="are not the generated shapes"):
         load()
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_message_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"The data cannot be kept in .*file.*data\.root"):
+    with pytest.raises(InputError, match=r"The data cannot be written to .*file.*data\.root"):
         load_dataset(DataSettings(name="shapes", root=str(tmp_path / "file")))

@@ -1,4 +1,4 @@
-"""SegmentationSplit in VOC's folders: read as torchvision reads them, every damage refused by name, resumed exactly."""
+"""Images in the folders of VOC: they match torchvision, damaged files are named, and training resumes exactly."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from voc_folder import ONLY_BORDER, write_voc
 from lit_mnist.data.dataset import IGNORED, Dataset, class_names, load_dataset
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
 from lit_mnist.data.segmentation import verification
-from lit_mnist.data.segmentation.augmentation import MEAN, STD, random_crop
-from lit_mnist.data.segmentation.split import SegmentationSplit, read_image, read_mask
+from lit_mnist.data.segmentation.split import MEAN, STD, SegmentationSplit, random_crop, read_image, read_mask
 from lit_mnist.data.segmentation.voc import IMAGES, LISTS, MASKS
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment
@@ -66,26 +65,26 @@ def train_batches(root: Path, *, first: int = 0, epoch: int = 0, rank: int = 0, 
     return list(TrainBatches(split, plan=plan, settings=data, seed=42, epoch=epoch, rank=rank, first=first))
 
 
-def test_scenes_are_those_that_torchvision_reads(folder: Path, tmp_path: Path) -> None:
+def test_images_match_torchvision(folder: Path, tmp_path: Path) -> None:
     dataset = load_dataset(settings_of(tmp_path))
     assert dataset.class_names == class_names(DataSettings(name="voc2012"))
     assert dataset.num_classes == 21
-    for scenes, split in zip(images_of(dataset), ("train", "val"), strict=True):
+    for images, split in zip(images_of(dataset), ("train", "val"), strict=True):
         known = VOCSegmentation(str(tmp_path), year="2012", image_set=split)
-        assert len(known) == len(scenes) > 0
+        assert len(known) == len(images) > 0
         for number, (image, mask) in enumerate(known):
-            assert np.array_equal(np.asarray(image), np.asarray(read_image(scenes.images[number])))
-            assert np.array_equal(np.asarray(mask), np.asarray(read_mask(scenes.masks[number], 21)))
+            assert np.array_equal(np.asarray(image), np.asarray(read_image(images.images[number])))
+            assert np.array_equal(np.asarray(mask), np.asarray(read_mask(images.masks[number], 21)))
 
 
 @pytest.mark.parametrize("place", [".", "VOCdevkit", "VOCdevkit/VOC2012"])
-def test_the_folder_is_found_from_above(folder: Path, tmp_path: Path, place: str) -> None:
+def test_the_folder_is_found_from_its_parents(folder: Path, tmp_path: Path, place: str) -> None:
     train, test = images_of(load_dataset(settings_of(tmp_path / place)))
     assert (len(train), len(test)) == (16, 6)
     assert train.images[0].resolve() == (folder / IMAGES / "2007_000000.jpg").resolve()
 
 
-def test_batches_hold_whole_images_brought_to_one_size(folder: Path, tmp_path: Path) -> None:
+def test_batches_contain_whole_resized_images(folder: Path, tmp_path: Path) -> None:
     data = settings_of(tmp_path)
     split = load_dataset(data).test
     batches = EvaluationBatches(split, rank=1, world_size=2, batch_size=2, settings=data, dtype=torch.float64)
@@ -202,7 +201,7 @@ DAMAGES: dict[str, tuple[Path, Callable[[bytes], bytes] | None, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_every_damage_is_refused_by_name(folder: Path, tmp_path: Path, name: str) -> None:
+def test_message_names_each_damaged_file(folder: Path, tmp_path: Path, name: str) -> None:
     place, change, message = DAMAGES[name]
     path = folder / place
     if change is None:
@@ -216,14 +215,14 @@ def test_every_damage_is_refused_by_name(folder: Path, tmp_path: Path, name: str
     assert "\n" not in str(caught.value)
 
 
-def test_a_pipe_is_no_image(folder: Path, tmp_path: Path) -> None:
+def test_a_pipe_is_rejected(folder: Path, tmp_path: Path) -> None:
     (folder / IMAGE).unlink()
     os.mkfifo(folder / IMAGE)
     with pytest.raises(InputError, match="the image is not a regular file"):
         load_dataset(settings_of(tmp_path))
 
 
-def test_where_nothing_is_the_place_for_the_files_is_told(tmp_path: Path) -> None:
+def test_message_states_where_missing_files_are_expected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"VOCdevkit/VOC2012.*JPEGImages.*data\.root.*--data\.download true"):
         load_dataset(settings_of(tmp_path))
 
@@ -243,16 +242,16 @@ def test_a_wrong_file_ends_the_command_before_a_rank_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_was_found_sound_is_read_again_only_where_it_has_changed(
+def test_valid_files_are_checked_again_only_after_a_change(
     folder: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[Path] = []
 
     def check(image: Path, mask: Path, num_classes: int) -> None:
         checked.append(image)
-        sound(image, mask, num_classes)
+        check_image(image, mask, num_classes)
 
-    sound = verification.check_image
+    check_image = verification.check_image
     monkeypatch.setattr(verification, "check_image", check)
     first = load_dataset(settings_of(tmp_path)).sha256
     assert len(checked) == 22
@@ -274,7 +273,7 @@ def test_what_was_found_sound_is_read_again_only_where_it_has_changed(
     assert len(checked) == 88
 
 
-def test_without_a_cache_each_start_checks_and_says_so(
+def test_without_a_cache_each_start_repeats_the_check_with_a_note(
     open_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_voc(open_folder)
@@ -305,12 +304,12 @@ def test_odd_images_train_on_two_ranks_and_resume_exactly_with_workers(
 
 @pytest.mark.parametrize("engine", ["lightning", "raw_ddp"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_file_that_turns_bad_ends_the_run_with_one_message(
+def test_a_file_damaged_during_the_run_ends_it_with_one_message(
     folder: Path, tmp_path: Path, program: Program, engine: str, workers: int
 ) -> None:
     load_dataset(settings_of(tmp_path))
     path = folder / IMAGE
-    # Size and time stay, so that it was found sound before, as a disk's own fault would leave it.
+    # Size and time stay the same, so that the record still counts as valid, as after a disk fault.
     found = path.stat()
     path.write_bytes(b"\0" * found.st_size)
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))

@@ -1,4 +1,4 @@
-"""Pascal VOC as it is published: fetched once, unpacked whole or not at all."""
+"""The published archive of Pascal VOC: downloaded once, and extracted completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import forked, wait_for
-from test_family import Mirror
+from mirror import Mirror
 from torchvision.datasets import voc as published
 from voc_folder import write_voc
 
@@ -54,7 +54,7 @@ def mirror(archive: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield server
-    server.go_on.set()
+    server.resume.set()
     server.shutdown()
     thread.join(60)
     server.server_close()
@@ -71,9 +71,9 @@ def load(root: Path, *, download: bool = True) -> Dataset:
     return load_dataset(DataSettings(name="voc2012", root=str(root), download=download))
 
 
-def test_it_is_fetched_only_when_asked_for_and_only_once(tmp_path: Path, mirror: Mirror) -> None:
+def test_it_is_downloaded_only_on_request_and_only_once(tmp_path: Path, mirror: Mirror) -> None:
     root = tmp_path / "root"
-    mirror.go_on.set()
+    mirror.resume.set()
     with pytest.raises(InputError, match=r"--data\.download true"):
         load(root, download=False)
     found = load(root)
@@ -85,32 +85,32 @@ def test_it_is_fetched_only_when_asked_for_and_only_once(tmp_path: Path, mirror:
     assert sorted(path.name for path in (root / FOLDER).iterdir()) == ["ImageSets", "JPEGImages", "SegmentationClass"]
 
 
-def test_a_killed_download_leaves_nothing_that_is_taken_for_whole(tmp_path: Path, mirror: Mirror) -> None:
+def test_partial_files_of_a_killed_download_are_not_used(tmp_path: Path, mirror: Mirror) -> None:
     root = tmp_path / "root"
     with forked(lambda: len(load(root).train), tmp_path) as child:
         wait_for(mirror.started.is_set, 60)
         os.kill(child, signal.SIGKILL)
     assert sorted(path.name for path in root.iterdir()) == [".download.lock", ".partial"]
-    mirror.go_on.set()
+    mirror.resume.set()
     assert len(load(root).train) == 16
     assert not (root / ".partial").exists()
 
 
-def test_an_archive_fetched_by_hand_is_unpacked_and_kept(tmp_path: Path, mirror: Mirror, archive: bytes) -> None:
+def test_a_manually_downloaded_archive_is_extracted_and_kept(tmp_path: Path, mirror: Mirror, archive: bytes) -> None:
     (tmp_path / NAME).write_bytes(archive)
     assert len(load(tmp_path).train) == 16
     assert mirror.requested == []
     assert (tmp_path / NAME).exists()
 
 
-def test_a_damaged_archive_is_refused(tmp_path: Path, mirror: Mirror, archive: bytes) -> None:
+def test_a_damaged_archive_is_rejected(tmp_path: Path, mirror: Mirror, archive: bytes) -> None:
     (tmp_path / NAME).write_bytes(archive[:-1])
     with pytest.raises(InputError, match=f"{NAME} is damaged: expected the MD5"):
         load(tmp_path)
     assert not (tmp_path / "VOCdevkit").exists()
 
 
-def test_an_archive_cannot_reach_out_of_its_folder(
+def test_an_archive_cannot_write_outside_of_its_folder(
     tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hostile = tar_of(tmp_path / "made" / "VOCdevkit", hostile=True)
@@ -121,12 +121,12 @@ def test_an_archive_cannot_reach_out_of_its_folder(
     assert not (tmp_path / "VOCdevkit").exists()
 
 
-def test_without_network_the_way_by_hand_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_without_network_explains_the_manual_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # RFC 6761: no name below .invalid is ever resolved.
     publish(monkeypatch, "http://voc.invalid/", b"")
     monkeypatch.setenv("no_proxy", "*")
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as caught:
         load(tmp_path)
-    message = str(refused.value)
+    message = str(caught.value)
     assert message.startswith(f"{NAME} could not be fetched (http://voc.invalid/{NAME}")
-    assert message.endswith(f"put them, as they are, into {tmp_path}:\n  http://voc.invalid/{NAME}")
+    assert message.endswith(f"put them, unchanged, into {tmp_path}:\n  http://voc.invalid/{NAME}")

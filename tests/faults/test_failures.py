@@ -25,7 +25,7 @@ from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.data.sampler import train_indices
 from lit_mnist.distributed import heartbeat
 from lit_mnist.engines import raw_ddp, single
-from lit_mnist.trainer import PortableLayerSync
+from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
 from lit_mnist.training import finite
 
 WORDS = (*SMALL, "--devices", 2, "--epochs", 3, "--save-every", 4)
@@ -44,14 +44,14 @@ def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) 
             raise PlantedError(place)
 
     if place == "loader":
-        cut = TrainBatches.cut
+        select = TrainBatches._select
 
-        def failing_cut(self: TrainBatches, batches: range) -> Any:
+        def failing_select(self: TrainBatches, batches: range) -> Any:
             if self.epoch == 1 and 7 in batches:
                 fail()
-            return cut(self, batches)
+            return select(self, batches)
 
-        monkeypatch.setattr(TrainBatches, "cut", failing_cut)
+        monkeypatch.setattr(TrainBatches, "_select", failing_select)
     elif place == "validation":
         batches = EvaluationBatches.__iter__
 
@@ -98,14 +98,14 @@ def test_an_exception_in_one_rank_ends_all_with_its_own_traceback(
 def test_a_rank_that_exits_slowly_reports_its_error_before_the_others_fail(
     program: Program, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    revert = PortableLayerSync.revert
+    revert = PortableSyncBatchNorm.revert
 
-    def slow_revert(self: PortableLayerSync, model: torch.nn.Module) -> torch.nn.Module:
+    def slow_revert(self: PortableSyncBatchNorm, model: torch.nn.Module) -> torch.nn.Module:
         reverted = revert(self, model)
         time.sleep(0.5)
         return reverted
 
-    monkeypatch.setattr(PortableLayerSync, "revert", slow_revert)
+    monkeypatch.setattr(PortableSyncBatchNorm, "revert", slow_revert)
     done = program(*WORDS, "--inject", f"raise:rank={rank},step=27", "--run-dir", program.folder / "run")
     assert done.code == 3, done.err
     assert re.search(rf"error: Rank {rank} \(process \d+ on \S+\) failed in step 27:\nTraceback", done.err), done.err
@@ -141,14 +141,14 @@ def test_a_stopped_rank_is_named_and_ends_the_run_at_the_timeout(
 
 def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 reads slowly for a while: rank 1 warns on the terminal, and the run continues."""
-    cut = TrainBatches.cut
+    select = TrainBatches._select
 
     def late(self: TrainBatches, batches: range) -> Any:
         if os.environ["RANK"] == "0" and self.epoch == 0 and 5 in batches:
             time.sleep(5.5)
-        return cut(self, batches)
+        return select(self, batches)
 
-    monkeypatch.setattr(TrainBatches, "cut", late)
+    monkeypatch.setattr(TrainBatches, "_select", late)
     monkeypatch.setattr(heartbeat, "_SECONDS_UNTIL_LATE", 3.0)
     # Long enough for another heartbeat after the pause.
     done = program(*SMALL, "--devices", 2, "--epochs", 8, "--run-dir", program.folder / "run", engine="raw_ddp")
@@ -289,7 +289,7 @@ def test_weights_that_are_not_finite_are_never_saved(program: Program, monkeypat
             if self.steps == 3:
                 self.param_groups[0]["params"][0].data.fill_(torch.inf)
 
-    monkeypatch.setattr(single, "make_optimizer", lambda net, _: Overflowing(net.parameters(), lr=0.01))
+    monkeypatch.setattr(single, "make_optimizer", lambda net, *_: Overflowing(net.parameters(), lr=0.01))
     folder = program.folder / "run"
     done = program(*SMALL, "--save-every", 1, "--run-dir", folder, engine="single")
     assert done.code == 4, done.out + done.err

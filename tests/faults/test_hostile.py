@@ -19,8 +19,8 @@ from faults.hostile import ALIASES, CHECKPOINTS
 from faults.limits import assert_rejected_safely, limited, measurements, parts, reading, slug
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
 from lit_mnist.data.dataset import class_names
-from lit_mnist.data.segmentation.shapes_folder import NAME as SHAPES
-from lit_mnist.data.segmentation.shapes_folder import load_shapes
+from lit_mnist.data.segmentation.shapes import NAME as SHAPES
+from lit_mnist.data.segmentation.shapes import load_shapes
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment, ModelSettings
 from lit_mnist.experiment.task import SEGMENTATION
@@ -207,8 +207,8 @@ def test_an_evaluation_reads_the_data_where_the_command_line_says(program: Progr
 def test_shapes_of_a_checkpoint_are_written_to_the_folder_of_the_user(
     program: Program, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_mnist.data.segmentation.shapes_folder.TRAIN", 4)
-    monkeypatch.setattr("lit_mnist.data.segmentation.shapes_folder.TEST", 2)
+    monkeypatch.setattr("lit_mnist.data.segmentation.shapes.TRAIN", 4)
+    monkeypatch.setattr("lit_mnist.data.segmentation.shapes.TEST", 2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(program.folder / "cache"))
     checkpoint, own = program.folder / "shapes.ckpt", program.folder / "own"
     write_checkpoint(checkpoint, of_another_data_set(trained, name="shapes"))
@@ -216,7 +216,7 @@ def test_shapes_of_a_checkpoint_are_written_to_the_folder_of_the_user(
     words = ("test", "--ckpt", checkpoint, "--run.threads", 1)
     refused = program(*words, "--data.root", own)
     assert refused.code == 2
-    assert f"shapes, which the checkpoint names, is not in {own}" in refused.err
+    assert f"The checkpoint names the data set shapes, which is not in {own}" in refused.err
     assert not list(own.iterdir())
     for name, flags in (("asked for", ("--data.name", "shapes")), ("made before", ())):
         done = program(*words, *flags, "--data.root", own, "--run-dir", program.folder / name)

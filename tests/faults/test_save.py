@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_reported_and_skipped(program: Program, trained:
     done = program("--resume", trained)
     if damage == "all":
         assert done.code == 2
-        assert "holds no valid checkpoint" in done.err
+        assert "contains no valid checkpoint" in done.err
         return
     assert done.code == 0, done.err
     assert re.search(r"warning: \S+last\.ckpt is ", done.out)

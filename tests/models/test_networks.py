@@ -1,4 +1,4 @@
-"""The networks, their batch norm over all ranks, their dropout, and what is done to the images before."""
+"""The networks, synchronized batch norm, dropout, augmentation and random numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from conftest import on_ranks
 from torch import nn
 
-from lit_mnist.data.digits.augmentation import augment
+from lit_mnist.data.digits.split import augment
 from lit_mnist.data.rng import Draw, permutation, uniform
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.experiment import DataSettings, ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.models.dropout import SeededDropout
-from lit_mnist.models.sync_batch_norm import PortableSyncBatchNorm, sync_batch_norm, unsync_batch_norm
+from lit_mnist.models.layers import SeededDropout
+from lit_mnist.models.sync_batch_norm import BatchNormOverRanks2d, sync_batch_norm, unsync_batch_norm
 from lit_mnist.training import schedule as schedules
 from lit_mnist.training.evaluation import EvaluationSums
 from lit_mnist.training.examples import MISTAKES_KEPT, Wrong
@@ -46,7 +46,7 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_batch_norm_over_uneven_ranks_is_that_of_one_batch(tmp_path: Path, offset: float) -> None:
+def test_batch_norm_over_uneven_ranks_matches_one_batch(tmp_path: Path, offset: float) -> None:
     """Output, gradients and running buffers, in double precision, also where the mean dwarfs the deviation."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(17, 3, 5, 4, generator=generator, dtype=torch.float64) + offset
@@ -86,7 +86,7 @@ def test_batch_norm_over_uneven_ranks_is_that_of_one_batch(tmp_path: Path, offse
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("offset", [0.0, 30.0])
-def test_the_gradient_of_16_bit_batch_norm_over_ranks_is_as_exact_as_torchs(
+def test_the_gradient_of_16_bit_sync_batch_norm_is_as_exact_as_torch(
     tmp_path: Path, dtype: torch.dtype, offset: float
 ) -> None:
     """Against double precision, where the mean dwarfs the deviation and the gradient follows the input."""
@@ -116,12 +116,12 @@ def test_the_gradient_of_16_bit_batch_norm_over_ranks_is_as_exact_as_torchs(
     assert error(ours) <= 1.01 * error(gradient(nn.BatchNorm2d(4), slice(0, 24), dtype))
 
 
-def test_synchronising_shares_parameters_and_can_be_undone() -> None:
+def test_sync_batch_norm_shares_parameters_and_can_be_undone() -> None:
     net = build_net(ModelSettings(), num_classes=10, seed=0)
     weight = net.layer1[1].weight
     state = {name: value.clone() for name, value in net.state_dict().items()}
     sync_batch_norm(net, "cpu")
-    assert isinstance(net.layer1[1], PortableSyncBatchNorm)
+    assert isinstance(net.layer1[1], BatchNormOverRanks2d)
     assert net.layer1[1].weight is weight
     assert net.state_dict().keys() == state.keys()
     unsync_batch_norm(net)
@@ -154,7 +154,7 @@ def test_augmentation_is_a_function_of_seed_epoch_and_sample(kind: str) -> None:
         assert not torch.allclose(augment(images, indices, settings=settings, seed=seed, epoch=epoch), whole)
 
 
-def test_a_shift_moves_whole_pixels_and_no_further_than_it_may() -> None:
+def test_a_shift_moves_whole_pixels_up_to_the_maximum() -> None:
     images = torch.zeros(500, 1, 28, 28)
     images[:, 0, 14, 14] = 1
     moved = augment(images, np.arange(500), settings=DataSettings(augment="shift", max_shift=2), seed=0, epoch=0)
@@ -163,7 +163,7 @@ def test_a_shift_moves_whole_pixels_and_no_further_than_it_may() -> None:
     assert places == {(row, column) for row in range(12, 17) for column in range(12, 17)}
 
 
-def test_random_numbers_are_even_and_unrelated() -> None:
+def test_random_numbers_are_uniform_and_independent() -> None:
     numbers = uniform(1, "a", np.arange(100_000))
     assert abs(numbers.mean() - 0.5) < 0.005
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
@@ -172,7 +172,7 @@ def test_random_numbers_are_even_and_unrelated() -> None:
     assert sorted(permutation(1, "order", 1000)) == list(range(1000))
 
 
-def test_metrics_are_torchmetrics_own() -> None:
+def test_metrics_match_torchmetrics() -> None:
     from torchmetrics.functional.classification import multiclass_accuracy
 
     logits, targets = torch.randn(500, 5), torch.randint(0, 4, (500,))
@@ -201,7 +201,7 @@ def test_metrics_are_torchmetrics_own() -> None:
 @pytest.mark.parametrize("schedule", ["constant", "onecycle", "cosine", "polynomial"])
 @pytest.mark.parametrize("warmup", [None, 0.0, 0.5, 1.0])
 @pytest.mark.parametrize("total", [1, 2, 400])
-def test_a_schedule_stays_between_nothing_and_its_peak(schedule: str, warmup: float | None, total: int) -> None:
+def test_a_schedule_stays_between_zero_and_its_peak(schedule: str, warmup: float | None, total: int) -> None:
     settings = ModelSettings(schedule=schedule, warmup=warmup)  # type: ignore[arg-type]
     factors = [lr_factor(settings, step, total) for step in range(total + 3)]
     assert all(0 <= factor <= 1 for factor in factors)
@@ -212,7 +212,7 @@ def test_a_schedule_stays_between_nothing_and_its_peak(schedule: str, warmup: fl
         assert factors[399] < 0.01
 
 
-def test_the_learning_rates_in_the_schedule_s_docstring_are_its_own() -> None:
+def test_the_learning_rates_in_the_docstring_of_the_schedule_are_correct() -> None:
     found = doctest.testmod(schedules, verbose=False)
     assert found.attempted > 0
     assert found.failed == 0

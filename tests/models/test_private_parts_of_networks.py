@@ -1,4 +1,4 @@
-"""The undocumented parts of torch and torchvision that the networks use still mean what they did."""
+"""Detects a change in the undocumented parts of torch and torchvision that the networks use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_affine_map_of_each_channel() -> None:
     torch.testing.assert_close(affine(x, slope, offset), slope.view(3, 1, 1) * x + offset.view(3, 1, 1))
 
 
-def test_the_parts_of_a_deeplab_take_the_same_arguments() -> None:
+def test_the_parts_of_a_deeplab_accept_the_same_arguments() -> None:
     pyramid, bottleneck = deeplab_parts()
     block = bottleneck(64, 16, 1, nn.Identity(), dilation=2)
     assert block(torch.randn(2, 64, 8, 8)).shape == (2, 16 * bottleneck.expansion, 8, 8)

@@ -1,4 +1,4 @@
-"""`predict`: one ordered table and a image, whatever the number of ranks."""
+"""`predict`: one ordered table and one image, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_table_is_the_same_for_any_number_of_ranks(trained: Path, shared_pro
     assert right > 900
 
 
-def test_the_user_s_own_images_are_read_by_several_ranks(trained: Path, shared_program: Program) -> None:
+def test_several_ranks_read_the_images_of_a_user(trained: Path, shared_program: Program) -> None:
     folder = shared_program.folder / "digits"
     (folder / "deep").mkdir(parents=True)
     test = load_dataset().test
@@ -60,7 +60,7 @@ def test_the_user_s_own_images_are_read_by_several_ranks(trained: Path, shared_p
     assert all(row["label"] == "" for row in table)
 
 
-def test_the_answer_for_an_image_is_printed_and_what_is_no_digit_is_marked(trained: Path, program: Program) -> None:
+def test_the_prediction_is_printed_and_images_without_a_digit_are_marked(trained: Path, program: Program) -> None:
     test = load_dataset().test.images.numpy()
     white, own = np.full((90, 120), 255, np.uint8), program.folder / "own"
     own.mkdir()
@@ -79,10 +79,10 @@ def test_the_answer_for_an_image_is_printed_and_what_is_no_digit_is_marked(train
 
     done = program("predict", "--ckpt", trained, "--images", own, "--run-dir", "all", "--devices", 2)
     assert done.code == 0, done.err
-    told = dict(re.findall(r"/(\w+)\.png -> (.*)", done.out))
-    assert told["blank"] == told["noise"] == "no ink"
-    assert "uncertain" in told["two"]
-    assert "uncertain" in told["w"]
+    lines = dict(re.findall(r"/(\w+)\.png -> (.*)", done.out))
+    assert lines["blank"] == lines["noise"] == "no ink"
+    assert "uncertain" in lines["two"]
+    assert "uncertain" in lines["w"]
     notes = {Path(row["file"]).stem: row["note"] for row in rows_of(program.folder / "all")}
     assert [name for name, note in notes.items() if not note] == ["one"]
-    assert all(told[name].endswith(note) for name, note in notes.items())
+    assert all(lines[name].endswith(note) for name, note in notes.items())

@@ -1,197 +1,38 @@
-"""Own images: a digit is read as MNIST would show it, however it was photographed, or refused by name."""
+"""A user's images: every format is read as the same digit, and damaged files are rejected."""
 
 from __future__ import annotations
 
-import csv
-import gzip
 import os
 import struct
-import subprocess
-import sys
-import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import as_nobody
-from matplotlib.figure import Figure
-from PIL import Image, ImageDraw, ImageFont
-from torch import nn
+from digit_images import Array, crop_to_ink, load_test_digits
+from PIL import Image
 
-import lit_mnist
-from lit_mnist.data.digits.split import Split
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
-from lit_mnist.predict.grid import draw_grid
 from lit_mnist.predict.segmentation import load_user_images
-from lit_mnist.predict.table import Answer, answer_lines, write_table
-from lit_mnist.predict.uncertainty import NO_INK, uncertainty
+from lit_mnist.predict.table import DigitPrediction, write_table
 from lit_mnist.predict.user_images import find_images, read_digits
-
-Array = npt.NDArray[Any]
-DATA = Path(lit_mnist.__file__).parent / "data" / "digits" / "files"
-
-
-def raw(name: str, offset: int) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(gzip.decompress((DATA / name).read_bytes()), np.uint8, offset=offset).copy())
 
 
 @pytest.fixture(scope="session")
 def digits() -> torch.Tensor:
-    return raw("t10k-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)
+    return load_test_digits()
 
 
-Predict = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-@pytest.fixture(scope="session")
-def predict() -> Predict:
-    """Returns a function from images to their classes and the classes' probabilities."""
-    images, labels = raw("train-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28), raw("train-labels-idx1-ubyte.gz", 8)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        layers: list[nn.Module] = []
-        for inner, outer in ((1, 16), (16, 32)):
-            layers += [nn.Conv2d(inner, outer, 5, padding=2), nn.MaxPool2d(2), nn.BatchNorm2d(outer), nn.ReLU()]
-        net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 7 * 7, 10))
-        order = torch.randperm(len(images))[: 300 * 50].reshape(300, 50)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=len(order))
-    for batch in order:
-        optimizer.zero_grad()
-        F.cross_entropy(net(images[batch] / 255), labels[batch].long()).backward()
-        optimizer.step()
-        schedule.step()
-    net.eval()
-
-    def classes(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.inference_mode():
-            probability, predicted = net(images[:, None] / 255).softmax(dim=1).max(dim=1)
-        return predicted, probability
-
-    return classes
-
-
-def cut_out(digit: torch.Tensor) -> Array:
-    ink = digit.numpy()
-    rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
-    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-
-
-def photograph(shape: Array, random: np.random.Generator, path: Path, *, light: bool) -> None:
-    """A JPEG or PNG of random size: random place, size, ink and paper, light from one side, noise."""
-    width, height = random.integers(28, 401, 2)
-    shape = cut_out(torch.from_numpy(shape))
-    longest = max(16, random.uniform(0.15, 1) * min(width, height))
-    rows, columns = (max(1, round(length * longest / max(shape.shape))) for length in shape.shape)
-    ink = np.asarray(Image.fromarray(shape).resize((columns, rows), Image.Resampling.BICUBIC)) / 255
-    page = np.zeros((height, width))
-    top, left = random.integers(0, height - rows + 1), random.integers(0, width - columns + 1)
-    page[top : top + rows, left : left + columns] = ink
-    dark = random.integers(0, 256 - 80)
-    bright = random.integers(dark + 80, 256)
-    grey = np.where(light, dark + (bright - dark) * page, bright - (bright - dark) * page)
-    slope = random.uniform(-15, 15, 2)
-    grey += slope[0] * np.linspace(-1, 1, width) + slope[1] * np.linspace(-1, 1, height)[:, None]
-    grey += random.uniform(0, 6) * random.standard_normal(grey.shape, np.float32)
-    Image.fromarray(grey.clip(0, 255).astype(np.uint8)).save(path, quality=int(random.integers(60, 96)))
-
-
-@pytest.fixture(scope="session")
-def photographs(tmp_path_factory: pytest.TempPathFactory, digits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns 1,000 test digits, and what is read of photographs of them."""
-    random, folder = np.random.default_rng(20), tmp_path_factory.mktemp("photographs")
-    chosen = digits[torch.from_numpy(random.permutation(len(digits))[:1000])]
-    paths = [folder / f"{index}.jpg" for index in range(1000)]
-    for index, (digit, path) in enumerate(zip(chosen, paths, strict=True)):
-        photograph(digit.numpy(), random, path, light=index % 2 == 0)
-    return chosen, read_digits(paths)
-
-
-def test_photographs_are_classified_like_their_originals(
-    photographs: tuple[torch.Tensor, torch.Tensor], predict: Predict
-) -> None:
-    chosen, read = photographs
-    same = predict(read)[0] == predict(chosen)[0]
-    assert same[::2].float().mean() >= 0.985, f"light on dark: {same[::2].float().mean():.3f}"
-    assert same[1::2].float().mean() >= 0.985, f"dark on light: {same[1::2].float().mean():.3f}"
-
-
-@pytest.fixture(scope="session")
-def training() -> Split:
-    images, labels = raw("train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28), raw("train-labels-idx1-ubyte.gz", 8)
-    return Split(images, labels.long())
-
-
-def glyph(letter: str, font: str) -> Array:
-    """A printed letter, light on black, uint8, cut out."""
-    page = Image.new("L", (300, 300))
-    face = ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", f"{font}.ttf"), 100)
-    ImageDraw.Draw(page).text((100, 100), letter, fill=255, font=face)
-    return cut_out(torch.from_numpy(np.array(page)))
-
-
-def side_by_side(left: torch.Tensor, right: torch.Tensor, gap: int) -> Array:
-    """Two digits on one line, light on black, uint8, cut out; they overlap where the gap is negative."""
-    first, second = cut_out(left), cut_out(right)
-    line = np.zeros((28, first.shape[1] + gap + second.shape[1]), np.uint8)
-    line[: len(first), : first.shape[1]] = first
-    part = line[: len(second), first.shape[1] + gap :]
-    part[:] = np.maximum(part, second)
-    return cut_out(torch.from_numpy(line))
-
-
-FONTS = ("DejaVuSans", "DejaVuSerif-Italic", "STIXGeneral", "cmtt10")
-UNLIKE_DIGITS = "ACEFHKLMNPRUVWXYcfhkmnruvwx"
-
-
-def test_what_is_no_digit_is_marked_and_digits_are_not(
-    tmp_path: Path,
-    digits: torch.Tensor,
-    photographs: tuple[torch.Tensor, torch.Tensor],
-    predict: Predict,
-    training: Split,
-) -> None:
-    """The shares that the rule marks; docs/run-folder.md has those of the whole test set and the default network."""
-    random = np.random.default_rng(3)
-
-    def marked(read: torch.Tensor) -> float:
-        notes = uncertainty(read, *predict(read), training)
-        assert [note == NO_INK for note in notes] == (read.flatten(1).amax(dim=1) == 0).tolist()
-        return sum(map(bool, notes)) / len(notes)
-
-    def drawn(name: str, shapes: list[Array]) -> torch.Tensor:
-        paths = [tmp_path / f"{name}-{index}.png" for index in range(len(shapes))]
-        for index, (shape, path) in enumerate(zip(shapes, paths, strict=True)):
-            photograph(shape, random, path, light=index % 2 == 0)
-        return read_digits(paths)
-
-    pairs = digits[torch.from_numpy(random.permutation(len(digits))[:200])].unflatten(0, (100, 2))
-    apart = [side_by_side(first, second, 2 + index % 5) for index, (first, second) in enumerate(pairs)]
-    touching = [side_by_side(first, second, -(index % 3)) for index, (first, second) in enumerate(pairs)]
-    letters = [glyph(letter, font) for letter in UNLIKE_DIGITS for font in FONTS]
-    noise = [random.uniform(0, 255, random.integers(28, 200, 2)).astype(np.uint8) for _ in range(50)]
-    for index, grey in enumerate(noise):
-        Image.fromarray(grey).save(tmp_path / f"noise-{index}.png")
-    assert marked(photographs[1]) <= 0.04
-    assert marked(drawn("apart", apart)) >= 0.95
-    assert marked(drawn("touching", touching)) >= 0.8
-    assert marked(drawn("letter", letters)) >= 0.75
-    assert marked(read_digits([tmp_path / f"noise-{index}.png" for index in range(50)])) == 1
-
-
-def test_mnist_digits_come_back_as_they_were(tmp_path: Path, digits: torch.Tensor) -> None:
+def test_mnist_digits_are_unchanged(tmp_path: Path, digits: torch.Tensor) -> None:
     for index, digit in enumerate(digits[:200].numpy()):
         Image.fromarray(digit if index % 2 else 255 - digit).save(tmp_path / f"{index:03}.png")
     distance = (read_digits(find_images([tmp_path])).int() - digits[:200]).abs().amax(dim=(1, 2))
-    # The palest pixels count as paper, and where that moves the centre of mass, the whole digit moves by a pixel.
+    # The palest pixels count as paper, and where that moves the center of mass, the whole digit moves by a pixel.
     assert (distance < 60).float().mean() > 0.95
 
 
@@ -208,7 +49,7 @@ def page(box: tuple[int, int, int, int], size: tuple[int, int] = (200, 150)) -> 
     [((50, 40, 60, 140), 20, 2), ((150, 0, 200, 25), 10, 20), ((0, 110, 40, 150), 20, 20), ((9, 9, 19, 14), 10, 20)],
     ids=["column", "corner", "edge", "small"],
 )
-def test_the_ink_fills_the_box_keeps_its_aspect_and_is_centred(
+def test_the_ink_fills_the_box_keeps_its_aspect_and_is_centered(
     tmp_path: Path, box: tuple[int, int, int, int], high: int, wide: int, invert: bool
 ) -> None:
     image = page(box)
@@ -223,15 +64,15 @@ def test_the_ink_fills_the_box_keeps_its_aspect_and_is_centred(
 
 
 def over_paper(ink: Array, hidden: int) -> Image.Image:
-    """Black ink with its own opacity; which colour lies under full transparency must not matter."""
-    colour = np.where(ink > 0, 0, hidden).astype(np.uint8)
-    return Image.fromarray(np.stack([colour, colour, colour, ink], axis=2))
+    """Black ink with its own opacity; the color under full transparency must not matter."""
+    color = np.where(ink > 0, 0, hidden).astype(np.uint8)
+    return Image.fromarray(np.stack([color, color, color, ink], axis=2))
 
 
-def palette(ink: Array, colours: list[int], **more: object) -> Image.Image:
-    """Two colours, the second one for ink; the numbers say nothing about the brightness."""
+def palette(ink: Array, colors: list[int], **more: object) -> Image.Image:
+    """Two colors, the second one for ink; the indices do not follow the brightness."""
     image = Image.frombytes("P", ink.shape[::-1], (ink > 127).astype(np.uint8).tobytes())
-    image.putpalette(colours)
+    image.putpalette(colors)
     image.info.update(more)
     return image
 
@@ -274,8 +115,8 @@ MODES: dict[str, tuple[str, Callable[[Array], Image.Image]]] = {
 
 @pytest.fixture(scope="session")
 def large(digits: torch.Tensor) -> Array:
-    """The ink of a 7 on a page of 160 x 120, uint8; no turned or mirrored 7 looks like it."""
-    ink = Image.fromarray(cut_out(digits[34])).resize((56, 80), Image.Resampling.BICUBIC)
+    """The ink of a 7 on a page of 160 x 120, uint8; rotating or mirroring it changes it."""
+    ink = Image.fromarray(crop_to_ink(digits[34])).resize((56, 80), Image.Resampling.BICUBIC)
     ink_page = np.zeros((120, 160), np.uint8)
     ink_page[30:110, 80:136] = np.asarray(ink)
     return ink_page
@@ -301,7 +142,7 @@ def test_every_mode_shows_the_same_digit(tmp_path: Path, large: Array, expected:
     assert distance(path, expected.flip(0)) > 20
 
 
-TURNS: dict[int, Callable[[Array], Array]] = {
+ORIENTATIONS: dict[int, Callable[[Array], Array]] = {
     1: lambda grey: grey,
     2: np.fliplr,
     3: lambda grey: np.rot90(grey, 2),
@@ -314,18 +155,18 @@ TURNS: dict[int, Callable[[Array], Array]] = {
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
-@pytest.mark.parametrize("orientation", TURNS)
-def test_a_turned_camera_is_undone(
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_exif_orientation_is_applied(
     tmp_path: Path, large: Array, expected: torch.Tensor, orientation: int, suffix: str
 ) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = tmp_path / f"a.{suffix}"
-    Image.fromarray(np.ascontiguousarray(TURNS[orientation](255 - large))).save(path, exif=exif, quality=90)
+    Image.fromarray(np.ascontiguousarray(ORIENTATIONS[orientation](255 - large))).save(path, exif=exif, quality=90)
     assert distance(path, expected) < 6
 
 
-def test_specks_and_uneven_light_are_left_out(tmp_path: Path, large: Array, expected: torch.Tensor) -> None:
+def test_specks_and_uneven_light_are_removed(tmp_path: Path, large: Array, expected: torch.Tensor) -> None:
     grey = 190.0 - 0.5 * large
     grey[5:8, 5:8] = grey[115:117, 150:153] = 60
     grey += np.linspace(-45, 45, grey.shape[1])
@@ -343,7 +184,7 @@ def test_a_thin_pen_on_a_large_page_is_as_dark_as_mnist(tmp_path: Path) -> None:
 
 
 def png_of(width: int, height: int) -> bytes:
-    """The head of a PNG that says how large the image is, and nothing of the image."""
+    """A PNG whose header states the size, without any pixels."""
     parts = [
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
         (b"IDAT", zlib.compress(b"")),
@@ -359,7 +200,7 @@ def saved(path: Path, image: Image.Image, **more: Any) -> bytes:
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "tiff", "webp", "bmp"])
-def test_a_truncated_image_is_refused(tmp_path: Path, digits: torch.Tensor, suffix: str) -> None:
+def test_a_truncated_image_is_rejected(tmp_path: Path, digits: torch.Tensor, suffix: str) -> None:
     path = tmp_path / f"half.{suffix}"
     content = saved(path, Image.fromarray(digits[0].numpy()).resize((300, 300)))
     path.write_bytes(content[: len(content) // 2])
@@ -380,7 +221,7 @@ def test_a_truncated_image_is_refused(tmp_path: Path, digits: torch.Tensor, suff
     ],
     ids=["nothing", "text", "program", "large", "larger", "bomb", "just not too large"],
 )
-def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_other_files_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "own.png"
     path.write_bytes(content)
     with pytest.raises(InputError, match=rf"own\.png: .*{message}"):
@@ -434,13 +275,13 @@ def test_one_message_names_all_images_that_cannot_be_read(tmp_path: Path, digits
         assert all(problem in str(caught.value) for problem in problems), caught.value
 
 
-def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_rejected(tmp_path: Path) -> None:
     Image.fromarray(np.array([[0, np.nan], [1, 2]], np.float32)).save(tmp_path / "nan.tiff")
     with pytest.raises(InputError, match=r"nan\.tiff.*not finite"):
         read_digits([tmp_path / "nan.tiff"])
 
 
-def test_several_pages_are_refused(tmp_path: Path, large: Array) -> None:
+def test_several_pages_are_rejected(tmp_path: Path, large: Array) -> None:
     first, second = Image.fromarray(large), Image.fromarray(255 - large)
     first.save(tmp_path / "pages.tiff", save_all=True, append_images=[second])
     with pytest.raises(InputError, match=r"pages\.tiff: holds several images"):
@@ -449,7 +290,7 @@ def test_several_pages_are_refused(tmp_path: Path, large: Array) -> None:
 
 def test_a_large_photograph_is_read(tmp_path: Path, digits: torch.Tensor) -> None:
     grey = np.full((3000, 4000), 200, np.uint8)
-    grey[2400:2800, 3300:3580] -= np.asarray(Image.fromarray(cut_out(digits[4])).resize((280, 400))) // 2
+    grey[2400:2800, 3300:3580] -= np.asarray(Image.fromarray(crop_to_ink(digits[4])).resize((280, 400))) // 2
     Image.fromarray(grey).convert("RGB").save(tmp_path / "a.jpg")
     Image.fromarray(grey).save(tmp_path / "a.png", compress_level=1)
     assert distance(tmp_path / "a.jpg", digits[4]) < 25
@@ -465,12 +306,12 @@ def test_images_are_found_in_order(tmp_path: Path) -> None:
     assert names == ["given.data", "a.jpeg", "b.PNG", "c/d/e.tif", "c/z.webp", "b.PNG"]
 
 
-def test_no_images_are_no_digits() -> None:
+def test_an_empty_list_of_images() -> None:
     assert find_images([]) == []
     assert read_digits([]).shape == (0, 28, 28)
 
 
-def test_missing_empty_and_odd_paths_are_refused(tmp_path: Path) -> None:
+def test_missing_empty_and_odd_paths_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "note.txt").write_text("x")
     os.mkfifo(tmp_path / "pipe.png")
@@ -487,8 +328,8 @@ def test_missing_empty_and_odd_paths_are_refused(tmp_path: Path) -> None:
         read_digits([tmp_path / "folder"])
 
 
-def test_what_may_not_be_read_or_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Names from here on are relative, since the folders above are closed to nobody.
+def test_files_without_permission_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The paths are relative, because the user nobody cannot enter the parent folders.
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o755)
     for name in ("file/a.png", "closed/b.png", "open/below/c.png"):
@@ -505,136 +346,6 @@ def test_what_may_not_be_read_or_written_is_refused(tmp_path: Path, monkeypatch:
         with pytest.raises(InputError, match=r"^file/a\.png: no permission"):
             read_digits([Path("file/a.png")])
         with pytest.raises(InputError, match=r"^open/t\.csv: the table cannot be written"):
-            write_table(Path("open/t.csv"), [Answer(1, 0.5)])
+            write_table(Path("open/t.csv"), [DigitPrediction(1, 0.5)])
     for name in ("closed", "open/below"):
         Path(name).chmod(0o755)
-
-
-def test_the_table_of_a_labelled_set(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text("older")
-    write_table(path, [Answer(7, 1.0, 7), Answer(2, 0.1234567, 3), Answer(1, 0.5, 1)])
-    assert path.read_bytes() == b"index,label,predicted,probability\n0,7,7,1.000000\n1,3,2,0.123457\n2,1,1,0.500000\n"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_table_of_own_images(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    files = [Path('a,"b".png'), Path("two\nlines.png"), Path(os.fsdecode(b"caf\xe9.png"))]
-    notes = ["", "uncertain: probability below 70 %", NO_INK]
-    predictions = zip((7, 2, 1), (0.9, 0.6, 0.8), files, notes, strict=True)
-    write_table(path, [Answer(predicted, share, None, file, note) for predicted, share, file, note in predictions])
-    with path.open(newline="", errors="surrogateescape") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["index", "label", "predicted", "probability", "file", "note"]
-    assert [Path(row["file"]) for row in rows] == files
-    assert [row["note"] for row in rows] == notes
-    assert [(row["index"], row["label"], row["predicted"], row["probability"]) for row in rows] == [
-        ("0", "", "7", "0.900000"),
-        ("1", "", "2", "0.600000"),
-        ("2", "", "", ""),
-    ]
-
-
-def test_a_line_tells_the_answer_of_each_of_a_few_images() -> None:
-    files = [Path("one.png"), Path("my/two\n.png"), Path(os.fsdecode(b"\x1b[31mcaf\xe9.png")), Path("four.png")]
-    notes = ["", "uncertain: unlike the training images", NO_INK, ""]
-    names = ["T-shirt", "Sandal"]
-    predictions = zip((0, 1, 1, 1), (0.99994, 0.5, 0.9, 1.0), files, notes, strict=True)
-    answers = [Answer(predicted, share, None, file, note) for predicted, share, file, note in predictions]
-    assert answer_lines(answers, names) == [
-        "one.png -> T-shirt (99.99 %)",
-        "my/two\\n.png -> Sandal (50.00 %), uncertain: unlike the training images",
-        "\\x1b[31mcaf\\udce9.png -> no ink",
-        "four.png -> Sandal (99.99 %)",
-    ]
-    assert answer_lines(6 * answers, names) == ["uncertain 12 of 24 images: see their note in the table"]
-    assert answer_lines(24 * answers[:1], names) == []
-
-
-def test_a_table_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"gone.*table\.csv"):
-        write_table(tmp_path / "gone" / "table.csv", [Answer(1, 0.5)])
-    assert list(tmp_path.iterdir()) == []
-
-
-DIGITS = [str(number) for number in range(10)]
-
-
-def red_pixels(path: Path) -> Array:
-    """Counts them in a grid of one row, per image."""
-    with Image.open(path) as image:
-        colours = np.asarray(image.convert("RGB")).astype(int)
-    red = (colours[..., 0] > 150) & (colours[..., 1] < 100) & (colours[..., 2] < 100)
-    counts: Array = red.sum(axis=0)
-    return counts
-
-
-def test_the_grid_marks_the_wrong_ones(tmp_path: Path, digits: torch.Tensor) -> None:
-    path = tmp_path / "grid.png"
-    right = [Answer(number % 10, 0.75, number % 10) for number in range(12)]
-    draw_grid(path, digits[:12], right, DIGITS, limit=8)
-    with Image.open(path) as image:
-        image.verify()
-        assert image.format == "PNG"
-        assert image.info["Title"] == "Showing 8 of 12 images"
-        width = image.width
-    assert red_pixels(path).sum() == 0
-    wrong = [Answer(0, 0.75, 9), *right[1:11], Answer(1, 0.75, 9)]
-    draw_grid(path, digits[:12], wrong, DIGITS, limit=8)
-    with Image.open(path) as image:
-        assert image.info["Description"].startswith("1 of these wrong")
-        assert image.info["Description"].endswith("2 of all")
-    red = red_pixels(path)
-    assert red[: width // 6].sum() > 500
-    assert red[width // 6 :].sum() == 0
-    draw_grid(path, digits[:12], [answer._replace(label=None) for answer in wrong], DIGITS, limit=8)
-    assert red_pixels(path).sum() == 0
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_grid_grows_with_images_and_names(tmp_path: Path, digits: torch.Tensor) -> None:
-    sizes = {}
-    for name, count, names in (("one", 1, DIGITS), ("many", 30, DIGITS), ("named", 30, ["$T-shirt$ / ^top"] * 10)):
-        draw_grid(tmp_path / name, digits[:count], count * [Answer(0, 0.75)], names)
-        with Image.open(tmp_path / name) as image:
-            sizes[name] = image.size
-    assert sizes["one"][0] < sizes["many"][0] < sizes["named"][0]
-    assert sizes["one"][1] < sizes["many"][1]
-
-
-def test_the_grid_shows_the_files_names_and_what_is_uncertain(
-    tmp_path: Path, digits: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[str] = []
-    saving = Figure.savefig
-
-    def noted(figure: Figure, *arguments: Any, **options: Any) -> None:
-        shown.extend(text.get_text() for text in figure.axes[0].texts)
-        saving(figure, *arguments, **options)
-
-    monkeypatch.setattr(Figure, "savefig", noted)
-    files = [Path("my/one.png"), Path("a-very-long-name-of-a-file.png"), Path("$x_1$\n日本.png"), Path("blank.png")]
-    notes = ["", "uncertain: probability below 70 %", "", NO_INK]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        answers = [Answer(number, 0.75, None, files[number], notes[number]) for number in range(4)]
-        draw_grid(tmp_path / "a.png", digits[:4], answers, DIGITS)
-    assert [text for text in shown[2:] if text not in {"75.0%", ""}] == [
-        *("0", "one.png", "1 ?", "a-very-…ile.png", "2", "$x_1$\\n日本.png", "no ink", "blank.png")
-    ]
-    assert "2 of all uncertain" in shown[1]
-
-
-def test_a_grid_that_cannot_be_written_is_an_error(tmp_path: Path, digits: torch.Tensor) -> None:
-    with pytest.raises(InputError, match=r"gone.*a\.png"):
-        draw_grid(tmp_path / "gone" / "a.png", digits[:1], [Answer(1, 0.5)], DIGITS)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_import_is_quick() -> None:
-    code = "import sys, lit_mnist.predict.grid, lit_mnist.predict.user_images; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
-    loaded = done.stdout.split()
-    assert "lit_mnist.predict.grid" in loaded
-    assert not {"matplotlib", "lightning"} & set(loaded)

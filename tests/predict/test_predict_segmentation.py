@@ -1,4 +1,4 @@
-"""Predictions of scenes: a mask and an overlay for each image, the same bytes on any number of ranks."""
+"""Predictions of segmentation images: a mask and an overlay for each, identical on any number of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from processes import assert_rejected
 from voc_folder import write_voc
 
 from lit_mnist.data.dataset import class_names
-from lit_mnist.data.segmentation.palette import PALETTE, palette_png, tinted
+from lit_mnist.data.segmentation.palette import PALETTE, palette_png, tint
 from lit_mnist.data.segmentation.split import SegmentationSplit
 from lit_mnist.experiment import DataSettings
 from lit_mnist.predict.segmentation import load_user_images, unique_names, write_masks
@@ -54,7 +54,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for place in places for path in place.iterdir()}
 
 
-def test_the_test_set_s_masks_are_the_same_on_any_number_of_ranks(
+def test_the_masks_of_the_test_set_are_the_same_on_any_number_of_ranks(
     trained: Path, program: Program, tmp_path: Path
 ) -> None:
     def predicted(devices: int, engine: str) -> tuple[list[dict[str, str]], dict[str, bytes]]:
@@ -84,9 +84,7 @@ def test_the_test_set_s_masks_are_the_same_on_any_number_of_ranks(
         assert predicted(devices, engine) == (table, files)
 
 
-def test_own_images_of_any_kind_are_predicted_without_the_data_set(
-    trained: Path, program: Program, tmp_path: Path
-) -> None:
+def test_user_images_are_predicted_without_the_data_set(trained: Path, program: Program, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     wide = Image.fromarray(np.random.default_rng(1).integers(0, 255, (40, 90, 3), dtype=np.uint8))
@@ -108,7 +106,7 @@ def test_own_images_of_any_kind_are_predicted_without_the_data_set(
         assert (overlay.format, overlay.size) == ("JPEG", (40, 90))
 
 
-def test_a_image_that_cannot_be_read_is_refused_before_anything_is_written(
+def test_an_unreadable_image_is_rejected_before_anything_is_written(
     trained: Path, program: Program, tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.jpg"
@@ -124,7 +122,7 @@ def test_a_folder_with_masks_is_not_written_into(trained: Path, program: Program
     assert_rejected(program("predict", *run), "masks")
 
 
-def test_the_report_shows_classes_curves_and_scenes(trained: Path) -> None:
+def test_the_report_shows_classes_curves_and_images(trained: Path) -> None:
     page = (trained / "report.html").read_text()
     test = result_of(trained)["test"]
     head = re.search(r"<h1>([\d.]+)<small>.%</small> <span>(.*?)</span>", page)
@@ -143,7 +141,7 @@ def test_the_report_shows_classes_curves_and_scenes(trained: Path) -> None:
     assert "<script" not in page
 
 
-def test_a_mask_is_enlarged_smoothly_to_the_image_s_own_size(tmp_path: Path) -> None:
+def test_a_mask_is_enlarged_smoothly_to_the_size_of_the_image(tmp_path: Path) -> None:
     Image.new("RGB", (200, 100), "white").save(tmp_path / "wide.png")
     small = np.zeros((1, 8, 8), np.uint8)
     small[0, :, 4:] = 3
@@ -164,7 +162,7 @@ def test_a_mask_is_enlarged_smoothly_to_the_image_s_own_size(tmp_path: Path) -> 
     assert (index, probability, width, height) == (0, 0.75, 200, 100)
 
 
-def test_names_never_meet() -> None:
+def test_output_names_are_unique() -> None:
     files = [Path(name) for name in ("a/x.jpg", "b/x.png", "x-1.png", "y.png", "c/x.gif", "x-1-1.png")]
     names = unique_names(files)
     assert names[2:4] == ["x-1", "y"]
@@ -180,7 +178,7 @@ def test_the_palette_is_that_of_voc() -> None:
     assert len({tuple(colour) for colour in PALETTE}) == 256
 
 
-def test_a_mask_s_pixels_are_the_classes_themselves(tmp_path: Path) -> None:
+def test_the_pixels_of_a_mask_are_the_classes(tmp_path: Path) -> None:
     mask = np.arange(256, dtype=np.uint8).reshape(16, 16)
     (tmp_path / "mask.png").write_bytes(palette_png(mask))
     with Image.open(tmp_path / "mask.png") as image:
@@ -193,13 +191,13 @@ def test_an_overlay_tints_objects_and_leaves_the_rest() -> None:
     image = np.full((6, 6, 3), 100, np.uint8)
     mask = np.zeros((6, 6), np.uint8)
     mask[1:6, 1:6] = 1
-    shown = tinted(image, mask)
+    shown = tint(image, mask)
     assert (shown[0] == 100).all()
     assert (shown[1, 1:] == PALETTE[1]).all()
     assert (shown[3, 3] == (114, 50, 50)).all()
 
 
-def test_scenes_are_scored_one_by_one() -> None:
+def test_images_are_scored_one_by_one() -> None:
     truth = torch.tensor([[[0, 0], [1, 1]], [[0, 255], [2, 2]], [[255, 255], [255, 255]]])
     predicted = torch.tensor([[[0, 0], [1, 1]], [[0, 1], [2, 0]], [[0, 1], [2, 0]]])
     scores = image_scores(predicted, truth, 3)
@@ -213,12 +211,12 @@ def test_the_best_and_the_worst_are_kept_each_once() -> None:
     scored = [Scored(number, (number * 7 % 40) / 40, blank) for number in range(40)]
     kept = best_and_worst(best_and_worst(scored[:20]) + best_and_worst(scored[20:]))
     assert kept == best_and_worst(scored)
-    assert [round(40 * scene.score) for scene in kept] == [39, 38, 37, 36, 35, 34, 5, 4, 3, 2, 1, 0]
+    assert [round(40 * image.score) for image in kept] == [39, 38, 37, 36, 35, 34, 5, 4, 3, 2, 1, 0]
     assert len(best_and_worst(scored[:3])) == 3
 
 
 def test_user_images_have_no_masks(tmp_path: Path) -> None:
-    scenes = SegmentationSplit((tmp_path / "a", tmp_path / "b", tmp_path / "c"), ())
-    taken = scenes.take(np.array([2, 0]))
+    images = SegmentationSplit((tmp_path / "a", tmp_path / "b", tmp_path / "c"), ())
+    taken = images.take(np.array([2, 0]))
     assert taken.images == (tmp_path / "c", tmp_path / "a")
     assert taken.masks == ()

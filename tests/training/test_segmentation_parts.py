@@ -23,7 +23,7 @@ from lit_mnist.data.rng import Draw
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings, Net
 from lit_mnist.models.build import build_net
-from lit_mnist.plugins.exact_metrics import ExactMetrics
+from lit_mnist.plugins.exact_metrics import ClassifierMetrics
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict_with_probability
 
 __all__ = ["flags", "voc"]
@@ -53,7 +53,7 @@ def test_mean_iou_is_that_of_all_pixels_that_count(kind: str) -> None:
     targets = torch.randint(0, 4, (7, 6, 9), generator=generator)
     targets[0] = targets[3, 2:] = IGNORED
     found: Evaluation
-    sums, metrics = EvaluationSums(5, torch.device("cpu"), examples=True), ExactMetrics(5)
+    sums, metrics = EvaluationSums(5, torch.device("cpu"), examples=True), ClassifierMetrics(5)
     for rows in (slice(0, 3), slice(3, 7)):
         sums.update(logits[rows], targets[rows], torch.arange(7)[rows])
         metrics.update(logits[rows], targets[rows])
@@ -207,7 +207,7 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path, name: str, cont
 )
 def test_deterministic_is_refused_where_torch_cannot_be(name: Any, kind: str, fails: bool) -> None:
     experiment = Experiment().replace("data", name=name).replace("trainer", deterministic=True)
-    with pytest.raises(InputError, match="no deterministic loss") if fails else nullcontext():
+    with pytest.raises(InputError, match="no deterministic per-pixel loss") if fails else nullcontext():
         check_deterministic(experiment, kind)
 
 

@@ -3,8 +3,8 @@
 Folders and file names are those of torchvision, so that one folder serves both. Nothing is extracted to the disk.
 
 Each load verifies the MD5 of every archive, its gzip or zip checksums, the numbers of images and labels, and that every
-label has a class. If an archive is missing but the extracted file is there, that file is used, and the source says so:
-its size, header and range of labels are checked, but not its content.
+label has a class. If an archive is missing but the extracted file is there, that file is used, and the source states
+this: its size, header and range of labels are checked, but not its content.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import numpy.typing as npt
 import torch
 
 from lit_mnist.data._private import CLASSES, digit_archives
-from lit_mnist.data.digits.idx import DamagedFileError, read_idx
+from lit_mnist.data.digits.mnist import DamagedFileError, read_idx
 from lit_mnist.data.digits.split import Split
-from lit_mnist.data.download import Archive, check_allowed, check_md5, fetch, user_cache, writing
+from lit_mnist.data.download import Archive, check_allowed, check_md5, fetch, is_file, locked_folder, user_cache
 from lit_mnist.errors import InputError
 
 # Published numbers of training and test samples.
@@ -62,19 +62,23 @@ def load_family(
         training labels, test images, test labels); the training and the test split.
 
     Raises:
-        InputError: A file cannot be fetched or read, or is damaged.
+        InputError: A file cannot be downloaded or read, or is damaged.
     """
     root = root or user_cache()
     folder = root / CLASSES[name] / "raw"
     files = digit_archives(name, emnist_split)
 
     def missing() -> list[Archive]:
-        absent = [archive for file, archive in files.items() if not _exists(folder / archive.name, folder / file)]
+        absent = (
+            archive
+            for file, archive in files.items()
+            if not is_file(folder / archive.name) and not is_file(folder / file)
+        )
         return list(dict.fromkeys(absent))
 
     if missing():
         check_allowed(name, root, allowed=fetch_missing)
-        with writing(root):
+        with locked_folder(root):
             if archives := missing():
                 folder.mkdir(parents=True, exist_ok=True)
                 fetch(archives, folder)
@@ -98,15 +102,8 @@ def load_family(
     return f"{folder} ({verified})", digest.hexdigest(), train, test
 
 
-def _exists(*paths: Path) -> bool:
-    try:
-        return any(path.is_file() for path in paths)
-    except OSError as error:
-        raise InputError(f"{paths[0]} cannot be accessed: {error}. Name another folder with data.root.") from error
-
-
 def _open_verified(folder: Path, archive: Archive, stack: ExitStack) -> BufferedReader | None:
-    """Opens an archive and checks its MD5; returns None if only the files extracted from it are there."""
+    """Opens an archive and checks its MD5. Returns None if the archive is missing, but its extracted files exist."""
     path = folder / archive.name
     try:
         file = stack.enter_context(path.open("rb"))
@@ -114,7 +111,7 @@ def _open_verified(folder: Path, archive: Archive, stack: ExitStack) -> Buffered
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error}. Name another folder with data.root.") from error
+        raise InputError(f"{path} cannot be read: {error}. Set data.root to another folder.") from error
     return file
 
 
@@ -139,7 +136,7 @@ def _read(folder: Path, file: str, archive: BufferedReader | None, shape: tuple[
 
 
 def _split(images: npt.NDArray[np.generic], labels: npt.NDArray[np.generic], *, upright: bool, first: int) -> Split:
-    """Returns a split from the arrays of its files, by numpy: torch might start threads before the fork."""
+    # numpy, because torch might start threads before the fork.
     if not upright:
         images = np.ascontiguousarray(images.transpose(0, 2, 1))
     classes = (labels if labels.ndim == 1 else labels[:, 0]).astype(np.int64) - first

@@ -1,21 +1,31 @@
-"""MNIST, from the files in the package or from a user's folder, verified by SHA-256 at each load."""
+"""MNIST from the files in the package or from a user's folder, verified by SHA-256 at each load.
+
+The files have the idx format. They are read with bounded memory and without starting a thread: the process forks the
+ranks afterwards, and a thread of numpy or torch would not survive the fork.
+"""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import stat
+import io
+import math
+import struct
 import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from lit_mnist.data.digits.idx import DamagedFileError, read_idx
 from lit_mnist.data.digits.split import Split
+from lit_mnist.data.download import is_file
 from lit_mnist.errors import InputError
 
+_CHUNK = 1 << 18
+# For each number of dimensions: the type of the items, and its code in the header. QMNIST's labels are a table.
+_TYPES = {1: ("u1", 0x08), 2: (">i4", 0x0C), 3: ("u1", 0x08)}
 EMBEDDED = Path(__file__).parent / "files"
 
 
@@ -29,24 +39,16 @@ class OfficialFile(NamedTuple):
 
 FILES = (
     OfficialFile(
-        "train-images-idx3-ubyte",
-        (60_000, 28, 28),
-        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-images-idx3-ubyte", (60_000, 28, 28), "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
     ),
     OfficialFile(
-        "train-labels-idx1-ubyte",
-        (60_000,),
-        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "train-labels-idx1-ubyte", (60_000,), "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
     ),
     OfficialFile(
-        "t10k-images-idx3-ubyte",
-        (10_000, 28, 28),
-        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-images-idx3-ubyte", (10_000, 28, 28), "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
     ),
     OfficialFile(
-        "t10k-labels-idx1-ubyte",
-        (10_000,),
-        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        "t10k-labels-idx1-ubyte", (10_000,), "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
     ),
 )
 
@@ -63,7 +65,7 @@ def load_mnist(root: Path | None) -> tuple[str, str, Split, Split]:
         (32 bytes each, training images, training labels, test images, test labels); the training and the test split.
 
     Raises:
-        InputError: A file is missing, cannot be read, or does not hold the official bytes.
+        InputError: A file is missing, cannot be read, or does not contain the official bytes.
     """
     if root is None:
         paths = [EMBEDDED / f"{file.name}.gz" for file in FILES]
@@ -81,7 +83,6 @@ def load_mnist(root: Path | None) -> tuple[str, str, Split, Split]:
 
 
 def _read(path: Path, file: OfficialFile, advice: str) -> torch.Tensor:
-    """Returns images, uint8 [N, 28, 28], or labels, int64 [N]."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             values = read_idx(stream, file.shape, file.sha256)
@@ -100,7 +101,7 @@ def _find(root: Path) -> list[Path]:
     most, lacking = -1, ""
     for folder in (root, root / "raw", root / "MNIST" / "raw"):
         choices = [(folder / f"{file.name}.gz", folder / file.name) for file in FILES]
-        paths = [path for path in (next(filter(_is_file, choice), None) for choice in choices) if path]
+        paths = [path for path in (next(filter(is_file, choice), None) for choice in choices) if path]
         if len(paths) == len(FILES):
             return paths
         if len(paths) > most:
@@ -113,13 +114,39 @@ def _find(root: Path) -> list[Path]:
     )
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be accessed ({error}). Make it readable, or leave data.root unset to use the files of "
-            "the package."
-        ) from error
+class DamagedFileError(Exception):
+    """A file does not have the expected content; the message says what was found."""
+
+
+def read_idx(stream: io.BufferedIOBase, shape: tuple[int, ...], sha256: str | None = None) -> npt.NDArray[np.generic]:
+    """Reads one idx file of a known shape.
+
+    Args:
+        stream: The decoded bytes, of which at most one more than expected is read.
+        shape: Three numbers for images, one for labels, two for QMNIST's table of labels.
+        sha256: Digest of the decoded bytes, if it is known.
+
+    Returns:
+        Images or labels as uint8, a table as big-endian int32, in the given shape.
+
+    Raises:
+        DamagedFileError: The size, the digest or the header is wrong.
+        OSError, EOFError, zlib.error: Raised by the stream.
+
+    The format is described with the data, at http://yann.lecun.com/exdb/mnist/.
+    """
+    dtype, code = _TYPES[len(shape)]
+    header = struct.pack(f">{1 + len(shape)}I", code << 8 | len(shape), *shape)
+    size = len(header) + math.prod(shape) * np.dtype(dtype).itemsize
+    content, count = bytearray(size + 1), 0
+    view = memoryview(content)
+    while read := stream.readinto(view[count : count + _CHUNK]):
+        count += read
+    if count > size:
+        raise DamagedFileError(f"more than {size} bytes")
+    found = hashlib.sha256(view[:count]).hexdigest() if sha256 or count < size else None
+    if count < size or found != sha256:
+        raise DamagedFileError(f"{count} bytes with SHA-256 {found}")
+    if view[: len(header)] != header:
+        raise DamagedFileError(f"the header {view[: len(header)].hex(' ', 4)} instead of {header.hex(' ', 4)}")
+    return np.frombuffer(content, dtype, count=math.prod(shape), offset=len(header)).reshape(shape)

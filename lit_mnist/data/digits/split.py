@@ -1,21 +1,29 @@
-"""Digits in memory, and the same digits loaded one by one."""
+"""Digits in memory, their augmentation, and the same digits loaded one by one.
+
+The augmentation of a sample is a function of (seed, epoch, sample). Its random numbers are computed on the CPU, for a
+whole epoch at once if needed. The images stay on their device.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
-from lit_mnist.data.digits.augmentation import augment
+from lit_mnist.data.rng import uniform
 from lit_mnist.data.sampler import Indices
 from lit_mnist.experiment import DataSettings
 
 # Mean and standard deviation of the pixels of MNIST's training set, as shares of 255. All data sets of digits use them.
 PIXEL_MEAN, PIXEL_STD = 0.1307, 0.3081
+# Height and width, in pixels, of the images of all data sets of digits.
+_SIDE = 28
 
 
 def normalize(images: torch.Tensor) -> torch.Tensor:
@@ -25,7 +33,7 @@ def normalize(images: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The training or the test part of a data set of digits.
+    """A split of a data set of digits.
 
     Args:
         images: Grey values, uint8 [N, 28, 28], where 0 is the background.
@@ -44,12 +52,12 @@ class Split:
             return self
         return Split(torch.from_numpy(self.images.numpy()[indices]), torch.from_numpy(self.labels.numpy()[indices]))
 
-    def on(self, device: torch.device) -> Split:
-        """Returns the split on a device. A copy is made at the first call, and kept for all epochs."""
-        return self if self.images.device == device else _on(self, device)
+    def to(self, device: torch.device) -> Split:
+        """Returns the split on a device. The copy is cached for all epochs."""
+        return self if self.images.device == device else _copy_to(self, device)
 
-    def shown(self, index: int, _settings: DataSettings) -> tuple[str, npt.NDArray[np.uint8], int]:
-        """Returns a sample for display: a name, the image [28, 28], and its class."""
+    def display_sample(self, index: int, _settings: DataSettings) -> tuple[str, npt.NDArray[np.uint8], int]:
+        """Returns a sample for display: a name, the image, uint8 [28, 28], and its class."""
         return str(index), self.images[index].numpy(), int(self.labels[index])
 
     def samples(self, settings: DataSettings, dtype: torch.dtype, draws: tuple[int, int] | None = None) -> Samples:
@@ -59,18 +67,14 @@ class Split:
 
 # An experiment has three splits: training, validation and test.
 @lru_cache(maxsize=3)
-def _on(split: Split, device: torch.device) -> Split:
+def _copy_to(split: Split, device: torch.device) -> Split:
     return Split(split.images.to(device), split.labels.to(device))
 
 
 class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """The samples of a split, each converted by itself with PIL and torchvision.
+    """The samples of a split for a DataLoader, converted one by one with PIL and torchvision.
 
-    Args:
-        split: The samples.
-        settings: Kind and strength of the augmentation.
-        dtype: Floating-point type of the images. The grey values are divided in float32 first, as ToTensor does.
-        draws: Seed and epoch of the augmentation; by default, images are not augmented.
+    `draws` is the seed and the epoch of the augmentation, None for none.
     """
 
     def __init__(
@@ -98,5 +102,69 @@ class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         return self.normalize(image), int(self.split.labels[index])
 
     def batch(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Converts stacked samples to the images and targets of a batch: nothing is left to do."""
+        """Returns the stacked samples unchanged; see `SegmentationSamples.batch`."""
         return images, labels
+
+
+def augment(images: torch.Tensor, indices: Indices, *, settings: DataSettings, seed: int, epoch: int) -> torch.Tensor:
+    """Shifts or distorts each image of a batch; see `parameters` and `transform` for the arguments."""
+    return transform(images, parameters(indices, settings=settings, seed=seed, epoch=epoch), settings)
+
+
+def parameters(indices: Indices, *, settings: DataSettings, seed: int, epoch: int) -> torch.Tensor:
+    """Returns the random parameters of the augmentation of each sample, whose indices are int64 [samples].
+
+    Returns:
+        A column for each sample, on the CPU. For `shift`: pixels down and right from the top left position, int64
+        [2, samples]. For `affine`: the angle in radians, the change of the scale, and the shift right and down in half
+        images, float64 [4, samples]. Without augmentation: float64 [0, samples].
+    """
+
+    def numbers(purpose: str) -> npt.NDArray[np.float64]:
+        return uniform(seed, purpose, epoch, indices)
+
+    if settings.augment == "shift":
+        shifts = [numbers(purpose) * (2 * settings.max_shift + 1) for purpose in ("shift down", "shift right")]
+        return torch.from_numpy(np.stack(shifts).astype("int64"))
+    # affine_grid measures in half images.
+    shift = 2 * settings.max_shift / _SIDE
+    rotation = math.radians(settings.max_rotate)
+    limits = {"rotation": rotation, "scale": settings.max_scale, "shift right": shift, "shift down": shift}
+    used = limits if settings.augment == "affine" else {}
+    columns = [(2 * numbers(purpose) - 1) * limit for purpose, limit in used.items()]
+    return torch.from_numpy(np.array(columns).reshape(len(used), len(indices)))
+
+
+def transform(images: torch.Tensor, numbers: torch.Tensor, settings: DataSettings) -> torch.Tensor:
+    """Shifts or distorts the images of a batch, float [batch, 1, height, width], with 0 for the background.
+
+    `numbers` are the `parameters` of their samples, on the same device. Pixels from outside an image are background.
+    """
+    if settings.augment == "none":
+        return images
+    if settings.augment == "shift":
+        return _shift(images, numbers, settings.max_shift)
+    return _affine(images, numbers)
+
+
+def _shift(images: torch.Tensor, numbers: torch.Tensor, limit: int) -> torch.Tensor:
+    batch, _, height, width = images.shape
+    padded = F.pad(images[:, 0], (limit, limit, limit, limit))
+    down, right = numbers
+
+    def arange(count: int) -> torch.Tensor:
+        return torch.arange(count, device=images.device)
+
+    rows = down[:, None, None] + arange(height)[None, :, None]
+    columns = right[:, None, None] + arange(width)[None, None, :]
+    return padded[arange(batch)[:, None, None], rows, columns].unsqueeze(1)
+
+
+def _affine(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    angle, larger, right, down = numbers.to(images.dtype)
+    scale = 1 / (1 + larger)
+    # Maps the pixels of the output to those of the input.
+    cos, sin = torch.cos(angle) * scale, torch.sin(angle) * scale
+    matrix = torch.stack([torch.stack([cos, -sin, right], dim=1), torch.stack([sin, cos, down], dim=1)], dim=1)
+    grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

@@ -1,19 +1,34 @@
-"""Images of colored, textured, overlapping shapes, computed from numbers: `make_image(seed=0, number=7, side=96)`.
+"""The data set `shapes`: images of colored, textured, overlapping shapes, generated once per machine as a VOC folder.
 
 Each image is a function of (seed, number). It uses only sums, products, quotients and square roots, which every machine
-rounds alike, so that an image has the same bytes everywhere. The color tells the class of a shape only in part:
+rounds alike, so that an image has the same pixels everywhere. The color identifies the class of a shape only in part:
 neighboring classes share a third of their hues, so that a network must also learn the outlines.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
+from lit_mnist.data.download import check_allowed, locked_folder, partial_folder, user_cache
 from lit_mnist.data.rng import uniform
-from lit_mnist.data.segmentation.augmentation import IGNORED
+from lit_mnist.data.segmentation.palette import palette_png
+from lit_mnist.data.segmentation.split import IGNORED
+from lit_mnist.data.segmentation.voc import IMAGES, LISTS, MASKS, Loaded, folder_sha256, load_folder
+from lit_mnist.errors import InputError
+
+# Increase the number with every change of a byte, so that existing folders stay valid.
+NAME = "shapes-1"
+TRAIN, TEST, SIDE = 2000, 500, 96
+_SEED = 2012
+_JPEG_QUALITY = 92
+# The file with the digest of the generated files.
+_DIGEST = "sha256.txt"
 
 _MAX_SHAPES = 4
 # Range of the radius of a shape, as shares of the side of the image.
@@ -21,7 +36,7 @@ _MIN_RADIUS, _MAX_RADIUS = 0.17, 0.34
 # Spread of the hues of a class to both sides, as a share of the distance between two classes.
 _HUE_SPREAD = 0.6
 _NOISE = 0.12
-# Random numbers for an image, and for each of its shapes.
+# Random numbers of an image, and of each of its shapes.
 _DRAWN = 16
 # Unit vectors for the lines of a star (90, 162, 234, 306 and 18 degrees) and of a triangle (90, 210 and 330 degrees).
 _FIVE = (
@@ -37,45 +52,86 @@ Floats = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.uint8]
 
 
+def load_shapes(root: Path | None, num_classes: int, *, generate: bool = True) -> Loaded:
+    """Loads the shapes, and generates them if they are missing; returns what `voc.load_folder` returns.
+
+    Args:
+        root: The folder that contains `shapes-1`; by default the user's cache.
+        num_classes: Number of classes without the border.
+        generate: Whether missing shapes may be generated.
+
+    Raises:
+        InputError: The folder cannot be written, or a file in it is damaged.
+    """
+    root = root or user_cache()
+    folder = root / NAME
+    if not folder.is_dir():
+        check_allowed("shapes", root, allowed=generate)
+        with locked_folder(root, "generate the shapes in"):
+            if not folder.is_dir():
+                with partial_folder(root / f".{NAME}.partial") as partial:
+                    write_shapes(partial, train=TRAIN, test=TEST, side=SIDE)
+                    (partial / _DIGEST).write_text(folder_sha256(partial))
+                    partial.replace(folder)
+    advice = f"Delete {folder} to have the shapes generated again."
+    try:
+        loaded = load_folder(folder, num_classes)
+        digest = (folder / _DIGEST).read_text()
+    except InputError as error:
+        raise InputError(f"{error}. {advice}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{folder / _DIGEST} cannot be read ({error}). {advice}") from error
+    if loaded[1] != digest:
+        raise InputError(f"{folder}: these are not the generated shapes, but other files. {advice}")
+    return loaded
+
+
+def write_shapes(folder: Path, *, train: int, test: int, side: int) -> None:
+    """Writes `train` training images and `test` test images of `side` x `side` pixels as a VOC folder."""
+    for subfolder in (LISTS, IMAGES, MASKS):
+        (folder / subfolder).mkdir(parents=True)
+    names = [f"{number:06}" for number in range(train + test)]
+    for number, name in enumerate(names):
+        image, mask = make_image(seed=_SEED, number=number, side=side)
+        buffer = io.BytesIO()
+        # States every setting that another release of the encoder could choose differently.
+        Image.fromarray(image).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling=0, optimize=False)
+        (folder / IMAGES / f"{name}.jpg").write_bytes(buffer.getvalue())
+        (folder / MASKS / f"{name}.png").write_bytes(palette_png(mask))
+    for split, members in (("train", names[:train]), ("val", names[train:])):
+        (folder / LISTS / f"{split}.txt").write_text("".join(f"{name}\n" for name in members), encoding="utf-8")
+
+
 def make_image(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:
     """Returns an image, uint8 [side, side, 3], and its mask, uint8 [side, side].
 
     The pixels of the mask are 0 for the background, 1 to 6 for the shapes, and 255 along each outline, one pixel to
     both sides of it.
-
-    Args:
-        seed: Seed of the set.
-        number: Number of the image in the set, from 0.
-        side: Height and width in pixels.
     """
-    draw = iter(uniform(seed, "scene", number, np.arange(_DRAWN)).tolist())
-    x, y = _grid(side)
-    shapes = 1 + int(next(draw) * _MAX_SHAPES)
-    image = _textured(3 * x, 3 * y, draw, hue=next(draw), saturation=0.15 + 0.35 * next(draw))
+    numbers = iter(uniform(seed, "scene", number, np.arange(_DRAWN)).tolist())
+    # Positions of the pixels from 0 to 1.
+    centers = (np.arange(side) + 0.5) / side
+    x, y = np.broadcast_to(centers[None, :], (side, side)), np.broadcast_to(centers[:, None], (side, side))
+    shapes = 1 + int(next(numbers) * _MAX_SHAPES)
+    image = _texture(3 * x, 3 * y, numbers, hue=next(numbers), saturation=0.15 + 0.35 * next(numbers))
     classes = np.zeros((side, side), np.uint8)
     for shape in range(shapes):
-        draw = iter(uniform(seed, "shape", number, shape, np.arange(_DRAWN)).tolist())
-        kind = int(next(draw) * len(_OUTLINES))
-        radius = _MIN_RADIUS + (_MAX_RADIUS - _MIN_RADIUS) * next(draw)
-        right, down = (0.12 + 0.76 * next(draw) for _ in range(2))
-        u, v = _turned((x - right) / radius, (y - down) / radius, next(draw))
+        numbers = iter(uniform(seed, "shape", number, shape, np.arange(_DRAWN)).tolist())
+        kind = int(next(numbers) * len(_OUTLINES))
+        radius = _MIN_RADIUS + (_MAX_RADIUS - _MIN_RADIUS) * next(numbers)
+        right, down = (0.12 + 0.76 * next(numbers) for _ in range(2))
+        u, v = _rotate((x - right) / radius, (y - down) / radius, next(numbers))
         inside = _OUTLINES[kind](u, v) < 0
-        hue = (kind + 0.5 + _HUE_SPREAD * (2 * next(draw) - 1)) / len(_OUTLINES) % 1
-        image[inside] = _textured(u[inside], v[inside], draw, hue=hue, saturation=0.55 + 0.45 * next(draw))
+        hue = (kind + 0.5 + _HUE_SPREAD * (2 * next(numbers) - 1)) / len(_OUTLINES) % 1
+        image[inside] = _texture(u[inside], v[inside], numbers, hue=hue, saturation=0.55 + 0.45 * next(numbers))
         classes[inside] = kind + 1
     noise = uniform(seed, "noise", number, np.arange(side * side)).reshape(side, side, 1) - 0.5
     levels = np.clip(image + _NOISE * noise, 0, 1) * 255 + 0.5
-    return levels.astype(np.uint8), _with_border(classes)
+    return levels.astype(np.uint8), _mark_borders(classes)
 
 
-def _grid(side: int) -> tuple[Floats, Floats]:
-    """Returns the positions of the pixels, x and y, from 0 to 1."""
-    place = (np.arange(side) + 0.5) / side
-    return np.broadcast_to(place[None, :], (side, side)), np.broadcast_to(place[:, None], (side, side))
-
-
-def _turned(x: Floats, y: Floats, share: float) -> tuple[Floats, Floats]:
-    """Rotates positions by a share of a full turn, from 0 to 1; the angle does not grow evenly with the share."""
+def _rotate(x: Floats, y: Floats, share: float) -> tuple[Floats, Floats]:
+    """Rotates positions by about `share` of a full turn."""
     quarter, tangent = divmod(4 * share, 1)
     # The tangent of half the angle gives sine and cosine without functions that machines round differently.
     length = 1 + tangent * tangent
@@ -117,9 +173,9 @@ def _cross(u: Floats, v: Floats) -> Floats:
 _OUTLINES = (_circle, _square, _triangle, _star, _ring, _cross)
 
 
-def _textured(u: Floats, v: Floats, draw: Iterator[float], *, hue: float, saturation: float) -> Floats:
+def _texture(u: Floats, v: Floats, numbers: Iterator[float], *, hue: float, saturation: float) -> Floats:
     """Returns colors, float64 [..., 3] from 0 to 1, of a plain, striped, checkered or dotted surface."""
-    kind, fineness, light, contrast = int(4 * next(draw)), 1.5 + 2 * next(draw), next(draw), next(draw)
+    kind, fineness, light, contrast = int(4 * next(numbers)), 1.5 + 2 * next(numbers), next(numbers), next(numbers)
     across, along = u * fineness, v * fineness
     if kind == 0:
         pattern = np.clip(0.5 + 0.3 * u, 0, 1)
@@ -130,19 +186,17 @@ def _textured(u: Floats, v: Floats, draw: Iterator[float], *, hue: float, satura
     else:
         right, down = across - np.floor(across) - 0.5, along - np.floor(along) - 0.5
         pattern = (right * right + down * down < 0.08).astype(np.float64)
-    bright = _color(hue, saturation, 0.6 + 0.4 * light)
+    bright = _hsv_to_rgb(hue, saturation, 0.6 + 0.4 * light)
     dark = bright * (0.45 + 0.4 * contrast)
     return bright + pattern[..., None] * (dark - bright)
 
 
-def _color(hue: float, saturation: float, value: float) -> Floats:
-    """Converts hue, saturation and value to red, green and blue, all from 0 to 1."""
+def _hsv_to_rgb(hue: float, saturation: float, value: float) -> Floats:
     shares = [min(1.0, max(0.0, abs((6 * hue + turn) % 6 - 3) - 1)) for turn in (0, 4, 2)]
     return np.array([value * (1 - saturation * (1 - share)) for share in shares])
 
 
-def _with_border(classes: Pixels) -> Pixels:
-    """Returns a mask in which the pixels that touch another class have no class."""
+def _mark_borders(classes: Pixels) -> Pixels:
     mask = classes.copy()
     for one, other in ((np.s_[1:], np.s_[:-1]), (np.s_[:, 1:], np.s_[:, :-1])):
         differ = classes[one] != classes[other]

@@ -1,0 +1,129 @@
+"""What each plugin costs under a stock Trainer, with a usual module and a usual DataLoader, on two ranks.
+
+    python -m benchmarks.plugins ExactCheckpoint --batch-size 64
+
+Prints the images per second over the median step after the warm-up, or for a metric the seconds of a validation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.topics import PLUGIN_STEPS, PLUGINS, STEPS_BETWEEN_SAVES, STOCK, STOCK_SAVING
+from lit_mnist.data.digits.mnist import load_mnist
+from lit_mnist.plugins import (
+    ExactCheckpoint,
+    ExactDistributedSampler,
+    FailureReport,
+    PortableSyncBatchNorm,
+    VerifiedCheckpointIO,
+)
+
+_RANKS, _WARM_UP = 2, 20
+
+
+class _Module(LightningModule):
+    """A small ConvNet, as most scripts have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            *(nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(16, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(7 * 7 * 32, 10)),
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """Returns the loss."""
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Returns the optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+
+class _Clock(Callback):
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        """Notes when a batch begins; the time to the next includes loading and saving."""
+        self.times.append(time.perf_counter())
+
+
+def _trainer(name: str, folder: Path, clock: _Clock) -> Trainer:
+    saves = name != STOCK and PLUGINS.get(name, name) == STOCK_SAVING
+    callbacks: list[Any] = [clock]
+    if name in {"ExactCheckpoint", "all"}:
+        callbacks.append(ExactCheckpoint(folder, every_n_train_steps=STEPS_BETWEEN_SAVES))
+    elif saves:
+        callbacks.append(ModelCheckpoint(folder, every_n_train_steps=STEPS_BETWEEN_SAVES, save_top_k=1))
+    if name in {"FailureReport", "all"}:
+        callbacks.append(FailureReport(folder))
+    parts: list[Any] = [VerifiedCheckpointIO()] if name in {"VerifiedCheckpointIO", "all"} else []
+    parts += [PortableSyncBatchNorm()] if name in {"PortableSyncBatchNorm", "all"} else []
+    return Trainer(
+        accelerator="cpu",
+        devices=_RANKS,
+        strategy="ddp",
+        max_steps=PLUGIN_STEPS,
+        callbacks=callbacks,
+        plugins=parts,
+        use_distributed_sampler=name not in {"ExactDistributedSampler", "all"},
+        enable_checkpointing=saves,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def _loader(name: str, batch: int) -> DataLoader[Any]:
+    _, _, train, _ = load_mnist(None)
+    data = TensorDataset(train.images.unsqueeze(1).float() / 255, train.labels.long())
+    if name in {"ExactDistributedSampler", "all"}:
+        return DataLoader(data, batch_sampler=ExactDistributedSampler(data, batch, seed=1))
+    return DataLoader(data, batch // _RANKS, shuffle=True)
+
+
+def main() -> None:
+    """Trains with one plugin, and prints the images per second."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=[STOCK, STOCK_SAVING, *PLUGINS])
+    parser.add_argument("--batch-size", type=int, default=64)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    seed_everything(1, verbose=False)
+    clock = _Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = _trainer(options.name, Path(folder), clock)
+        trainer.fit(_Module(), _loader(options.name, options.batch_size))
+        if trainer.is_global_zero:
+            steps = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)][_WARM_UP:]
+            mean: Callable[[list[float]], float] = (
+                statistics.fmean if PLUGINS.get(options.name, options.name) == STOCK_SAVING else statistics.median
+            )
+            print(json.dumps({"images_per_s": options.batch_size / mean(steps)}))
+
+
+if __name__ == "__main__":
+    main()

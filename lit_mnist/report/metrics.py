@@ -1,0 +1,56 @@
+"""The report of a run with the user's own module: a curve of everything that was logged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lit_mnist.report.curves import History, epoch_ends, points_of
+from lit_mnist.report.formats import number
+from lit_mnist.report.html import write_page
+from lit_mnist.report.plot import STYLES, Axis, Plot, Series, linear_axis, loss_axis, step_axis
+
+_SPLITS = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid"}
+_NAME = re.compile(r"(?:(train|val|valid|validation)[_/])?(.+?)(?:_(step|epoch))?")
+
+
+def write_metrics_report(path: Path, *, result: Mapping[str, Any], history: History) -> None:
+    """Writes the report of a run atomically.
+
+    Args:
+        path: The file to write; its folder must exist.
+        result: The content of `result.json`.
+        history: The rows of `metrics.csv` in order.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_page(path, "lit_mnist.report", "metrics.html.jinja", result=result, plots=metric_curves(history))
+
+
+def metric_curves(history: History) -> list[Plot]:
+    """Returns a plot for each logged metric; those of training and validation share one."""
+    groups: dict[str, list[Series]] = {}
+    for name in dict.fromkeys(key for row in history for key in row if key not in {"step", "epoch"}):
+        found = _NAME.fullmatch(name)
+        if not found or not (drawn := points_of(history, name)):
+            continue
+        split, title, kind = found.groups()
+        group = groups.setdefault(title, [])
+        label = " ".join(filter(None, [split or title, kind]))
+        style = _SPLITS.get(split or "", STYLES[len(group) % len(STYLES)])
+        if any(series.style == style for series in group):
+            style = STYLES[len(group) % len(STYLES)]
+        group.append(Series(style, label, number(drawn[-1][1]), drawn))
+    x = step_axis(max((x for group in groups.values() for series in group for x, _ in series.points), default=0.0))
+    rules = [edge for edge in epoch_ends(history) if edge < x.high]
+    return [replace(_plot(title, series, x), rules=rules) for title, series in groups.items()]
+
+
+def _plot(title: str, series: list[Series], x: Axis) -> Plot:
+    values = [y for each in series for _, y in each.points]
+    y = loss_axis(values) if "loss" in title else linear_axis(values, least=0.1 * max(map(abs, values)) or 1.0)
+    return Plot(title, "logarithmic" if y.log else "", series, x, y)

@@ -1,0 +1,290 @@
+"""The command with a LightningModule of the user: `lit-mnist fit --config mine.yaml --import my_package`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import Program, result_of
+from processes import ROOT, assert_rejected, kill, wait_for
+
+from lit_mnist.run.metrics_log import read_metrics
+
+SPIRALS = ("--config", "spirals.yaml", "--import", "spirals")
+BASE: dict[str, Any] = {"model": {"class_path": "spirals.SpiralsModule"}, "data": {"class_path": "spirals.SpiralsData"}}
+
+EVIL = """
+from pathlib import Path
+Path(__file__).with_name("marker").write_text("imported")
+from lightning.pytorch import LightningModule
+class Lit(LightningModule):
+    pass
+def call(*args):
+    Path(__file__).with_name("marker").write_text("called")
+"""
+PLAIN = """
+import subprocess
+import time
+from subprocess import Popen
+from collections.abc import Callable
+import torch
+from lightning.pytorch import LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+class Lit(LightningModule):
+    def __init__(
+        self,
+        factor: float = 1.0,
+        fail: bool = False,
+        call: Callable = torch.nn.ReLU,
+        part: torch.nn.Module | None = None,
+        other=None,
+        pause: float = 0.0,
+    ):
+        super().__init__()
+        self.layer, self.factor, self.fail, self.pause = torch.nn.Linear(3, 1), factor, fail, pause
+    def training_step(self, batch, batch_idx):
+        time.sleep(self.pause)
+        if self.fail and self.global_rank == self.trainer.world_size - 1 and batch_idx == 2:
+            raise RuntimeError("the module is broken")
+        loss = (self.layer(batch[0]) * self.factor).square().mean()
+        self.log("loss", loss)
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(64, 3)), 4, shuffle=True)
+"""
+
+
+@pytest.fixture
+def spirals(program: Program) -> Program:
+    """The command in a folder with three packages of a user, one of them not trusted."""
+    for name in ("spirals", "spirals.yaml"):
+        source = ROOT / "examples" / "own_module" / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, program.folder / name)
+    (program.folder / "plain.py").write_text(PLAIN)
+    for name in ("evil", "spirals_evil"):
+        (program.folder / name).mkdir()
+        (program.folder / name / "__init__.py").write_text(EVIL)
+    return program
+
+
+def same(one: Path, other: Path) -> None:
+    """Asserts that two runs have bit-identical weights and equal metrics."""
+    first, second = result_of(one), result_of(other)
+    assert first["weights_sha256"] == second["weights_sha256"]
+    assert (first["steps"], first["validation"], first["test"]) == (
+        second["steps"],
+        second["validation"],
+        second["test"],
+    )
+    assert read_metrics(one) == read_metrics(other)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_module_of_the_user_is_trained_and_tested(spirals: Program, devices: int) -> None:
+    folder = spirals.train(*SPIRALS, "--devices", devices, "--model.hidden", 16, "--epochs", 2)
+    result = result_of(folder)
+    assert result["engine"] == "lightning"
+    assert result["model"] == "spirals.module.SpiralsModule"
+    assert (result["world_size"], result["precision"], result["epochs"]) == (devices, "32-true", 2)
+    assert result["steps"] == 2 * 576 // 16 // devices
+    assert result["validation"].keys() == {"val_loss", "val_accuracy"}
+    assert result["test"].keys() == {"test_loss", "test_accuracy"}
+    assert result["config"]["model"]["init_args"]["hidden"] == 16
+    columns = {name for row in read_metrics(folder) for name in row}
+    assert columns == {"step", "epoch", "train_loss", "val_loss", "val_accuracy"}
+    page = (folder / "report.html").read_text()
+    assert "SpiralsModule" in page
+    assert page.count('<figure class="plot">') == 2
+    assert {path.name for path in (folder / "logs").glob("rank-*.log")} == {f"rank-{n}.log" for n in range(devices)}
+    assert list((folder / "tensorboard").iterdir())
+
+
+def test_the_configuration_of_a_run_repeats_it(spirals: Program) -> None:
+    folder = spirals.train("fit", *SPIRALS, "--max-steps", 10)
+    again = spirals.train("fit", "--config", folder / "config.yaml", "--import", "spirals")
+    same(folder, again)
+
+
+def test_it_runs_under_torchrun(spirals: Program) -> None:
+    folder = spirals.folder / "outside"
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lit_mnist.cli.main")
+    subprocess.run(
+        [sys.executable, *words, *SPIRALS, "--epochs", "1", "--run-dir", str(folder)],
+        cwd=spirals.folder, check=True, timeout=180, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    inside = spirals.train(*SPIRALS, "--epochs", 1, "--devices", 2)
+    assert result_of(folder)["weights_sha256"] == result_of(inside)["weights_sha256"]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_killed_run_resumes_bit_identically(spirals: Program, devices: int) -> None:
+    flags = ("fit", *SPIRALS, "--devices", devices, "--epochs", 2)
+    whole = spirals.train(*flags)
+    folder = spirals.folder / "killed"
+    failed = spirals(*flags, "--save-every", 5, "--inject", f"kill:rank={devices - 1},step=24", "--run-dir", folder)
+    if devices == 1:
+        assert failed.code == -signal.SIGKILL
+    else:
+        assert failed.code == 3, failed.err
+        assert "Rank 1" in failed.err
+        assert "resume with: " in failed.err
+        assert "--import spirals" in failed.err
+    done = spirals("fit", "--resume", folder, "--import", "spirals")
+    assert done.code == 0, done.out + done.err
+    assert "after step 20" in done.out
+    same(whole, folder)
+
+
+def test_a_lost_rank_is_restarted(spirals: Program) -> None:
+    flags = ("fit", *SPIRALS, "--devices", 2, "--epochs", 2, "--save-every", 10)
+    whole = spirals.train(*flags)
+    folder = spirals.train(*flags, "--max-restarts", 1, "--inject", "kill:rank=1,step=25")
+    same(whole, folder)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_signal_saves_and_ends_the_run(spirals: Program, devices: int) -> None:
+    flags = ("fit", "--model", "plain.Lit", "--import", "plain", "--epochs", 2, "--devices", devices)
+    slow = ("--model.pause", 0.1)
+    whole = spirals.train(*flags, *slow)
+    folder = spirals.folder / "stopped"
+    with spirals.started(*flags, *slow, "--run-dir", folder, "--save-every", "1s") as group:
+        wait_for(lambda: list(folder.glob("checkpoints/last.ckpt")), 60, spirals.folder)
+        kill(group, signal.SIGTERM)
+        _, status = wait_for(lambda: _ended(group), 20, spirals.folder)
+    assert os.waitstatus_to_exitcode(status) == 143
+    assert "Stopped by SIGTERM after step" in (spirals.folder / "stderr.txt").read_text()
+    done = spirals(*flags, *slow, "--run-dir", folder, "--resume", "auto")
+    assert done.code == 0, done.out + done.err
+    same(whole, folder)
+
+
+def _ended(child: int) -> tuple[int, int] | None:
+    found, status = os.waitpid(child, os.WNOHANG)
+    return (found, status) if found else None
+
+
+def test_evaluations_and_predictions(spirals: Program) -> None:
+    folder = spirals.train(*SPIRALS, "--epochs", 1)
+    for command in ("test", "validate"):
+        words = (command, "--ckpt", folder, "--import", "spirals")
+        evaluated = result_of(spirals.train(*words))
+        key = "validation" if command == "validate" else "test"
+        assert evaluated[key] == result_of(folder)[key]
+        assert evaluated["weights_sha256"] == result_of(folder)["weights_sha256"]
+    for devices in (1, 2):
+        predicted = spirals.train("predict", "--ckpt", folder, "--import", "spirals", "--devices", devices)
+        rows = torch.load(predicted / "predictions.pt", weights_only=True)
+        assert sorted(index for row in rows for index in row["indices"]) == list(range(192))
+        assert sum(len(row["output"]) for row in rows) == 192
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(spirals: Program) -> None:
+    done = spirals("fit", "--model", "plain.Lit", "--import", "plain", "--model.factor", 1e30, "--devices", 2)
+    assert done.code == 4, done.out + done.err
+    assert "The loss was not finite" in done.err
+
+
+def test_a_module_that_raises_ends_the_run_with_its_traceback(spirals: Program) -> None:
+    done = spirals("fit", "--model", "plain.Lit", "--import", "plain", "--model.fail", "true", "--devices", 2)
+    assert done.code == 3, done.out + done.err
+    assert "Rank 1" in done.err
+    assert "in step 3" in done.err
+    assert "RuntimeError: the module is broken" in done.err
+
+
+def test_options_of_lightning_are_accepted(spirals: Program) -> None:
+    best = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"monitor": "val_loss"}}
+    logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "csv"}}
+    flags = ("--trainer.callbacks", json.dumps([best]), "--trainer.logger", json.dumps(logger))
+    folder = spirals.train(*SPIRALS, *flags, "--epochs", 2, "--trainer.gradient_clip_algorithm", "value")
+    assert list((folder / "model_checkpoints").glob("*.ckpt"))
+    assert list((spirals.folder / "csv").rglob("metrics.csv"))
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a function of the system": {"model": {"class_path": "os.system", "init_args": {"command": "touch marker"}}},
+    "a process": {"model": {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", "marker"]}}},
+    "eval": {"model": {"class_path": "builtins.eval"}},
+    "a package that was not named": {"model": {"class_path": "evil.Lit"}},
+    "a package whose name begins alike": {"model": {"class_path": "spirals_evil.Lit"}},
+    "another package's data": {"data": {"class_path": "evil.Lit"}},
+    "a nested class": {"model": {"class_path": "plain.Lit", "init_args": {"part": {"class_path": "evil.Lit"}}}},
+    "a nested class of any": {"model": {"class_path": "plain.Lit", "init_args": {"other": {"class_path": "evil.Lit"}}}},
+    "a class in a list": {"model": {"class_path": "plain.Lit", "init_args": {"other": [{"class_path": "evil.Lit"}]}}},
+    "a class in a text": {"model": {"class_path": "plain.Lit", "init_args": {"part": "{class_path: evil.Lit}"}}},
+    "a callable as text": {"model": {"class_path": "plain.Lit", "init_args": {"call": "evil.call"}}},
+    "a function of the system as text": {"model": {"class_path": "plain.Lit", "init_args": {"call": "os.system"}}},
+    "a module that the package imports": {"model": {"class_path": "plain.subprocess.Popen"}},
+    "a class that the package imports": {"model": {"class_path": "plain.Lit", "init_args": {"call": "plain.Popen"}}},
+    "a callback": {"trainer": {"callbacks": [{"class_path": "evil.Lit"}]}},
+    "a callback as text": {"trainer": {"callbacks": "evil.Lit"}},
+    "a logger": {"trainer": {"logger": {"class_path": "evil.Lit"}}},
+    "an import": {"import": "evil"},
+    "an import of the run": {"run": {"import": "evil"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_configuration_is_rejected_before_an_import(spirals: Program, name: str) -> None:
+    config = {**BASE, **HOSTILE[name]}
+    (spirals.folder / "hostile.yaml").write_text(yaml.safe_dump(config))
+    done = spirals("fit", "--config", "hostile.yaml", "--import", "spirals,plain", "--run-dir", "run")
+    assert_rejected(done)
+    assert not list(spirals.folder.rglob("marker"))
+    assert not (spirals.folder / "run").exists()
+
+
+WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
+    "no import": (("--config", "spirals.yaml"), "--import spirals"),
+    "an unknown argument": ((*SPIRALS, "--model.hiden", 3), "hiden"),
+    "an argument of another type": ((*SPIRALS, "--model.hidden", "many"), "hidden"),
+    "an option of the experiment": ((*SPIRALS, "--lr", 0.1), "--lr"),
+    "the batch size of the experiment": ((*SPIRALS, "--batch-size", 8), "--batch-size"),
+    "a network of the experiment": ((*SPIRALS, "--model.net", "basicnet"), "net"),
+    "a launcher": ((*SPIRALS, "--launcher", "spawn"), "run.launcher"),
+    "an unknown class": ((*SPIRALS, "--model", "spirals.Nothing"), "spirals.Nothing"),
+    "a class that is no module": ((*SPIRALS, "--model", "spirals.SpiralsData"), "SpiralsData"),
+    "an unknown option of the Trainer": ((*SPIRALS, "--trainer.epochs", 3), "trainer.epochs"),
+    "a plugin": ((*SPIRALS, "--trainer.plugins", "[]"), "trainer.plugins"),
+    "a fault of a missing rank": ((*SPIRALS, "--inject", "kill:rank=3,step=1"), "ranks are 0 to 0"),
+    "images": ((*SPIRALS, "--images", "a.png"), "--images"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_request_is_rejected_with_one_message(spirals: Program, name: str) -> None:
+    words, part = WRONG[name]
+    done = spirals("fit", *words, "--run-dir", "run")
+    assert_rejected(done, part)
+    assert not (spirals.folder / "run").exists()
+
+
+def test_a_resumed_run_keeps_its_model_and_its_ranks(spirals: Program) -> None:
+    folder = spirals.train("fit", *SPIRALS, "--max-steps", 5)
+    done = spirals("fit", "--resume", folder, "--import", "spirals", "--model.hidden", 8)
+    assert_rejected(done, "model.init_args.hidden")
+    done = spirals("fit", "--resume", folder, "--import", "spirals", "--max-steps", 10, "--devices", 2)
+    assert done.code == 2
+    assert "1 ranks" in done.err
+
+
+def test_a_wrong_flag_does_not_import_torch() -> None:
+    code = (
+        "import sys; from lit_mnist.cli.main import main; "
+        "code = main(['fit', '--model', 'spirals.Lit', '--import', 'spirals', '--lr', '1']); "
+        "sys.exit(10 * ('torch' in sys.modules) + code)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 2
