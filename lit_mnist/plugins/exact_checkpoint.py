@@ -284,4 +284,3 @@ class ExactCheckpoint(Checkpoint):
         if hasattr(self, "_loading"):
             self._loading.close()
         self._open.close()
-

@@ -62,9 +62,7 @@ class RandomSubset(AutoEncoder):
 
 class PersistentWorkers(AutoEncoder):
     def train_dataloader(self) -> Any:
-        return DataLoader(
-            TensorDataset(INPUTS, TARGETS), 6, shuffle=True, num_workers=1, persistent_workers=True
-        )
+        return DataLoader(TensorDataset(INPUTS, TARGETS), 6, shuffle=True, num_workers=1, persistent_workers=True)
 
 
 class AugmentingWorkers(WithMetrics):
