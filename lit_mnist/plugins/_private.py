@@ -187,7 +187,7 @@ class TrainerState:
         trainer.accumulate_grad_batches = state["accumulate"]
         trainer.should_stop = state["should_stop"]
         if state["broadcasts"] is not None:
-            trainer.strategy.model.require_forward_param_sync = state["broadcasts"]  # type: ignore[union-attr, assignment]
+            trainer.strategy.model.require_forward_param_sync = state["broadcasts"]  # type: ignore[union-attr]
         self.load_metrics(state)
 
     def load_metrics(self, state: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ class ExactCheckpoint(Checkpoint):
             loader = process(loader)
             return self._replayed(loader) if trainer.training else loader
 
-        strategy.process_dataloader = process_dataloader  # type: ignore[method-assign]
+        strategy.process_dataloader = process_dataloader  # type: ignore[method-assign,assignment]
         self._open.callback(lambda: vars(strategy).pop("process_dataloader", None))
         self._open.callback(_private.wrap_setup_data(trainer, self._before_loaders, self._after_loaders))
         self._open.enter_context(_private.handles_no_signals(trainer))
@@ -105,8 +105,8 @@ class ExactCheckpoint(Checkpoint):
             return
         require(
             _KEY in checkpoint,
-            "The checkpoint was not saved by ExactCheckpoint, so that a bit-identical resume is impossible. Resume from "
-            "`ExactCheckpoint.last`, or leave ExactCheckpoint out.",
+            "The checkpoint was not saved by ExactCheckpoint, so that a bit-identical resume is impossible. Resume "
+            "from `ExactCheckpoint.last`, or leave ExactCheckpoint out.",
         )
         ranks = checkpoint[_KEY]["ranks"]
         require(
@@ -161,8 +161,9 @@ class ExactCheckpoint(Checkpoint):
         self._loaders.append(ReplayLoader(loader, self._before_fetch))
         if self._pending is not None:
             saved = self._pending["loaders"][len(self._loaders) - 1]
+            reloads = self._trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
             if self._pending["ended"]:
-                self._loaders[-1].begin_late({} if self._trainer.reload_dataloaders_every_n_epochs else saved)
+                self._loaders[-1].begin_late({} if reloads else saved)
             else:
                 self._loaders[-1].resume_from(saved)
         return self._loaders[-1]

@@ -33,8 +33,8 @@ _MOST_INDICES = 1024
 class FailureReport(Callback):
     """Reports the first failed rank on standard error and in `failure.json`.
 
-    The report has the rank, the epoch, step and batch, the samples (their indices if the batch or the sampler tells
-    them, otherwise shapes and a SHA-256), the exception, and the command to resume. A rank that only lost its connection
+    The report has the rank, the epoch, step and batch, the samples (their indices if the batch or the sampler
+    tells them, otherwise shapes and a SHA-256), the exception, and the command to resume. A rank that only lost its connection
     to another one says so. The error path has no collective, so that it cannot hang:
 
         trainer = Trainer(callbacks=[FailureReport("runs/mine")])
@@ -131,7 +131,7 @@ class FailureReport(Callback):
 
 
 def _callbacks(trainer: Trainer) -> list[Callback]:
-    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]
+    return trainer.callbacks  # type: ignore[attr-defined]
 
 
 def _text(report: dict[str, Any]) -> str:

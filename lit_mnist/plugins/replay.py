@@ -174,8 +174,8 @@ class ReplayLoader:
     def uses_state(self) -> bool:
         """Whether the loader's `state_dict` is used.
 
-        A worker's generators are not in the state of a StatefulDataLoader, so that a dataset that may draw from them has
-        to have a state itself.
+        A worker's generators are not in the state of a StatefulDataLoader, so that a dataset that may draw from them
+        has to have a state itself.
         """
         if not _is_stateful(self._loader):
             return False
@@ -242,8 +242,8 @@ def _is_stateful(value: Any) -> bool:
 
 def _changed(what: str) -> str:
     return (
-        f"The training cannot be resumed exactly: the train dataloader {what} than before, although all generators were "
-        "restored. Its data have changed, or its dataset has a state of its own. Make its batches a function of the "
+        f"The training cannot be resumed exactly: the train dataloader {what} than before, although all generators "
+        "were restored. Its data have changed, or its dataset has a state of its own. Make its batches a function of the "
         "index and of random numbers, or give the loader state_dict and load_state_dict."
     )
 
