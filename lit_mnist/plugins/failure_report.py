@@ -34,8 +34,8 @@ class FailureReport(Callback):
     """Reports the first failed rank on standard error and in `failure.json`.
 
     The report has the rank, the epoch, step and batch, the samples (their indices if the batch or the sampler
-    tells them, otherwise shapes and a SHA-256), the exception, and the command to resume. A rank that only lost its connection
-    to another one says so. The error path has no collective, so that it cannot hang:
+    tells them, otherwise shapes and a SHA-256), the exception, and the command to resume. A rank that only lost its
+    connection to another one says so. The error path has no collective, so that it cannot hang:
 
         trainer = Trainer(callbacks=[FailureReport("runs/mine")])
 

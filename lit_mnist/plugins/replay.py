@@ -243,8 +243,8 @@ def _is_stateful(value: Any) -> bool:
 def _changed(what: str) -> str:
     return (
         f"The training cannot be resumed exactly: the train dataloader {what} than before, although all generators "
-        "were restored. Its data have changed, or its dataset has a state of its own. Make its batches a function of the "
-        "index and of random numbers, or give the loader state_dict and load_state_dict."
+        "were restored. Its data have changed, or its dataset has a state of its own. Make its batches a function of "
+        "the index and of random numbers, or give the loader state_dict and load_state_dict."
     )
 
 
