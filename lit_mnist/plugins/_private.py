@@ -14,7 +14,8 @@ ExactCheckpoint, whose tests are in tests/plugins/test_exact_private.py:
 6. `tensor_version`: torch's count of in-place changes. `test_a_change_in_place_is_found`.
 7. `wrap_setup_data`, `skip_restart_logic`: called once before and once in the first epoch, and between the reset of the
    loop and its first batch. `test_the_loops_call_the_wrapped_functions`.
-8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`.
+8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`
+   and `test_the_ended_loaders_of_several_are_known_and_set`.
 9. `TrainerState`: Lightning's epoch sums of logged values. `test_sums_of_logged_values_are_restored`.
 """
 
@@ -187,7 +188,7 @@ class TrainerState:
         trainer.accumulate_grad_batches = state["accumulate"]
         trainer.should_stop = state["should_stop"]
         if state["broadcasts"] is not None:
-            trainer.strategy.model.require_forward_param_sync = state["broadcasts"]  # type: ignore[union-attr, assignment]
+            trainer.strategy.model.require_forward_param_sync = state["broadcasts"]  # type: ignore[union-attr]
         self.load_metrics(state)
 
     def load_metrics(self, state: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"tuple": tuple, "set": set, "deque": deque}
-_NAMES = {tuple: "tuple", set: "set", deque: "deque"}
+_NAMES: dict[type, str] = {tuple: "tuple", set: "set", deque: "deque"}
 
 
 class NotPlainError(TypeError):

@@ -117,7 +117,7 @@ class Augmented(Dataset[Any]):
         return len(INPUTS)
 
     def __getitem__(self, index: int) -> Any:
-        noise = random.random() + np.random.rand() + self.rng.random()  # noqa: NPY002
+        noise = random.random() + np.random.rand() + self.rng.random()
         return INPUTS[index] + 0.1 * torch.randn(16) + 0.1 * float(noise), TARGETS[index]
 
 
@@ -232,8 +232,8 @@ class Stream(IterableDataset[Any]):
         for index in range(part, len(INPUTS), parts):
             buffer.append(index)
             if len(buffer) > 8:
-                index = buffer.pop(random.randrange(len(buffer)))
-                yield INPUTS[index] + 0.1 * torch.randn(16), TARGETS[index]
+                chosen = buffer.pop(random.randrange(len(buffer)))
+                yield INPUTS[chosen] + 0.1 * torch.randn(16), TARGETS[chosen]
         for index in buffer:
             yield INPUTS[index], TARGETS[index]
 
