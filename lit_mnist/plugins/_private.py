@@ -14,7 +14,8 @@ ExactCheckpoint, whose tests are in tests/plugins/test_exact_private.py:
 6. `tensor_version`: torch's count of in-place changes. `test_a_change_in_place_is_found`.
 7. `wrap_setup_data`, `skip_restart_logic`: called once before and once in the first epoch, and between the reset of the
    loop and its first batch. `test_the_loops_call_the_wrapped_functions`.
-8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`.
+8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`
+   and `test_the_ended_loaders_of_several_are_known_and_set`.
 9. `TrainerState`: Lightning's epoch sums of logged values. `test_sums_of_logged_values_are_restored`.
 """
 

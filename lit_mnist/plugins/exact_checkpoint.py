@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,16 +19,14 @@ from lit_mnist.distributed.terminal import display_path, print_stop
 from lit_mnist.errors import require
 from lit_mnist.plugins import _private
 from lit_mnist.plugins.exact_checks import (
-    check_loader,
     check_schedules,
     check_training,
     default_checkpoint_io,
     digest_of_schedules,
 )
-from lit_mnist.plugins.generators import process_generators, restore_process_generators
 from lit_mnist.plugins.module_state import ModuleState
 from lit_mnist.plugins.plain_values import as_bytes, as_tensor, pack, unpack
-from lit_mnist.plugins.replay import ReplayLoader
+from lit_mnist.plugins.train_loaders import TrainLoaders
 
 _KEY = "ExactCheckpoint"
 
@@ -74,22 +73,11 @@ class ExactCheckpoint(Checkpoint):
             return
         check_training(trainer, pl_module)
         self._close()
-        self._loaders: list[ReplayLoader] = []
         self._io = default_checkpoint_io(trainer)
         self._pending: dict[str, Any] | None = None
-        self._stage, self._saving, self._ended, self._saved_step, self._batches = "", False, False, 0, 0
-        # What `train_dataloader` draws is drawn again by a resumed training.
-        self._request = self._before_setup = process_generators()
-        strategy = trainer.strategy
-        process = strategy.process_dataloader
-
-        def process_dataloader(loader: object) -> object:
-            loader = process(loader)
-            return self._replayed(loader) if trainer.training else loader
-
-        strategy.process_dataloader = process_dataloader  # type: ignore[method-assign,assignment]
-        self._open.callback(lambda: vars(strategy).pop("process_dataloader", None))
-        self._open.callback(_private.wrap_setup_data(trainer, self._before_loaders, self._after_loaders))
+        self._saving, self._ended, self._saved_step, self._batches = False, False, 0, 0
+        self._loaders = TrainLoaders(trainer, self._between_batches, self._restore)
+        self._loaders.attach(self._open)
         self._open.enter_context(_private.handles_no_signals(trainer))
         # Until the checkpoint is loaded.
         self._loading = ExitStack()
@@ -115,6 +103,7 @@ class ExactCheckpoint(Checkpoint):
             f"{trainer.world_size}: use {len(ranks)} devices.",
         )
         self._pending = unpack(as_bytes(ranks[trainer.global_rank]), trainer.strategy.root_device)
+        self._loaders.resume_from(self._pending["loaders"])
         self._saved_step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -150,62 +139,12 @@ class ExactCheckpoint(Checkpoint):
         check_schedules([part[: len(schedules)] for part in parts])
         checkpoint[_KEY] = {"ranks": [as_tensor(part[len(schedules) :]) for part in parts]}
 
-    def _replayed(self, loader: Any) -> ReplayLoader:
-        """Returns a train dataloader whose position can be restored."""
-        check_loader(loader)
-        if self._loaders and self._loaders[0].begun:
-            # The Trainer reloads its dataloaders.
-            self._loaders = []
-        if not self._loaders:
-            self._request = self._before_setup
-        self._loaders.append(ReplayLoader(loader, self._before_fetch))
-        if self._pending is not None:
-            saved = self._pending["loaders"][len(self._loaders) - 1]
-            reloads = self._trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
-            if self._pending["ended"]:
-                self._loaders[-1].begin_late({} if reloads else saved)
-            else:
-                self._loaders[-1].resume_from(saved)
-        return self._loaders[-1]
-
-    def _before_loaders(self) -> None:
-        if self._pending is None:
-            self._before_setup = process_generators()
-        elif not self._loaders:
-            self._before_setup = self._pending["request"]
-            restore_process_generators(self._before_setup)
-        elif self._pending["ended"]:
-            # More epochs follow: this is the start of the next one.
-            self._restore()
-
-    def _after_loaders(self) -> None:
-        if self._pending is not None and self._pending["ended"]:
-            # The fit does nothing if nothing follows.
-            self._state.load_metrics(self._pending["trainer"])
-            if any(loader.delivered for loader in self._loaders):
-                # A batch was loaded ahead.
-                self._pending["process"] = process_generators()
-
-    def _before_fetch(self, loader: ReplayLoader) -> None:
-        """Saves, exits or restores before the first of the train dataloaders loads its next batch."""
-        if loader is not self._loaders[0]:
-            return
-        in_flight = _private.prefetched_batches(self._trainer)
-        if self._pending is None:
-            self._between_batches(loader, in_flight)
-        elif self._pending["ended"]:
-            # Loads the first batch of a further epoch ahead.
-            restore_process_generators(self._pending["process"])
-        else:
-            self._resume()
-        if in_flight:
-            self._before_in_flight = process_generators()
-
-    def _between_batches(self, loader: ReplayLoader, in_flight: int) -> None:
+    def _between_batches(self) -> None:
+        """Saves if a save is due, and exits if any rank has received a signal."""
         trainer = self._trainer
         used = trainer.fit_loop.epoch_loop.batch_progress.current.completed
         window = trainer.accumulate_grad_batches if trainer.lightning_module.automatic_optimization else 1
-        if (in_flight and not loader.delivered) or used % window:
+        if used % window:
             return
         self._batches += 1
         decision = self._consensus.on_step_end(self._batches, STOP.received_signal, save=self._wants_save())
@@ -217,7 +156,7 @@ class ExactCheckpoint(Checkpoint):
         """Returns whether this rank wants a save that is not due by the number of steps."""
         return False
 
-    def _exit_if_stopped(self, stop: Any) -> None:
+    def _exit_if_stopped(self, stop: signal.Signals | None) -> None:
         if stop is None:
             return
         if self._trainer.is_global_zero:
@@ -246,40 +185,21 @@ class ExactCheckpoint(Checkpoint):
             strategy.checkpoint_io = before
 
     def _local_state(self) -> dict[str, Any]:
-        in_flight = 0 if self._ended else _private.prefetched_batches(self._trainer)
         return {
-            "ended": self._ended,
-            "request": self._request,
-            "loaders": [
-                loader.own_generators() if self._ended else loader.position(in_flight) for loader in self._loaders
-            ],
-            "consumed": _private.consumed_loaders(self._trainer),
-            "before_in_flight": self._before_in_flight if in_flight else None,
-            "process": process_generators(),
+            "loaders": self._loaders.save(ended=self._ended),
             "module": self._module_state.save(),
             "trainer": self._state.save(),
         }
 
-    def _resume(self) -> None:
-        """Goes to the position in the epoch, and restores the rest."""
+    def _restore(self, has_ended: bool) -> None:
+        """Restores the state that was saved, or of a training that has ended only what a fit without a step leaves."""
         assert self._pending is not None
-        if self._stage != "in flight":
-            for loader in self._loaders:
-                loader.replay()
-            if self._pending["before_in_flight"]:
-                # The Trainer loads a batch ahead, and comes here again for the next one.
-                restore_process_generators(self._pending["before_in_flight"])
-                self._stage = "in flight"
-                return
-        _private.set_consumed_loaders(self._trainer, self._pending["consumed"])
-        self._restore()
-
-    def _restore(self) -> None:
-        assert self._pending is not None
+        if has_ended:
+            self._state.load_metrics(self._pending["trainer"])
+            return
         state, self._pending = self._pending, None
         self._module_state.load(state["module"])
         self._state.load(state["trainer"])
-        restore_process_generators(state["process"])
 
     def _close(self) -> None:
         if hasattr(self, "_loading"):

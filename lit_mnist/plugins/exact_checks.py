@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.fabric.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.utils.data import TensorDataset
 
-from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.distributed.rank import warn_once
 from lit_mnist.errors import InputError, require
 from lit_mnist.plugins._private import uses_dataloader_iter
+from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.plugins.plain_values import NotPlainError, pack
 
 
@@ -82,16 +80,7 @@ def check_schedules(digests: list[bytes]) -> None:
         )
 
 
-def default_checkpoint_io(trainer: Trainer) -> TorchCheckpointIO | None:
+def default_checkpoint_io(trainer: Trainer) -> CheckpointIO | None:
     """Returns what reads and writes the checkpoints, or None if the Trainer has a CheckpointIO of the user."""
-    return AtomicCheckpointIO() if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO else None
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint so that there is always a complete one."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Writes a checkpoint; the old one remains until the new one is complete."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(Path(path)) as file:
-            torch.save(checkpoint, file)
+    # In the background the exit after a signal would have to wait, too.
+    return VerifiedCheckpointIO(background=False) if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO else None

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.distributed.failure import is_peer_failure
 from lit_mnist.distributed.terminal import display_path, print_error
+from lit_mnist.plugins.batch_digest import tensors_of
 from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
 
 _INDEX_NAMES = ("index", "indices", "idx", "ids")
@@ -33,8 +33,8 @@ _MOST_INDICES = 1024
 class FailureReport(Callback):
     """Reports the first failed rank on standard error and in `failure.json`.
 
-    The report has the rank, the epoch, step and batch, the samples (their indices if the batch or the sampler
-    tells them, otherwise shapes and a SHA-256), the exception, and the command to resume. A rank that only lost its
+    The report has the rank, the epoch, step and batch, the samples (their indices if the batch or the sampler tells
+    them, otherwise shapes and a SHA-256), the exception, and the command to resume. A rank that only lost its
     connection to another one says so. The error path has no collective, so that it cannot hang:
 
         trainer = Trainer(callbacks=[FailureReport("runs/mine")])
@@ -167,7 +167,7 @@ def _samples(trainer: Trainer, stage: str, batch: Any, batch_idx: int) -> dict[s
             indices = _indices_from_sampler(trainer, batch_idx)
         if indices is not None:
             return {"indices": indices[:_MOST_INDICES]}
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_of(batch)
     found: dict[str, Any] = {"shapes": [list(tensor.shape) for tensor in tensors]}
     with suppress(Exception):
         found["sha256"] = content_sha256(tensors)

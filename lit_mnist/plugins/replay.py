@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.errors import InputError
-from lit_mnist.plugins._private import tensor_version
+from lit_mnist.plugins.batch_digest import digest_of, versions_of
 from lit_mnist.plugins.generators import (
     RandomStream,
     own_generators,
@@ -88,9 +85,8 @@ class ReplayLoader:
         """Whether an iteration has begun."""
         return self._begun > 0
 
-    # Lightning takes a loader with these for one that can be resumed, and does not warn.
     def state_dict(self) -> dict[str, Any]:
-        """Returns nothing: `position` returns the state, per rank."""
+        """Returns nothing, so that Lightning does not warn that the loader has no state; see `position`."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,7 +105,7 @@ class ReplayLoader:
         return {
             "start": self._start,
             "used": used,
-            "digest": _digest(*self._recent[-1 - in_flight]) if used else None,
+            "digest": digest_of(*self._recent[-1 - in_flight]) if used else None,
             "state": state,
         }
 
@@ -167,14 +163,14 @@ class ReplayLoader:
         # the same, and the generators are set to their states at the save.
         if digest is None or pack(process_generators()) != pack(after_first):
             return
-        if digest != _digest(*self._recent[-1]):
+        if digest != digest_of(*self._recent[-1]):
             raise InputError(_changed(f"gives a different batch {used}"))
 
     @property
     def uses_state(self) -> bool:
         """Whether the loader's `state_dict` is used.
 
-        A worker's generators are not in the state of a StatefulDataLoader, so that a dataset that may draw from them
+        The state of a StatefulDataLoader leaves out its workers' generators, so that a dataset that may draw from them
         has to have a state itself.
         """
         if not _is_stateful(self._loader):
@@ -216,7 +212,7 @@ class ReplayLoader:
             self._state_before = self._loader.state_dict()
         with self._own_stream():
             batch = next(self._iterator)
-        self._recent.append((batch, _versions(batch)))
+        self._recent.append((batch, versions_of(batch)))
         self.delivered += 1
         return batch
 
@@ -246,17 +242,3 @@ def _changed(what: str) -> str:
         "were restored. Its data have changed, or its dataset has a state of its own. Make its batches a function of "
         "the index and of random numbers, or give the loader state_dict and load_state_dict."
     )
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-
-
-def _versions(batch: Any) -> list[int]:
-    return [tensor_version(tensor) for tensor in _tensors(batch)]
-
-
-def _digest(batch: Any, versions: list[int]) -> str | None:
-    """Returns the SHA-256 of the tensors of a batch, or None if it has none or they were changed in place since."""
-    tensors = _tensors(batch)
-    return content_sha256(tensors) if tensors and versions == _versions(batch) else None

@@ -137,7 +137,7 @@ class Training:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         except SystemExit as error:
-            return int(str(error.code))
+            return int(error.code or 0)
         except Exception:
             traceback.print_exc()
             return 1

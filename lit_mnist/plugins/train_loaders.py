@@ -1,0 +1,136 @@
+"""The train dataloaders of a fit: their position between two batches, and the way back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from lit_mnist.plugins import _private
+from lit_mnist.plugins.exact_checks import check_loader
+from lit_mnist.plugins.generators import process_generators, restore_process_generators
+from lit_mnist.plugins.replay import ReplayLoader
+
+
+class TrainLoaders:
+    """Replaces the train dataloaders of a Trainer by ones whose position can be restored.
+
+    Args:
+        trainer: The Trainer, before it sets up its dataloaders.
+        between_batches: Called before each batch is loaded, when everything of the previous batch is done.
+        restore: Called with True before a training that has ended is resumed, and with False when the position of the
+            save is reached.
+    """
+
+    def __init__(self, trainer: Trainer, between_batches: Callable[[], None], restore: Callable[[bool], None]) -> None:
+        self._trainer, self._between_batches, self._restore = trainer, between_batches, restore
+        self._loaders: list[ReplayLoader] = []
+        self._pending: dict[str, Any] | None = None
+        self._stage = ""
+        # What `train_dataloader` draws is drawn again by a resumed training.
+        self._request = self._before_setup = process_generators()
+        self._before_in_flight: dict[str, Any] | None = None
+
+    def attach(self, stack: ExitStack) -> None:
+        """Begins to replace the dataloaders, until the stack is closed."""
+        trainer, strategy = self._trainer, self._trainer.strategy
+        process = strategy.process_dataloader
+
+        def process_dataloader(dataloader: object) -> object:
+            dataloader = process(dataloader)
+            return self._replace(dataloader) if trainer.training else dataloader
+
+        vars(strategy)["process_dataloader"] = process_dataloader
+        stack.callback(lambda: vars(strategy).pop("process_dataloader", None))
+        stack.callback(_private.wrap_setup_data(trainer, self._before_loaders, self._after_loaders))
+
+    def save(self, *, ended: bool) -> dict[str, Any]:
+        """Returns the position as nested plain values and tensors.
+
+        Args:
+            ended: Whether the training has ended.
+        """
+        in_flight = 0 if ended else _private.prefetched_batches(self._trainer)
+        return {
+            "ended": ended,
+            "request": self._request,
+            "loaders": [loader.own_generators() if ended else loader.position(in_flight) for loader in self._loaders],
+            "consumed": _private.consumed_loaders(self._trainer),
+            "before_in_flight": self._before_in_flight if in_flight else None,
+            "process": process_generators(),
+        }
+
+    def resume_from(self, state: dict[str, Any]) -> None:
+        """Sets the position to go to."""
+        self._pending = state
+
+    def _replace(self, loader: Any) -> ReplayLoader:
+        check_loader(loader)
+        if self._loaders and self._loaders[0].begun:
+            # The Trainer reloads its dataloaders.
+            self._loaders = []
+        if not self._loaders:
+            self._request = self._before_setup
+        self._loaders.append(ReplayLoader(loader, self._before_fetch))
+        if self._pending is not None:
+            saved = self._pending["loaders"][len(self._loaders) - 1]
+            if not self._pending["ended"]:
+                self._loaders[-1].resume_from(saved)
+            else:
+                # A loader that is made again has new generators.
+                again = getattr(self._trainer, "reload_dataloaders_every_n_epochs", 0)
+                self._loaders[-1].begin_late({} if again else saved)
+        return self._loaders[-1]
+
+    def _before_loaders(self) -> None:
+        if self._pending is None:
+            self._before_setup = process_generators()
+        elif not self._loaders:
+            self._before_setup = self._pending["request"]
+            restore_process_generators(self._before_setup)
+        elif self._pending["ended"]:
+            # More epochs follow: this is the start of the next one.
+            self._finish_resume(self._pending)
+
+    def _after_loaders(self) -> None:
+        if self._pending is not None and self._pending["ended"]:
+            self._restore(True)
+            if any(loader.delivered for loader in self._loaders):
+                # A batch was loaded ahead.
+                self._pending["process"] = process_generators()
+
+    def _before_fetch(self, loader: ReplayLoader) -> None:
+        """Saves, exits or restores before the first of the train dataloaders loads its next batch."""
+        if loader is not self._loaders[0]:
+            return
+        in_flight = _private.prefetched_batches(self._trainer)
+        if self._pending is None:
+            if loader.delivered or not in_flight:
+                self._between_batches()
+        elif self._pending["ended"]:
+            # Loads the first batch of a further epoch ahead.
+            restore_process_generators(self._pending["process"])
+        else:
+            self._resume(self._pending)
+        if in_flight:
+            self._before_in_flight = process_generators()
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        """Goes to the position in the epoch, and restores the rest."""
+        if self._stage != "in flight":
+            for loader in self._loaders:
+                loader.replay()
+            if state["before_in_flight"]:
+                # The Trainer loads a batch ahead, and comes here again for the next one.
+                restore_process_generators(state["before_in_flight"])
+                self._stage = "in flight"
+                return
+        _private.set_consumed_loaders(self._trainer, state["consumed"])
+        self._finish_resume(state)
+
+    def _finish_resume(self, state: dict[str, Any]) -> None:
+        self._pending, self._stage = None, ""
+        self._restore(False)
+        restore_process_generators(state["process"])
