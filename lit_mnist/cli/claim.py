@@ -89,7 +89,7 @@ def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path,
     )
     try:
         if request.trains:
-            _fill(folder, saved, resumes_here=in_place or restarted)
+            _fill(folder, saved, plan, resumes_here=in_place or restarted)
         if request.command != "predict":
             config = experiment.replace("run", dir=None, resume=None, inject=None).to_dict()
             config["trainer"].update(validated.stated)
@@ -146,7 +146,7 @@ def _path(validated: Validated, origin: Path | None) -> Path:
     return (chosen or default_path(name, make=writes_run_folder())).absolute()
 
 
-def _fill(folder: RunFolder, saved: Saved | None, *, resumes_here: bool) -> None:
+def _fill(folder: RunFolder, saved: Saved | None, plan: Plan, *, resumes_here: bool) -> None:
     """Copies the checkpoints that a training resumes from into its folder; the best one only if it is valid."""
     if not resumes_here:
         fault_marker(folder.path).unlink(missing_ok=True)
@@ -162,6 +162,9 @@ def _fill(folder: RunFolder, saved: Saved | None, *, resumes_here: bool) -> None
             raise InputError(f"{saved.path} was replaced by another run while it was read: start this one again.")
         if (beside := saved.path.parent / BEST).is_file():
             atomic_copy(beside, best)
+    if saved.step < plan.steps_per_epoch and not best.exists():
+        # No epoch has ended: there are no best weights yet.
+        return
     try:
         saved.check_best(best)
     except InputError as error:

@@ -81,7 +81,7 @@ _NOT_COMPARED = frozenset(
     {"run.resume", "run.save_every", "run.max_restarts", "run.inject", "run.cuda_graph", "run.launcher"}
 )
 # Options that have no effect on an evaluation, or that its checkpoint determines.
-_TRAINING_ONLY = frozenset(
+TRAINING_ONLY = frozenset(
     {"run.resume", "run.save_every", "run.keep", "run.max_restarts", "run.inject", "run.cuda_graph"}
     | {f"trainer.{name}" for name in ("max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val")}
 )
@@ -99,7 +99,7 @@ def options_of(command: str, engine: str) -> list[str]:
     if command == "compare":
         left_out |= _NOT_COMPARED
     elif command in EVALUATING:
-        left_out |= _TRAINING_ONLY | {key for key in options() if key.startswith("model.") and key != "model.compile"}
+        left_out |= TRAINING_ONLY | {key for key in options() if key.startswith("model.") and key != "model.compile"}
     return [key for key in options() if key not in left_out]
 
 

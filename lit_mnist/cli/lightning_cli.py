@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jsonargparse import ArgumentError, Namespace, set_parsing_settings
@@ -18,6 +20,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelPruning,
     StochasticWeightAveraging,
+    Timer,
     WeightAveraging,
 )
 from lightning.pytorch.callbacks.batch_size_finder import BatchSizeFinder
@@ -63,6 +66,8 @@ _REJECTED: tuple[tuple[type[Callback], str], ...] = (
         "by --model.weights",
     ),
 )
+# Those that Lightning makes by name, without xla, which is for TPUs.
+_PROFILERS = ("simple", "advanced", "pytorch")
 
 
 class OptionsParser(LightningCLI):
@@ -139,13 +144,14 @@ def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict
         InputError: An option cannot be instantiated, or would break a promise.
     """
     try:
-        made = make_trainer_options(extras.names, extras.words).get("callbacks") or []
+        made = make_trainer_options(extras.names, extras.words)
     except InputError:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(f"trainer.{extras.names[0]} cannot be made: {reason}") from error
-    for callback in made if isinstance(made, list) else [made]:
+    _check_values(made)
+    for callback in _as_list(made.get("callbacks")):
         for kind, reason in _REJECTED:
             if isinstance(callback, kind):
                 raise InputError(f"trainer.callbacks names {type(callback).__name__}: {reason}.")
@@ -153,6 +159,45 @@ def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict
             _check_monitored(callback.monitor, experiment.data)
     config = ExperimentCLI(extras.words).config
     return {name: plain_value(config.trainer[name]) for name in extras.names}
+
+
+def _check_values(made: Mapping[str, Any]) -> None:
+    """Rejects values that Lightning accepts without effect, or that it notices only in the ranks."""
+    for name, low in (("min_epochs", 0), ("min_steps", 0), ("num_sanity_val_steps", -1)):
+        if (value := made.get(name)) is not None and value < low:
+            raise InputError(f"trainer.{name} must be at least {low}, but is {value}.")
+    for name in ("max_time", "val_check_interval"):
+        value = made.get(name)
+        if isinstance(value, int | float):
+            if value <= 0 or (value > 1 and value % 1):
+                raise InputError(f"trainer.{name} must be a number of batches or a share up to 1.0, but is {value}.")
+        elif value is not None:
+            try:
+                Timer(duration=value)
+            except Exception as error:
+                raise InputError(f"trainer.{name} must be a time as DD:HH:MM:SS, but is {value}.") from error
+    profiler = made.get("profiler")
+    if isinstance(profiler, str) and profiler.lower() not in _PROFILERS:
+        raise InputError(f"trainer.profiler must be one of {', '.join(_PROFILERS)}, or a class, but is {profiler}.")
+    for logger in _as_list(made.get("logger")):
+        _check_writable("trainer.logger", getattr(logger, "save_dir", None))
+    _check_writable("trainer.profiler", getattr(profiler, "dirpath", None))
+
+
+def _check_writable(key: str, folder: str | Path | None) -> None:
+    """Rejects an output folder in which nothing can be made; a URL is not checked."""
+    if folder is None or "://" in str(folder):
+        return
+    path = Path(folder).absolute()
+    try:
+        with TemporaryDirectory(dir=next(parent for parent in (path, *path.parents) if parent.exists())):
+            pass
+    except OSError as error:
+        raise InputError(f"{key} writes into {folder}, which is not possible: {error.strerror}.") from error
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 def _check_monitored(metric: str, data: DataSettings) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from lit_mnist.cli.config_file import find_config, read_config_file
-from lit_mnist.cli.flags import CKPT_PATH, COMMANDS, EVALUATING, SHORT_FLAGS, commands_of, unknown_flag
+from lit_mnist.cli.flags import CKPT_PATH, COMMANDS, EVALUATING, SHORT_FLAGS, TRAINING_ONLY, commands_of, unknown_flag
 from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.trainer_options import TrainerExtras, is_trainer_option, read_extras
 from lit_mnist.errors import InputError, nearest
@@ -115,6 +115,7 @@ def parse(argv: list[str], engine: str = "lightning") -> Request:
         elif is_trainer_option(key):
             extras.append((key, values[0] if values else None))
         elif key in options():
+            _check_has_effect(command, flag, key)
             text = _single(flag, values)
             is_list = key == "trainer.devices" and _DEVICE_LIST.fullmatch(text)
             converted = convert({key: [int(part) for part in text.split(",") if part] if is_list else text})
@@ -129,8 +130,6 @@ def parse(argv: list[str], engine: str = "lightning") -> Request:
             extras += further
         else:
             raise InputError(unknown_flag(command, flag, engine))
-    if command in EVALUATING and "run.resume" in given:
-        raise InputError(f"--resume continues a training; {command} takes --ckpt.")
     if files.get("run.resume") is not None:
         raise InputError("run.resume is accepted on the command line only: use --resume RUN_DIR_OR_CKPT.")
     return Request(command, files | flags, read_extras(extras), own, tuple(images), imports)
@@ -170,6 +169,14 @@ def split_flags(words: list[str], own_flags: Container[str]) -> list[tuple[str, 
 
 def _is_flag(word: str) -> bool:
     return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
+
+
+def _check_has_effect(command: str, flag: str, key: str) -> None:
+    """Rejects a flag for training on a command that does not train; a file may have all settings of an experiment."""
+    if command in EVALUATING and key in TRAINING_ONLY:
+        if key == "run.resume":
+            raise InputError(f"--resume continues a training; {command} takes --ckpt.")
+        raise InputError(f"{flag} has no effect, because {command} does not train: leave it out.")
 
 
 def _single(flag: str, values: list[str]) -> str:

@@ -6,9 +6,11 @@ Every check comes before the first write, so that rejected input costs one messa
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lit_mnist.checkpoint.format import LAST
 from lit_mnist.checkpoint.weights import read_weights
@@ -145,6 +147,7 @@ def _plan(validated: Validated, dataset: Dataset, splits: Splits) -> tuple[Plan,
         plan = replace(plan, world_size=1)
     _check_steps(experiment.run, plan)
     if request.trains:
+        _check_lightning_limits(validated.stated, plan)
         check_batch_norm(experiment, plan, world_size)
     if saved and request.trains:
         # The run may have been interrupted while it tested its weights.
@@ -180,6 +183,18 @@ def _check_steps(run: RunSettings, plan: Plan) -> None:
     if run.fault and (run.fault[1] >= plan.world_size or run.fault[2] > plan.total_steps):
         ranks, steps = f"0 to {plan.world_size - 1}", f"1 to {plan.total_steps}"
         raise InputError(f"run.inject is {run.inject}, but the ranks are {ranks}, and the steps {steps}.")
+
+
+def _check_lightning_limits(stated: Mapping[str, Any], plan: Plan) -> None:
+    """Rejects limits of Lightning's Trainer that the training does not reach."""
+    for name, most, flag in (("steps", plan.total_steps, "--max-steps"), ("epochs", plan.epochs, "--epochs")):
+        if (least := stated.get(f"min_{name}") or 0) > most:
+            raise InputError(f"trainer.min_{name} is {least}, but the training has {most} {name}: raise {flag}.")
+    # `max_steps` may end the last epoch early.
+    interval, batches = stated.get("val_check_interval"), plan.batches_in_epoch(plan.epochs - 1)
+    if isinstance(interval, int | float) and interval > batches and plan.validate_every:
+        last = "an epoch" if batches == plan.batches_per_epoch else "the last epoch"
+        raise InputError(f"trainer.val_check_interval is {interval}, but {last} has {batches} batches: lower it.")
 
 
 def _threads(validated: Validated, local_world_size: int) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lit_mnist.data.rng import derive_seed
+from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.basicnet import BasicNet
@@ -31,13 +32,14 @@ def build_net(
         weights: A state dict whose entries replace initial weights; see `read_weights`.
 
     Raises:
-        InputError: A registered network is not one that this project can train.
+        InputError: A registered network is not one that this project can train, or the network cannot be compiled.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "weights"))
         net = _create_net(settings, num_classes)
     if settings.compile:
-        assert isinstance(net, ConvNet | BasicNet)
+        if not isinstance(net, ConvNet | BasicNet):
+            raise InputError(f"model.compile does not apply to model.net {settings.net}: leave it out.")
         for layer in net.modules():
             if isinstance(layer, SeededDropout):
                 # It computes its 64-bit seeds with numpy.

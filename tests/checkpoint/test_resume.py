@@ -289,6 +289,19 @@ def test_the_best_checkpoint_is_kept_only_if_it_belongs_to_this_training(
         Saved.read(last).check_best(best)
 
 
+def test_a_resume_within_the_first_epoch_does_not_warn_of_lost_best_weights(program: Program) -> None:
+    folder, copied = program.folder / "run", program.folder / "copied"
+    for words, run in (((*SMALL, "--epochs", 1), folder), (("--resume", folder), copied)):
+        lost = program(*words, "--run-dir", run, "--save-every", 1, "--inject", "kill:rank=0,step=8")
+        assert lost.code == -signal.SIGKILL, lost.err
+        assert "best weights" not in lost.out + lost.err
+    done = program("--resume", folder)
+    assert done.code == 0, done.err
+    assert "resuming from" in done.out
+    assert "warning" not in done.out + done.err
+    assert read_checkpoint(folder / "checkpoints" / "best.ckpt")["global_step"] == 10
+
+
 def test_the_best_of_a_run_resumed_from_a_file_is_one_of_its_epochs(program: Program, trained: Path) -> None:
     """Weights that were never the best, or that belong to another run, are not called the best."""
     downloads, folder = program.folder / "downloads", program.folder / "run"

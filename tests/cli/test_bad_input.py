@@ -112,6 +112,36 @@ COMMANDS = {
     "automatic resume without a run folder": (["--resume", "auto"], ["--run-dir"]),
     "resume from a folder without checkpoints": (["--resume", "."], ["no valid checkpoint"]),
     "a name that is too long": (["--run-dir", "x" * 300], ["cannot be written", "too long"]),
+    "a validation after no batch": (["--trainer.val_check_interval", "0"], ["val_check_interval", "is 0"]),
+    "a validation before the first batch": (["--trainer.val_check_interval", "-1"], ["val_check_interval", "is -1"]),
+    "a validation after two and a half": (["--trainer.val_check_interval", "2.5"], ["val_check_interval", "2.5"]),
+    "a validation after the epoch": (["--trainer.val_check_interval", "100000"], ["100000", "an epoch has 859"]),
+    "a validation after the last step": (
+        ["--trainer.val_check_interval", "9", "--max-steps", "5"],
+        ["val_check_interval is 9", "the last epoch has 5 batches"],
+    ),
+    "a validation at some time": (["--trainer.val_check_interval", "often"], ["val_check_interval", "DD:HH:MM:SS"]),
+    "a time in words": (["--trainer.max_time", "soon"], ["trainer.max_time", "DD:HH:MM:SS", "soon"]),
+    "a time without a unit": (["--trainer.max_time", "5"], ["trainer.max_time", "DD:HH:MM:SS", "5"]),
+    "a time in letters": (["--trainer.max_time", "{hours: x}"], ["trainer.max_time", "DD:HH:MM:SS"]),
+    "an unknown profiler": (["--trainer.profiler", "magic"], ["trainer.profiler", "simple", "magic"]),
+    "a profiler of TPUs": (["--trainer.profiler", "xla"], ["trainer.profiler", "simple", "xla"]),
+    "a logger without a place": (
+        ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "/proc/nope"],
+        ["trainer.logger", "/proc/nope"],
+    ),
+    "fewer epochs than none": (["--trainer.min_epochs", "-3"], ["trainer.min_epochs", "-3"]),
+    "a negative sanity check": (["--trainer.num_sanity_val_steps", "-5"], ["num_sanity_val_steps", "-5"]),
+    "more steps than there are": (
+        ["--trainer.min_steps", "50", "--max-steps", "5"],
+        ["trainer.min_steps is 50", "5 steps", "--max-steps"],
+    ),
+    "more epochs than there are": (
+        ["--trainer.min_epochs", "5", "--epochs", "2"],
+        ["trainer.min_epochs is 5", "2 epochs", "--epochs"],
+    ),
+    "epochs of a test": (["test", "--ckpt", "x", "--epochs", "3"], ["--epochs", "test does not train", "leave it out"]),
+    "a kept checkpoint of a prediction": (["predict", "--ckpt", "x", "--run.keep", "3"], ["--run.keep", "predict"]),
     "images without predict": (["--images", "x"], ["--images", "predict"]),
 }
 
