@@ -176,7 +176,13 @@ def _samples(trainer: Trainer, stage: str, batch: Any, batch_idx: int) -> dict[s
 
 def _indices_of(batch: Any) -> list[int] | None:
     for name in _INDEX_NAMES:
-        value = batch.get(name) if isinstance(batch, dict) else vars(batch).get(name) if hasattr(batch, "__dict__") else None
+        value = (
+            batch.get(name)
+            if isinstance(batch, dict)
+            else vars(batch).get(name)
+            if hasattr(batch, "__dict__")
+            else None
+        )
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
             return [int(each) for each in value.reshape(-1).tolist()]
         if isinstance(value, list | tuple) and all(isinstance(each, int) for each in value):
