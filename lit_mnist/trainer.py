@@ -84,12 +84,10 @@ class LitTrainer(Trainer):
 
 
 def quieten() -> None:
-    """Silences Lightning's messages that appear in every run, and two warnings."""
+    """Silences Lightning's messages that appear in every run, and a warning."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # A profiler prints its summary at the end of a stage.
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
     # Lightning itself causes this warning.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
-    # The first and the last step are always logged.
-    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")

@@ -181,7 +181,7 @@ def _set(request: OwnRequest, key: str, value: Any, text: str, source: str) -> N
         )
     if section == "trainer":
         if name in _REJECTED:
-            if value in {None, False, POLICY[name].default if name in POLICY else None} and not isinstance(value, list):
+            if parsed(value) in [None, False, POLICY[name].default if name in POLICY else None]:
                 return
             raise InputError(f"trainer.{name} is not accepted: {_REJECTED[name]}.")
         if key == "trainer.strategy":

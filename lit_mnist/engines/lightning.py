@@ -8,6 +8,7 @@ torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.lightning
 from __future__ import annotations
 
 import sys
+import warnings
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -47,6 +48,8 @@ def run(job: Job, rank: Rank) -> None:
     device = job.devices.of(rank)
     clock = StepClock(job.plan.batch_size * job.plan.accumulate, job.first_process)
     quieten()
+    # The first and the last step are always logged.
+    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
     if rank.world_size > 1 and (store := rendezvous_store(rank, experiment.run.timeout)):
         # Under torchrun, Lightning would confuse the process groups of restarts. It uses an existing group.
         dist.init_process_group(
