@@ -64,7 +64,7 @@ def compare(
     """Compares engines, and returns the content of `comparison.json`; a difference is not an error, see its `equal`.
 
     Args:
-        engines: `all`, or names separated by commas.
+        engines: `all`, or names, as a list or separated by commas.
         devices: Number of ranks.
         settings: Sections of the experiment.
         imports: Packages of your own.
@@ -73,7 +73,8 @@ def compare(
     Raises:
         LitMnistError: As for `train`.
     """
-    words = [f"--engines={engines}", f"--devices={devices}", *_words(settings, imports, flags)]
+    names = engines if isinstance(engines, str) else ",".join(engines)
+    words = [f"--engines={names}", f"--devices={devices}", *_words(settings, imports, flags)]
     return _run(["lit_mnist.cli.main", "compare", *words], flags.get("run_dir"), "compare", JSON)
 
 

@@ -18,7 +18,13 @@ from pathlib import Path
 from lit_mnist.cli.help import help_text
 from lit_mnist.cli.own_module import read_own_request
 from lit_mnist.cli.parser import parse
-from lit_mnist.distributed.rank import Rank, adopt_slurm, die_with_parent, launched_from_outside
+from lit_mnist.distributed.rank import (
+    Rank,
+    adopt_slurm,
+    check_ranks_environment,
+    die_with_parent,
+    launched_from_outside,
+)
 from lit_mnist.distributed.signals import STOP, require_main_thread
 from lit_mnist.distributed.terminal import clear_bar, guard_streams, print_error, print_failure, print_line
 from lit_mnist.engines.capabilities import check_engine
@@ -43,6 +49,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         require_main_thread()
         STOP.listen()
         adopt_slurm()
+        check_ranks_environment()
         outside = launched_from_outside()
         if outside:
             die_with_parent()

@@ -57,6 +57,27 @@ def launched_from_outside() -> bool:
     return {*_VARIABLES, "MASTER_ADDR"} <= os.environ.keys()
 
 
+def check_ranks_environment() -> None:
+    """Checks the variables of an external launcher: an incomplete set would make each rank train alone.
+
+    Raises:
+        InputError: A variable is missing, or not a number.
+    """
+    given = [name for name in _VARIABLES if name in os.environ]
+    # A job of Kubernetes sets RANK and WORLD_SIZE for a container that starts its ranks itself.
+    if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= set(given):
+        return
+    for name in given:
+        if not os.environ[name].isdecimal():
+            raise InputError(f"{name} must be a number, but is {os.environ[name]!r}: a launcher sets it.")
+    missing = [name for name in (*_VARIABLES, "MASTER_ADDR") if name not in os.environ]
+    if int(os.environ["WORLD_SIZE"]) > 1 and missing:
+        raise InputError(
+            f"RANK and WORLD_SIZE say that this is one of {os.environ['WORLD_SIZE']} ranks, but "
+            f"{' and '.join(missing)} is not set: use torchrun, or set it for each rank."
+        )
+
+
 def adopt_slurm() -> None:
     """Translates Slurm's environment variables to torchrun's if srun has started this process as one of several tasks.
 

@@ -98,7 +98,7 @@ def load(run_dir_or_ckpt: str | Path, device: str | torch.device = "cpu") -> Tra
 def _to_pixels(images: Images, data_name: str) -> torch.Tensor:
     """Converts images to grey values from 0 to 255, uint8 or floating point [n, 28, 28]."""
     if not isinstance(images, torch.Tensor | np.ndarray):
-        images = list(images)
+        images = [images] if isinstance(images, str | Path | Image.Image) else list(images)
         if all(isinstance(image, str | Path) for image in images):
             return read_images([Path(str(image)) for image in images], data_name)
         if not all(isinstance(image, Image.Image) for image in images):

@@ -122,6 +122,23 @@ def test_tasks_without_a_master_address_are_rejected(program: Program, monkeypat
     assert_rejected(program(*SMALL), "MASTER_ADDR and MASTER_PORT is not set", "batch script")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE is not set"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a number, but is 'two'"),
+    ],
+)
+def test_an_incomplete_environment_of_ranks_is_rejected(
+    program: Program, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None], message: str
+) -> None:
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**ranks, **changes}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert_rejected(program("--max-steps", 1), message)
+
+
 def test_the_interface_that_leads_to_the_master_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")

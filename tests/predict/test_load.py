@@ -45,6 +45,7 @@ def test_image_files_are_read_as_the_command_reads_them(trained: Path, tmp_path:
     assert isinstance(test, Split)
     Image.fromarray(255 - test.images[0].numpy()).resize((140, 140)).save(tmp_path / "seven.png")
     assert lit_mnist.load(trained / "checkpoints" / "last.ckpt").predict([tmp_path / "seven.png"])[0].shape == (1,)
+    assert lit_mnist.load(trained).predict(tmp_path / "seven.png")[0].shape == (1,)
 
 
 @pytest.mark.parametrize("images", [torch.zeros(1, 5, 5), torch.full((1, 28, 28), 7.0), ["nowhere.png"]])
