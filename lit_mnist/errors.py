@@ -56,9 +56,11 @@ def require(condition: bool, message: str) -> None:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean …?` with the most similar of the known names, or nothing if none is similar."""
-    known = list(known)
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    known, last = list(known), name.rsplit(".", 1)[-1]
+    # A common section alone, such as `trainer`, does not make two keys similar.
+    close = difflib.get_close_matches(name, known, cutoff=0.6)
+    found = [key for key in close if difflib.get_close_matches(last, [key.rsplit(".", 1)[-1]], cutoff=0.5)]
     if not found:
         tails = {key.rsplit(".", 1)[-1]: key for key in known}
-        found = [tails[tail] for tail in difflib.get_close_matches(name.rsplit(".", 1)[-1], tails, n=1, cutoff=0.7)]
+        found = [tails[tail] for tail in difflib.get_close_matches(last, tails, n=1, cutoff=0.7)]
     return f"; did you mean {found[0]}?" if found else ""

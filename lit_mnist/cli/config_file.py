@@ -53,17 +53,36 @@ def read_config_file(path: Path) -> Any:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise InputError(f"The configuration {path} is not text in UTF-8: save it as UTF-8.") from error
+    except OSError as error:
         raise InputError(f"The configuration {path} cannot be read: {error}.") from error
     if len(content) > _MAX_BYTES:
         raise InputError(f"The configuration {path} is larger than {_MAX_BYTES} bytes.")
+    return parse_yaml(text, f"The configuration {path}")
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Returns the content of a YAML text.
+
+    Args:
+        text: The text.
+        source: Where it comes from, the subject of a message.
+
+    Raises:
+        InputError: It is not YAML, too large, or nested too deeply.
+    """
     try:
-        _check_size(text, path)
+        _check_size(text, source)
         return yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
     except InputError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"The configuration {path} is not YAML: {' '.join(str(error).split())[:300]}.") from error
+        reason, place = str(error), ""
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem:
+            mark = error.problem_mark or error.context_mark
+            reason, place = error.problem, f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InputError(f"{source} is not YAML: {' '.join(reason.split())[:300]}{place}.") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -79,7 +98,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _check_size(text: str, path: Path) -> None:
+def _check_size(text: str, source: str) -> None:
     """Rejects YAML that would expand to far more than its text, before it is constructed."""
     left, sizes = _MAX_VALUES, dict[str | None, int]()
     # The anchor of each open collection, and the number of values left when it began.
@@ -93,7 +112,7 @@ def _check_size(text: str, path: Path) -> None:
             if event.anchor:
                 sizes[event.anchor] = 1
             if len(event.value) > _MAX_LENGTH:
-                raise InputError(f"The configuration {path} has a value of {len(event.value)} characters.")
+                raise InputError(f"{source} has a value of {len(event.value)} characters.")
         elif isinstance(event, yaml.CollectionStartEvent):
             opened.append((event.anchor, left))
             left -= 1
@@ -102,4 +121,4 @@ def _check_size(text: str, path: Path) -> None:
             if anchor:
                 sizes[anchor] = before - left
         if left < 0 or len(opened) > _MAX_DEPTH:
-            raise InputError(f"The configuration {path} has too many values, or nests them too deeply.")
+            raise InputError(f"{source} has too many values, or nests them too deeply.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -11,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from jsonargparse import ArgumentError, Namespace, set_parsing_settings
+from lightning.pytorch import callbacks, loggers
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     Callback,
@@ -26,7 +26,8 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.batch_size_finder import BatchSizeFinder
 from lightning.pytorch.cli import LightningCLI
 
-from lit_mnist.cli.trainer_options import ALLOWED, PACKAGES, TrainerExtras
+from lit_mnist.cli.plain_errors import explain
+from lit_mnist.cli.trainer_options import ALLOWED, TrainerExtras
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment
@@ -66,6 +67,10 @@ _REJECTED: tuple[tuple[type[Callback], str], ...] = (
         "by --model.weights",
     ),
 )
+_KNOWN = {
+    "trainer.callbacks": [name for name in callbacks.__all__ if name != "Callback"],
+    "trainer.logger": [name for name in loggers.__all__ if name != "Logger"],
+}
 # Those that Lightning makes by name, without xla, which is for TPUs.
 _PROFILERS = ("simple", "advanced", "pytorch")
 
@@ -78,7 +83,7 @@ class OptionsParser(LightningCLI):
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
-            raise InputError(_plain(str(error))) from error
+            raise InputError(explain(str(error), known=_KNOWN)) from error
         except (ValueError, OSError, RecursionError) as error:
             raise InputError(f"The settings cannot be read: {' '.join(str(error).split())[:300]}.") from error
 
@@ -148,8 +153,9 @@ def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict
     except InputError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"trainer.{extras.names[0]} cannot be made: {reason}") from error
+        # The message names the type of the option, such as Callback.
+        name = next((name for name in extras.names if name.removesuffix("s") in str(error)), extras.names[0])
+        raise InputError(explain(str(error), f"trainer.{name}")) from error
     _check_values(made)
     for callback in _as_list(made.get("callbacks")):
         for kind, reason in _REJECTED:
@@ -233,16 +239,3 @@ def _check_callables(key: str, value: Any) -> None:
     home = str(getattr(value, "__module__", None))
     if callable(value) and not any(f"{home}.".startswith(f"{module}.") for module in ALLOWED):
         raise InputError(f"{key} names {value}: a callable may be one of {', '.join(ALLOWED)} only.")
-
-
-def _plain(message: str) -> str:
-    """Shortens a message of jsonargparse to a sentence or two."""
-    found = re.match(r'Parser key "([^"]+)":\s*', message)
-    if not found:
-        return " ".join(message.split())
-    key, rest = found[1], message[found.end() :]
-    if denied := re.search(r"Importing '([^']+)' is not allowed", rest):
-        return f"{key} names {denied[1]}: a configuration may name classes of {', '.join(PACKAGES)} only."
-    if problem := re.search(r"given class_path '([^']+)':\s*(.+?)(?:\n\s*-|\n\s*Given|$)", rest, re.DOTALL):
-        return f"{key}: {problem[1]} cannot be made: {' '.join(problem[2].split())}"
-    return f"{key}: {' '.join(rest.split())}"

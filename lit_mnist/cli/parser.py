@@ -11,9 +11,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
-from lit_mnist.cli.config_file import find_config, read_config_file
+from lit_mnist.cli.config_file import find_config, parse_yaml, read_config_file
 from lit_mnist.cli.flags import CKPT_PATH, COMMANDS, EVALUATING, SHORT_FLAGS, TRAINING_ONLY, commands_of, unknown_flag
 from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.trainer_options import TrainerExtras, is_trainer_option, read_extras
@@ -125,7 +123,7 @@ def parse(argv: list[str], engine: str = "lightning") -> Request:
                     raise InputError(f"{flag} {text} contradicts {earlier} {other}: give one of them.")
             flags |= converted
         elif key in SECTIONS:
-            content, further = _read_section(key, yaml.safe_load(_single(flag, values)), f" in {flag}")
+            content, further = _read_section(key, parse_yaml(_single(flag, values), flag), f" in {flag}")
             flags |= content
             extras += further
         else:
@@ -208,7 +206,9 @@ def _read_file(name: str) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
 def _read_section(section: str, content: Any, source: str) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
     """Returns one section's converted settings, and the further options of Lightning's Trainer."""
     if not isinstance(content, dict):
-        raise InputError(f"{section} must be a section of settings, but is {content}{source}.")
+        raise InputError(
+            f"{section} must be a section of settings, but is {'null' if content is None else content}{source}."
+        )
     settings = {f"{section}.{name}": value for name, value in content.items()}
     for key in _LINKED.keys() & settings:
         raise InputError(f"{key}{source} follows from {_LINKED[key]}: leave it out.")

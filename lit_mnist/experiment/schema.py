@@ -21,6 +21,7 @@ from lit_mnist.experiment.registry import REGISTERED, explain_unknown
 SEED = "seed_everything"
 SECTIONS = ("model", "data", "trainer", "run")
 _LONGEST_VALUE = 3_000
+_FLOAT = r"[+-]?(\d+(\.\d*)?[eE][+-]?\d+|nan|inf)"
 # Other spellings that Lightning's Trainer accepts.
 ALIASES: dict[str, dict[str, str]] = {
     "trainer.precision": {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"},
@@ -55,7 +56,7 @@ class Option:
         """Converts a value of a file, or the text of a flag, to the option's type.
 
         Raises:
-            InputError: The value is of another type, or not one of the choices.
+            InputError: The value is of another type, NaN, or not one of the choices.
         """
         if isinstance(value, str) and len(value) > _LONGEST_VALUE:
             raise InputError(f"{self.key} has a text of {len(value)} characters.")
@@ -66,9 +67,11 @@ class Option:
         for candidate in (value, _parsed(value)):
             for kind in self.kinds:
                 found, converted = _matches(kind, candidate)
+                if found and isinstance(converted, float) and math.isnan(converted):
+                    raise InputError(f"{self.key} must be a finite number, but is nan.")
                 if found:
                     return converted
-        given = " ".join(str(value).split())[:100]
+        given = "null" if value is None else " ".join(str(value).split())[:100]
         advice = explain_unknown(self.key, given, get_args(self.kinds[0])) if isinstance(value, str) else "."
         raise InputError(f"{self.key} must be {self.wanted}, but is {given}{advice}")
 
@@ -168,8 +171,8 @@ def _matches(kind: Any, value: Any) -> tuple[bool, Any]:
     if origin is list:
         member = get_args(kind)[0]
         return (isinstance(value, list) and all(_matches(member, part)[0] for part in value)), value
-    if kind is float and isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
-        # YAML 1.1 reads 1e-3 as text.
+    if kind is float and isinstance(value, str) and re.fullmatch(_FLOAT, value):
+        # YAML 1.1 reads 1e-3 and nan as text.
         return True, float(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return (True, float(value)) if abs(value) < 2**53 else (False, math.nan)

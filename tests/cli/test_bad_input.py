@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,27 @@ COMMANDS = {
     "run folder without a value": (["--run-dir="], ["--run-dir needs a value"]),
     "resume for a test": (["test", "--ckpt", "x", "--resume", "y"], ["--resume", "--ckpt"]),
     "a list that is appended to": (["--trainer.devices+", "3"], ["--trainer.devices+"]),
+    "an unknown callback": (["--trainer.callbacks", "NoSuchCallback"], ["trainer.callbacks: Unknown callback NoSuch"]),
+    "a misspelled callback": (["--trainer.callbacks", "[{class_path: EarlyStoping}]"], ["did you mean EarlyStopping?"]),
+    "a class that Lightning lacks": (callback("NoSuch"), ["trainer.callbacks: Unknown callback NoSuch"]),
+    "an unknown logger": (["--trainer.logger", "CSVLoger"], ["Unknown logger CSVLoger; did you mean CSVLogger?"]),
+    "an unknown mode": (
+        callback("EarlyStopping", "monitor: val_loss, mode: sideways"),
+        ["trainer.callbacks: `mode` can be min, max, got sideways.\n"],
+    ),
+    "a timer in words": (callback("Timer", "duration: soon"), ["trainer.callbacks: `Timer(", "DD:HH:MM:SS.\n"]),
+    "an unknown interval": (
+        callback("LearningRateMonitor", "logging_interval: never"),
+        ["LearningRateMonitor cannot be made: logging_interval must be step or epoch or null, but is never.\n"],
+    ),
+    "a word for steps": (["--trainer.min_steps", "x"], ["trainer.min_steps must be int or null, but is x.\n"]),
+    "a key that resembles none": (
+        ["--trainer", "{max_epochs: 1, foo: 2}"],
+        ["Unknown key trainer.foo in --trainer.\n"],
+    ),
+    "no learning rate": (["--lr", "nan"], ["model.lr must be a finite number, but is nan"]),
+    "no section": (["--model", "null"], ["model must be a section of settings, but is null"]),
+    "a section that is not YAML": (["--model", "{lr: 0.1, lr"], ["--model is not YAML", "in line 2, column"]),
     "own checkpoints": (["--trainer.callbacks", "ModelCheckpoint"], ["ModelCheckpoint", "checkpoints"]),
     "accumulation that changes": (
         callback("GradientAccumulationScheduler", "scheduling: {1: 4}"),
@@ -163,7 +185,7 @@ CONFIGS = {
     "class of another package": ("trainer:\n  callbacks:\n  - class_path: subprocess.Popen\n", ["subprocess.Popen"]),
     "another module": ("trainer:\n  logger:\n    class_path: evil_module.Logger\n", ["evil_module"]),
     "python object": ("model: !!python/object/apply:os.system ['touch pwned']\n", []),
-    "no YAML": ("{: {]", []),
+    "no YAML": ("{: {]", ["config.yaml is not YAML", "in line 1, column"]),
     "a list": ("- 1\n- 2\n", []),
     "nothing": ("", ["config.yaml", "no settings"]),
     "a scalar for a section": ("model: 3\n", ["model must be a section"]),
@@ -183,8 +205,16 @@ def test_configuration_file_is_rejected(program: Program, case: str) -> None:
 
 
 def test_a_configuration_that_is_no_text_is_rejected(program: Program) -> None:
-    (program.folder / "config.yaml").write_bytes(b"\xff\xfe\x00model")
-    assert_rejected(program("--config", program.folder / "config.yaml"), "config.yaml")
+    for content in (b"\xff\xfe\x00model", "model:\n  lr: 0.1\n".encode("utf-16")):
+        (program.folder / "config.yaml").write_bytes(content)
+        assert_rejected(program("--config", program.folder / "config.yaml"), "config.yaml", "save it as UTF-8")
+
+
+@pytest.mark.parametrize(("name", "package"), [("WandbLogger", "wandb"), ("MLFlowLogger", "mlflow")])
+def test_a_logger_without_its_package_is_rejected(program: Program, name: str, package: str) -> None:
+    if find_spec(package):
+        pytest.skip(f"{package} is installed")
+    assert_rejected(program("--trainer.logger", name), f"{name} needs the package {package}, which is not installed.\n")
 
 
 def test_a_class_of_another_package_is_rejected_before_its_module_is_imported(
