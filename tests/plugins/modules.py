@@ -232,7 +232,7 @@ class Stream(IterableDataset[Any]):
         for index in range(part, len(INPUTS), parts):
             buffer.append(index)
             if len(buffer) > 8:
-                chosen = buffer.pop(random.randrange(len(buffer)))
+                chosen = buffer.pop(int(torch.randint(len(buffer), ())))
                 yield INPUTS[chosen] + 0.1 * torch.randn(16), TARGETS[chosen]
         for index in buffer:
             yield INPUTS[index], TARGETS[index]

@@ -73,7 +73,7 @@ class AugmentingWorkers(WithMetrics):
 class PlateauPerStep(WithMetrics):
     def configure_optimizers(self) -> Any:
         chosen = super().configure_optimizers()
-        chosen["lr_scheduler"] |= {"interval": "step", "frequency": 5, "strict": False}
+        chosen["lr_scheduler"] |= {"interval": "step", "frequency": 5}
         return chosen
 
 
@@ -97,7 +97,8 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any], Callabl
 def test_a_trainer_with_options_resumes_bit_identically(kind: str, tmp_path: Path) -> None:
     make, options, callbacks = KINDS[kind]
     training = Training(make, tmp_path / "run", 1, options=options, callbacks=callbacks)
-    assert_resumes(training, training.complete(), [14, 21, 36])
+    # The save before batch 15 follows a validation, and the last start of the shorter loader in the first epoch.
+    assert_resumes(training, training.complete(), [15, 21, 36])
 
 
 def test_a_model_checkpoint_beside_it_works(tmp_path: Path) -> None:

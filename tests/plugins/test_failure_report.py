@@ -29,7 +29,7 @@ class Module(LightningModule):
         self.layer = torch.nn.Linear(2, 1)
     def training_step(self, batch, batch_idx):
         if batch_idx == 3 and self.global_rank == guilty:
-            raise ValueError("a bad sample")
+            raise ValueError(f"bad samples {(batch[0][:, 0] / 2).int().tolist()}")
         return self.layer(batch[0]).sum()
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
@@ -66,9 +66,9 @@ def test_the_first_failed_rank_is_reported(launcher: list[str], world_size: int,
     report, err = _run(tmp_path, launcher, world_size, failing)
     assert (report["rank"], report["world_size"], report["lost_peer"]) == (failing, world_size, False)
     assert (report["stage"], report["epoch"], report["step"], report["batch"]) == ("train", 0, 3, 3)
-    # A rank of two has every second sample.
-    assert report["samples"] == {"indices": [6, 7] if world_size == 1 else [13, 15]}
-    assert report["exception"] == "ValueError: a bad sample"
+    indices = report["samples"]["indices"]
+    assert len(indices) == 2
+    assert report["exception"] == f"ValueError: bad samples {indices}"
     assert report["checkpoint"] == str(tmp_path / "run" / "last.ckpt")
     assert str(tmp_path / "train.py") in report["command"]
     assert ("torchrun" in report["command"]) == bool(launcher)
