@@ -323,7 +323,9 @@ def test_a_data_module_gives_its_loaders_without_a_trainer(tmp_path: Path) -> No
 
 def test_what_fills_no_batch_is_told_once(tmp_path: Path) -> None:
     def work() -> None:
-        logging.getLogger("lightning.pytorch").addHandler(logging.StreamHandler())
+        log = logging.getLogger("lightning.pytorch")
+        log.setLevel(logging.INFO)
+        log.addHandler(logging.StreamHandler())
         trainer = trainer_of(Trainer, tmp_path, max_epochs=2)
         trainer.fit(LitClassifier(), datamodule=MNISTDataModule(**{**FEW, "train_size": 650}))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import Program, largest_difference, result_of, weights_of
 from PIL import Image
-from processes import torchrun
+from processes import ROOT, torchrun
 
 import examples.own_network as own
 import lit_mnist
@@ -126,7 +126,11 @@ def test_a_run_is_evaluated_predicted_and_loaded(trained: Path, program: Program
     assert result_of(again)["weights_sha256"] == result["weights_sha256"]
 
 
-def test_compare_imports_the_package_in_the_processes_that_it_starts(program: Program) -> None:
+def test_compare_imports_the_package_in_the_processes_that_it_starts(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The engine with `spawn` is a new Python, which finds the examples only here.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     words = ("--engines", "raw_ddp,raw_ddp:spawn,single", "--devices", 2, "--repeats", 0)
     folder = program.folder / "comparison"
     done = program("compare", *words, *RUN, "--run-dir", folder, timeout=150)
