@@ -9,6 +9,7 @@ classes of the packages of `--import`, and of those that a configuration may alw
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from lit_mnist.experiment.schema import SECTIONS, SEED, convert, options
 
 # The options of `run` and `trainer` that have another meaning for another module, or none.
 _RUN = ("dir", "resume", "save_every", "keep", "timeout", "max_restarts", "inject", "threads")
+_DOTTED = re.compile(r"\w+(\.\w+)+")
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 _CONVERTED = {f"run.{name}" for name in _RUN} | {SEED}
 _REJECTED = {
@@ -58,7 +60,7 @@ def read_own_request(argv: list[str]) -> OwnRequest | None:
     named += [parsed(value) for key, value in flags if key == "model"]
     named += [{"class_path": value} for key, value in flags if key == "model.class_path"]
     if not any(
-        "." in each if isinstance(each, str) else isinstance(each, dict) and "class_path" in each for each in named
+        bool(_DOTTED.fullmatch(each)) if isinstance(each, str) else isinstance(each, dict) and "class_path" in each for each in named
     ):
         return None
     request = OwnRequest(command, imports)
