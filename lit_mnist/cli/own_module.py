@@ -9,6 +9,7 @@ classes of the packages of `--import`, and of those that a configuration may alw
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from lit_mnist.experiment.schema import SECTIONS, SEED, convert, options
 
 # The options of `run` and `trainer` that have another meaning for another module, or none.
 _RUN = ("dir", "resume", "save_every", "keep", "timeout", "max_restarts", "inject", "threads")
+_DOTTED = re.compile(r"\w+(\.\w+)+")
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 _CONVERTED = {f"run.{name}" for name in _RUN} | {SEED}
 _REJECTED = {
@@ -57,9 +59,7 @@ def read_own_request(argv: list[str]) -> OwnRequest | None:
     named = [layer[1]["model"] for layer in layers if isinstance(layer[1], dict) and "model" in layer[1]]
     named += [parsed(value) for key, value in flags if key == "model"]
     named += [{"class_path": value} for key, value in flags if key == "model.class_path"]
-    if not any(
-        "." in each if isinstance(each, str) else isinstance(each, dict) and "class_path" in each for each in named
-    ):
+    if not any(map(_names_class, named)):
         return None
     request = OwnRequest(command, imports)
     sections: dict[str, Any] = {}
@@ -72,6 +72,12 @@ def read_own_request(argv: list[str]) -> OwnRequest | None:
     _add_flags(request, pairs)
     check_classes(request)
     return request
+
+
+def _names_class(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(_DOTTED.fullmatch(value))
+    return isinstance(value, dict) and "class_path" in value
 
 
 def _earlier_config(command: str, pairs: list[tuple[str, list[str]]]) -> list[tuple[str, Any]]:

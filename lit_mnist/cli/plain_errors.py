@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from lit_mnist.cli.own_request import CLASSES
 from lit_mnist.cli.trainer_options import PACKAGES
 from lit_mnist.errors import nearest
 
@@ -26,6 +27,9 @@ def explain(message: str, key: str = "", known: Mapping[str, Collection[str]] | 
         key, message = found[1], message[found.end() :]
     if denied := re.search(r"Importing '([^']+)' is not allowed", message):
         return f"{key} names {denied[1]}: a configuration may name classes of {', '.join(PACKAGES)} only."
+    if key in CLASSES and (given := re.search(r"Given value: ([\w.]+)$", message)):
+        kind = "LightningModule" if key == "model" else "LightningDataModule"
+        return f"{key}: {given[1]} is not the name of a {kind}."
     if unknown := re.search(r"(?:dot import path string: |has no attribute ')(\w+)", message):
         kind = key.rpartition(".")[2].removesuffix("s")
         hint = nearest(unknown[1], (known or {}).get(key, ())) or ": name one of Lightning, with its module."
