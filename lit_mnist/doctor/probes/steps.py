@@ -1,0 +1,176 @@
+"""Probes of the optimizers: gradients of this rank, applied gradients, weights and learning rates of each step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from lit_mnist.doctor.probes.wrap import before, wrap
+from lit_mnist.doctor.recorder import Recorder, digest
+from lit_mnist.doctor.spec import Spec
+
+# Tensors of larger models are recorded in the first step alone.
+_LARGE = 5_000_000
+
+
+class StepProbe:
+    """Observes the optimizers.
+
+    Attributes:
+        names: Names of parameters by their identity.
+        first: What is called before the first step, with the parameters by `<optimizer>:<position>`.
+    """
+
+    def __init__(self, recorder: Recorder, spec: Spec) -> None:
+        self.recorder, self.spec = recorder, spec
+        self.names: dict[int, str] = {}
+        self.optimizers: list[Optimizer] = []
+        self.local: dict[int, torch.Tensor] = {}
+        self.stale: set[str] = set()
+        self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
+        self._hooked: dict[int, torch.Tensor] = {}
+        self._ddp_forwards = 0
+        self._micro_batches = 0
+
+    def install(self) -> None:
+        """Installs the probes."""
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        wrap(Optimizer, "add_param_group", self._on_param_group)
+        wrap(torch.Tensor, "backward", self._on_backward)
+        wrap(torch.autograd, "backward", self._on_backward)
+        before(Optimizer, "zero_grad", lambda optimizer, *_, **__: self.recorder.add("zero_grad", optimizer=self._number(optimizer)))
+        before(LRScheduler, "step", lambda scheduler, *_, **__: self.recorder.add("scheduler", name=type(scheduler).__name__))
+
+    def name_parameters(self, module: nn.Module) -> None:
+        """Gives the parameters of a module their names."""
+        for name, parameter in module.named_parameters():
+            self.names.setdefault(id(parameter), name.removeprefix("module."))
+
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Records the gradients that this rank computes for the parameters."""
+        for parameter in parameters:
+            if id(parameter) not in self._hooked and parameter.requires_grad and parameter.is_leaf:
+                # The reference keeps the identity from being used again.
+                self._hooked[id(parameter)] = parameter
+                parameter.register_hook(functools.partial(self._on_gradient, parameter))
+
+    def count_ddp_forward(self) -> None:
+        """Counts a forward pass through DistributedDataParallel."""
+        self._ddp_forwards += 1
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Returns the parameters of all optimizers by `<optimizer>:<position>`."""
+        return {
+            f"{number}:{position}": parameter
+            for number, optimizer in enumerate(self.optimizers)
+            for position, parameter in enumerate(_parameters(optimizer))
+        }
+
+    def name(self, key: str, parameter: torch.Tensor) -> str:
+        """Returns the name of a parameter."""
+        number, position = key.split(":")
+        return self.names.get(id(parameter), f"parameter {position} of optimizer {number}")
+
+    def _number(self, optimizer: Optimizer) -> int:
+        # A comparison of optimizers is one of identities.
+        return self.optimizers.index(optimizer) if optimizer in self.optimizers else -1
+
+    def _on_param_group(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        result = original(optimizer, *args, **kwargs)
+        if optimizer not in self.optimizers:
+            self.optimizers.append(optimizer)
+        self.watch(_parameters(optimizer))
+        return result
+
+    def _on_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+        known = self.local.get(id(parameter))
+        if known is None:
+            if parameter.grad is not None and bool(parameter.grad.any()):
+                self.stale.add(self.names.get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}"))
+            self.local[id(parameter)] = gradient.detach().clone()
+        else:
+            self.local[id(parameter)] = known + gradient.detach()
+        if self.weights:
+            return gradient * self.weights[self.recorder.rank]
+        return None
+
+    def _on_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.recorder.backwards += 1
+        self._micro_batches += 1
+        self.recorder.add("backward")
+        return original(*args, **kwargs)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if optimizer not in self.optimizers:
+            self.optimizers.append(optimizer)
+            self.watch(_parameters(optimizer))
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._record(optimizer)
+            return None
+        seen = []
+
+        def observed() -> Any:
+            result = closure()
+            if not seen:
+                # An optimizer may call it several times per step.
+                seen.append(True)
+                self._record(optimizer)
+            return result
+
+        return (optimizer, observed), {}
+
+    def _record(self, optimizer: Optimizer) -> None:
+        recorder, number = self.recorder, self._number(optimizer)
+        recorder.active = True
+        parameters = {f"{number}:{place}": parameter for place, parameter in enumerate(_parameters(optimizer))}
+        size = sum(parameter.numel() for parameter in parameters.values())
+        if recorder.step < (1 if size > _LARGE else 2 * self.spec.steps):
+            for key, parameter in parameters.items():
+                recorder.keep(f"before/{recorder.step}/{key}", parameter)
+                if parameter.grad is not None:
+                    recorder.keep(f"applied/{recorder.step}/{key}", parameter.grad)
+                if id(parameter) in self.local:
+                    recorder.keep(f"local/{recorder.step}/{key}", self.local[id(parameter)])
+        names = {key: self.name(key, parameter) for key, parameter in parameters.items()}
+        recorder.add(
+            "step",
+            optimizer=number,
+            name=type(optimizer).__name__,
+            names=names,
+            lr=[float(group["lr"]) for group in optimizer.param_groups],
+            without_gradient=[names[key] for key, parameter in parameters.items() if parameter.grad is None],
+            frozen=[names[key] for key, parameter in parameters.items() if not parameter.requires_grad],
+            stale=sorted(self.stale),
+            ddp_forwards=self._ddp_forwards,
+            micro_batches=self._micro_batches,
+        )
+        for parameter in parameters.values():
+            self.local.pop(id(parameter), None)
+        self.stale.clear()
+        self._ddp_forwards = self._micro_batches = 0
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        number, recorder = self._number(optimizer), self.recorder
+        weights = {}
+        parameters = _parameters(optimizer)
+        size = sum(parameter.numel() for parameter in parameters)
+        for place, parameter in enumerate(parameters):
+            key = f"{number}:{place}"
+            weights[key] = digest(parameter)
+            if recorder.step < (1 if size > _LARGE else 2 * self.spec.steps):
+                recorder.keep(f"after/{recorder.step}/{key}", parameter)
+        recorder.add("stepped", optimizer=number, weights=weights)
+        recorder.step += 1
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
