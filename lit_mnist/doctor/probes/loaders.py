@@ -51,6 +51,7 @@ class LoaderProbe:
         self.open: list[ShortEpoch] = []
         self._loaders: list[Any] = []
         self._newest: dict[str, Any] | None = None
+        self._hidden: dict[str, str] = {}
 
     def install(self) -> None:
         """Installs the probe."""
@@ -70,6 +71,7 @@ class LoaderProbe:
         self.tape.count = 0
         if self.feed:
             self.tape.replay(self.feed.draws(batch["loader"], batch["iteration"], batch["number"]))
+        self._hidden = _hidden_generators()
         self.tape.__enter__()
 
     def leave(self) -> None:
@@ -79,6 +81,9 @@ class LoaderProbe:
             return
         self.tape.__exit__(None, None, None)
         batch["draws"] = self.tape.count
+        later = _hidden_generators()
+        hidden = [name for name, state in self._hidden.items() if later[name] != state]
+        self.recorder.add("drew", hidden=" and ".join(hidden), batch=batch["number"])
         draws, self.tape.draws = self.tape.draws, []
         for number, draw in enumerate(draws):
             for place, output in enumerate(draw.outputs):
@@ -243,12 +248,13 @@ def _describe(loader: Any, indices: LoaderIndices) -> dict[str, Any]:
 
 
 def _generators() -> dict[str, str]:
-    numbers = np.random.get_state()  # noqa: NPY002
-    return {
-        "torch": digest(torch.get_rng_state()),
-        "numpy": digest([str(part) for part in numbers]),
-        "random": digest(str(random.getstate())),
-    }
+    return {"torch": digest(torch.get_rng_state()), **_hidden_generators()}
+
+
+def _hidden_generators() -> dict[str, str]:
+    """Returns digests of the generators whose draws the tape does not see."""
+    numbers = np.random.get_state(legacy=False)  # noqa: NPY002
+    return {"NumPy": digest(str(numbers)), "Python": digest(str(random.getstate()))}
 
 
 def _length(value: Any) -> int | None:

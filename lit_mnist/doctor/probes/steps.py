@@ -38,6 +38,7 @@ class StepProbe:
         self._hooked: dict[int, torch.Tensor] = {}
         self._ddp_forwards = 0
         self._micro_batches = 0
+        self._inside = False
 
     def install(self) -> None:
         """Installs the probes."""
@@ -103,10 +104,17 @@ class StepProbe:
         return None
 
     def _on_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._inside:
+            # Tensor.backward calls torch.autograd.backward.
+            return original(*args, **kwargs)
         self.recorder.backwards += 1
         self._micro_batches += 1
         self.recorder.add("backward")
-        return original(*args, **kwargs)
+        self._inside = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._inside = False
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if optimizer not in self.optimizers:
