@@ -10,8 +10,11 @@ from typing import Any, Protocol
 
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.runs import RankRecord, Run
-from lit_mnist.doctor.spec import Spec
-from lit_mnist.doctor.twin import Twin, compare_twin
+from lit_mnist.doctor.spec import Spec, Target
+from lit_mnist.doctor.twin import THRESHOLD, Twin, compare_twin
+
+# If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
+_TIMES_NOISE = 50
 
 
 class Runner(Protocol):
@@ -19,6 +22,15 @@ class Runner(Protocol):
 
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
         """Runs it to its end or timeout."""
+
+    def can_run_alone(self, target: Target) -> bool:
+        """Returns whether the target can run on one process."""
+
+    def preload(self, names: Sequence[str]) -> None:
+        """Imports libraries before further runs."""
+
+    def close(self) -> None:
+        """Ends its processes."""
 
 
 @dataclass
@@ -35,6 +47,8 @@ class Evidence:
             `predict`. Those that were not possible are missing.
         twin: The comparison of `numbers` and `twin`.
         deterministic: Whether two runs gave the same weights; None if that is not known.
+        double: Whether the numbers are those of 64 bits.
+        noise: Without 64 bits, what reversing the samples of each batch changes.
     """
 
     spec: Spec
@@ -42,6 +56,8 @@ class Evidence:
     runs: dict[str, Run] = field(default_factory=dict)
     twin: Twin = field(default_factory=lambda: Twin(cannot="it was not reached"))
     deterministic: bool | None = None
+    double: bool = True
+    noise: float = 0.0
     _interventions: dict[str, Twin] = field(default_factory=dict)
 
     def run(self, name: str, environment: dict[str, str] | None = None, **changes: Any) -> Run:
@@ -75,26 +91,30 @@ class Evidence:
         if name in self._interventions:
             return self._interventions[name]
         prefix = f"{name} " if name else ""
-        double = bool(self.runs["numbers"].spec.double) if "numbers" in self.runs else True
+        double = self.double
         ranks = self.run(f"{prefix}numbers", purpose="numbers", double=double, interventions=interventions)
+        if not ranks.worked and double and not name:
+            # The code does not support 64 bits.
+            self.double = double = False
+            del self.runs["numbers"]
+            ranks = self.run("numbers", purpose="numbers", interventions=interventions)
+        one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
+        changes = {"ranks": self.spec.world_size}
         if not ranks.worked:
             return Twin(cannot="the run with several ranks has failed")
-        twin = self.run(
-            f"{prefix}twin",
-            purpose="numbers",
-            double=double,
-            world_size=1,
-            feed=str(ranks.folder),
-            interventions={"ranks": self.spec.world_size},
-        )
-        found = compare_twin(ranks, twin, **({} if double else {"threshold": 1e-3}))
+        twin = self.run(f"{prefix}twin", **one, interventions=changes)
+        threshold = THRESHOLD
+        if not double:
+            reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
+            self.noise = compare_twin(reverse, twin).difference if reverse.worked and twin.worked else 1e-4
+            threshold = _TIMES_NOISE * self.noise
+        found = compare_twin(ranks, twin, threshold=threshold)
         self._interventions[name] = found
         return found
 
     def relative(self, place: str) -> str:
         """Returns a place with a path relative to the current folder."""
-        here = f"{Path.cwd()}{os.sep}"
-        return place.removeprefix(here)
+        return place.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def fault(code: str, message: str, **values: Any) -> Finding:

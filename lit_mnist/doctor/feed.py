@@ -17,15 +17,17 @@ class Feed:
     Args:
         folder: Folder of the run.
         world_size: Number of ranks.
+        reverse: Reverses the samples of each batch, which changes rounding only.
 
     Attributes:
         failures: Why a batch could not be joined, in plain words.
     """
 
-    def __init__(self, folder: Path, world_size: int) -> None:
+    def __init__(self, folder: Path, world_size: int, *, reverse: bool = False) -> None:
         loaded = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world_size)]
         self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in loaded]
         self.failures: list[str] = []
+        self.reverse = reverse
         epochs = [event for event in loaded[0]["events"] if event["kind"] == "epoch" and event["trains"]]
         self._training = {(event["loader"], event["iteration"]) for event in epochs}
         self._draws: dict[tuple[int, str], list[Draw]] = {}
@@ -87,7 +89,7 @@ class Feed:
             if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
                 self._fail("the shapes of the ranks differ, as after padding to the longest sample")
                 return leaf
-            return torch.cat(parts)
+            return torch.cat(parts).flip(0) if self.reverse else torch.cat(parts)
 
         return tree_map(join, template)
 

@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_mnist.doctor.lightning_probe import LightningProbe, logged_values, state_of
 from lit_mnist.doctor.spec import Spec
@@ -85,6 +86,8 @@ def _run(module: Any, data: Any, spec: Spec, probes: Any, options: dict[str, Any
         **options,
     )
     probes.recorder.active = True
+    owner = data if data is not None and is_overridden("predict_dataloader", data) else module
+    probes.facts |= {"module": True, "predicts": is_overridden("predict_dataloader", owner)}
     recorder = probes.recorder
     if spec.purpose == "evaluate":
         trainer.validate(module, datamodule=data, verbose=False)

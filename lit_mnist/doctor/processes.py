@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,20 +19,36 @@ def become_subreaper() -> None:
 
 def children_of(pid: int) -> list[int]:
     """Returns the child processes of a process."""
-    found = []
+    return [child for child, parent, _ in _processes() if parent == pid]
+
+
+def processes_of_group(group: int) -> list[int]:
+    """Returns the processes of a process group, which do not ignore SIGUSR2."""
+    return [pid for pid, _, of in _processes() if of == group and _catches_usr2(pid)]
+
+
+def _processes() -> Iterator[tuple[int, int, int]]:
+    """Yields the ID, the parent and the group of each process."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[1]) == pid:
-                    found.append(int(entry.name))
-    return found
+                yield int(entry.name), int(fields[1]), int(fields[2])
 
 
-def kill_children(keep: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-    """Kills all children of this process, and the orphans that they leave, except those to keep."""
+def _catches_usr2(pid: int) -> bool:
+    """Returns whether a process has a handler, without which the signal would end it."""
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        caught = next(line for line in lines if line.startswith("SigCgt")).split()[1]
+        return bool(int(caught, 16) >> (signal.SIGUSR2 - 1) & 1)
+    return False
+
+
+def kill_children() -> None:
+    """Kills all children of this process, and the orphans that they leave."""
     for _ in range(20):
-        left = [pid for pid in children_of(os.getpid()) if pid not in keep]
+        left = children_of(os.getpid())
         if not left:
             return
         for pid in left:

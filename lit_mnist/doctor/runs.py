@@ -21,7 +21,8 @@ from typing import Any, cast
 import torch
 
 from lit_mnist.doctor.probes.install import STOP, rank_environment
-from lit_mnist.doctor.spec import Spec
+from lit_mnist.doctor.processes import processes_of_group
+from lit_mnist.doctor.spec import Spec, Target
 
 # Seconds that the other ranks may still run after one has failed.
 _GRACE = 5.0
@@ -107,8 +108,71 @@ class Run:
         return not self.hung and not self.errors and not self.lost and bool(self.ranks)
 
 
+class Interpreter:
+    """An interpreter that has imported the libraries, and runs the user's code in forks.
+
+    Args:
+        rank: Rank of its runs; sets have another order on each rank.
+    """
+
+    def __init__(self, rank: int) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": str(rank + 1),
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "lit_mnist.doctor.zygote"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            bufsize=1,
+        )
+
+    def tell(self, request: dict[str, Any]) -> None:
+        """Sends a request."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+
+    def answer(self, timeout: float) -> dict[str, Any] | None:
+        """Returns the next answer; None if there is none in time."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout)[0]:
+            return None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("An interpreter of the doctor has ended.")
+        return cast(dict[str, Any], json.loads(line))
+
+    def begin(self, request: dict[str, Any]) -> int:
+        """Starts a run, and returns its process ID."""
+        self.tell(request)
+        return int(self.wait_for(60.0)["pid"])
+
+    def wait_for(self, timeout: float) -> dict[str, Any]:
+        """Returns the next answer.
+
+        Raises:
+            RuntimeError: There is none in time.
+        """
+        found = self.answer(timeout)
+        if found is None:
+            raise RuntimeError("An interpreter of the doctor does not answer.")
+        return found
+
+    def close(self) -> None:
+        """Ends the interpreter."""
+        self._process.kill()
+        self._process.wait()
+
+
 class Ranks:
-    """Interpreters that have imported the libraries, one per rank, which run the user's code in forks.
+    """One interpreter per rank.
 
     Args:
         world_size: Number of ranks.
@@ -118,12 +182,19 @@ class Ranks:
     def __init__(self, world_size: int, folder: Path) -> None:
         self.folder = folder
         self._number = 0
-        self._zygotes = [self._start(rank) for rank in range(world_size)]
-        self._preload(_PRELOADED)
+        self._interpreters = [Interpreter(rank) for rank in range(world_size)]
+        self.preload(_PRELOADED)
+
+    def can_run_alone(self, target: Target) -> bool:
+        """Returns whether the target can run on one process."""
+        return True
 
     def preload(self, names: Sequence[str]) -> None:
         """Imports libraries before further runs, which then need not."""
-        self._preload(tuple(names))
+        for interpreter in self._interpreters:
+            interpreter.tell({"preload": list(names)})
+        for interpreter in self._interpreters:
+            interpreter.wait_for(300.0)
 
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
         """Runs a specification to its end or timeout."""
@@ -132,107 +203,71 @@ class Ranks:
         self._number += 1
         spec.write(folder)
         port = _free_port()
-        zygotes = self._zygotes[: spec.world_size]
-        for rank, zygote in enumerate(zygotes):
+        interpreters = self._interpreters[: spec.world_size]
+        pids = []
+        for rank, interpreter in enumerate(interpreters):
             own = {**rank_environment(rank, spec.world_size, port), **(environment or {})}
-            _tell(zygote, {"folder": str(folder), "environment": own})
-        pids = [cast(int, _answer(zygote, 30.0)["pid"]) for zygote in zygotes]
-        codes, hung = self._wait(zygotes, pids, folder, begun + spec.timeout)
-        records = [_record(folder, rank, code) for rank, code in enumerate(codes)]
+            pids.append(interpreter.begin({"folder": str(folder), "environment": own}))
+        codes, hung = self._wait(interpreters, pids, folder, begun + spec.timeout)
+        records = [load_record(folder, rank, code) for rank, code in enumerate(codes)]
         return Run(spec, folder, records, hung, time.monotonic() - begun)
 
     def close(self) -> None:
         """Ends the interpreters."""
-        for zygote in self._zygotes:
-            zygote.kill()
-            zygote.wait()
-
-    def _start(self, rank: int) -> subprocess.Popen[str]:
-        environment = {
-            **os.environ,
-            # Sets have another order on each rank.
-            "PYTHONHASHSEED": str(rank + 1),
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-        return subprocess.Popen(
-            [sys.executable, "-m", "lit_mnist.doctor.zygote"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-            bufsize=1,
-        )
-
-    def _preload(self, names: Sequence[str]) -> None:
-        for zygote in self._zygotes:
-            _tell(zygote, {"preload": list(names)})
-        for zygote in self._zygotes:
-            _answer(zygote, 300.0)
+        for interpreter in self._interpreters:
+            interpreter.close()
 
     def _wait(
-        self, zygotes: Sequence[subprocess.Popen[str]], pids: list[int], folder: Path, deadline: float
+        self, interpreters: Sequence[Interpreter], pids: list[int], folder: Path, deadline: float
     ) -> tuple[list[int | None], bool]:
         codes: dict[int, int] = {}
-        failed_at, hung = None, False
+        failed_at, hung, ranks = None, False, range(len(pids))
         while len(codes) < len(pids):
-            for rank, zygote in enumerate(zygotes):
-                if rank not in codes and select.select([zygote.stdout], [], [], 0.01)[0]:
-                    codes[rank] = _answer(zygote, 5.0)["code"]
+            for rank, interpreter in enumerate(interpreters):
+                if rank not in codes and (found := interpreter.answer(0.01)):
+                    codes[rank] = found["code"]
             now = time.monotonic()
             if failed_at is None and any(codes.values()):
                 failed_at = now
-            done = [(folder / f"done{rank}").exists() or rank in codes for rank in range(len(pids))]
+            done = all((folder / f"done{rank}").exists() or rank in codes for rank in ranks)
             late = failed_at is not None and now > failed_at + _GRACE
-            if all(done) or late or now > deadline:
-                hung = not all(done) and not late
+            if done or late or now > deadline:
+                hung = not done and not late
                 break
-        recorded = {rank for rank in range(len(pids)) if rank in codes}
-        stop_ranks([pid for rank, pid in enumerate(pids) if rank not in codes], folder)
-        for rank, zygote in enumerate(zygotes):
+        ended = dict(codes)
+        stop_ranks([pid for rank, pid in enumerate(pids) if rank not in codes], folder, record=not done)
+        for rank, interpreter in enumerate(interpreters):
             if rank not in codes:
-                codes[rank] = _answer(zygote, 30.0)["code"]
-        return [codes[rank] if rank in recorded else None for rank in range(len(pids))], hung
+                interpreter.wait_for(60.0)
+        return [ended.get(rank) for rank in ranks], hung
 
 
-def stop_ranks(pids: Sequence[int], folder: Path) -> None:
-    """Lets ranks that hang write their records and stacks, and kills them."""
-    if not pids:
-        return
-    (folder / STOP).touch()
-    unfinished = [pid for pid in pids if pid > 0]
-    for pid in unfinished:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR2)
-    time.sleep(0.5)
-    for pid in unfinished:
+def stop_ranks(pids: Sequence[int], folder: Path, *, record: bool) -> None:
+    """Kills ranks with their children.
+
+    Args:
+        pids: Their process IDs, which are those of their process groups.
+        folder: Folder of the run.
+        record: Whether they write their records and stacks before.
+    """
+    if pids and record:
+        (folder / STOP).touch()
+        for pid in pids:
+            for member in processes_of_group(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGUSR2)
+        time.sleep(1.0)
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
 
-def _tell(zygote: subprocess.Popen[str], request: dict[str, Any]) -> None:
-    assert zygote.stdin is not None
-    zygote.stdin.write(json.dumps(request) + "\n")
-    zygote.stdin.flush()
-
-
-def _answer(zygote: subprocess.Popen[str], timeout: float) -> dict[str, Any]:
-    assert zygote.stdout is not None
-    if not select.select([zygote.stdout], [], [], timeout)[0]:
-        raise TimeoutError("An interpreter of the doctor does not answer.")
-    line = zygote.stdout.readline()
-    if not line:
-        raise RuntimeError("An interpreter of the doctor has ended.")
-    return cast(dict[str, Any], json.loads(line))
-
-
-def _record(folder: Path, rank: int, code: int | None) -> RankRecord:
+def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:
+    """Returns what a rank recorded, which is nothing if it was lost."""
     path = folder / f"rank{rank}.pt"
     loaded = torch.load(path, weights_only=True) if path.exists() else {"events": [], "tensors": {}}
-    return RankRecord(rank, loaded["events"], loaded["tensors"], _text(folder / f"output{rank}.txt"), _text(folder / f"stack{rank}.txt"), code)
+    output, stack = _text(folder / f"output{rank}.txt"), _text(folder / f"stack{rank}.txt")
+    return RankRecord(rank, loaded["events"], loaded["tensors"], output, stack, code)
 
 
 def _text(path: Path) -> str:

@@ -27,6 +27,7 @@ class Tape(DispatchMode):
         draws: The recorded draws.
         count: Number of draws.
         recording: Whether the draws are kept.
+        reverse: Whether the samples of the batches are reversed, and so the draws.
         failures: Why draws could not be replaced, in plain words.
     """
 
@@ -38,6 +39,7 @@ class Tape(DispatchMode):
         self.failures: list[str] = []
         self._ranks: Sequence[Sequence[Draw]] | None = None
         self._position = 0
+        self.reverse = False
 
     def replay(self, ranks: Sequence[Sequence[Draw]] | None) -> None:
         """Replaces the next draws by those of the ranks, concatenated."""
@@ -80,7 +82,8 @@ class Tape(DispatchMode):
             if all(torch.equal(part, drawn[0]) for part in drawn) and drawn[0].shape == whole.shape:
                 whole.copy_(drawn[0])
             elif (axis := joining_axis(drawn, whole)) is not None:
-                whole.copy_(torch.cat(drawn, axis))
+                joined = torch.cat(drawn, axis)
+                whole.copy_(joined.flip(axis) if self.reverse else joined)
             else:
                 return f"draws of the shape {tuple(drawn[0].shape)} on each rank are no part of {tuple(whole.shape)}"
         return ""

@@ -26,16 +26,24 @@ STOP = "stop"
 
 
 class Probes:
-    """The probes of this process."""
+    """The probes of this process.
+
+    Attributes:
+        facts: What else the last event says of the target.
+    """
 
     def __init__(self, folder: Path, spec: Spec) -> None:
         self.spec = spec
         self.recorder = Recorder(folder)
-        feed = Feed(Path(spec.feed), int(spec.interventions.get("ranks", 2))) if spec.feed else None
+        changes = spec.interventions
+        reverse = bool(changes.get("reverse"))
+        feed = Feed(Path(spec.feed), int(changes["ranks"]), reverse=reverse) if spec.feed else None
         self.steps = StepProbe(self.recorder, spec)
         self.modules = ModuleProbe(self.recorder, spec, self.steps)
         self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch)
+        self.loaders.tape.reverse = reverse
         self.calls = CallProbe(self.recorder, spec)
+        self.facts: dict[str, Any] = {}
         self._starts = feed is not None
 
     def install(self) -> None:
@@ -75,6 +83,7 @@ class Probes:
             initialized=torch.distributed.is_available() and torch.distributed.is_initialized(),
             failures=failures[:10],
             libraries=sorted(_loaded_libraries()),
+            **self.facts,
         )
         recorder.write()
         (recorder.folder / f"done{recorder.rank}").touch()

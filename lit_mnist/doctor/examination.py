@@ -1,0 +1,267 @@
+"""The examination: runs the stages, asks the checks, and writes the report."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lit_mnist.doctor.checks import load_checks
+from lit_mnist.doctor.commands import CommandRuns
+from lit_mnist.doctor.evidence import Evidence, Runner
+from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
+from lit_mnist.doctor.runs import Ranks, Run, remove
+from lit_mnist.doctor.spec import Spec, Target
+from lit_mnist.doctor.twin import Twin
+from lit_mnist.errors import InputError, nearest
+
+_LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
+_ORDER = list(Verdict)
+
+
+def examine(
+    target: Any = "",
+    data: Any = None,
+    *,
+    devices: int = 2,
+    steps: int = 3,
+    samples: int = 512,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    timeout: float = 60.0,
+    args: Sequence[str] = (),
+    config: str = "",
+    command: Sequence[str] = (),
+) -> Report:
+    """Examines a distributed training for silent faults; it runs the code several times, for a few steps.
+
+    Args:
+        target: A LightningModule class or a function, or its name as `package.module:name` or `path/to/file.py:name`.
+        data: The same for a LightningDataModule; not needed if the module has its own loaders.
+        devices: Number of ranks.
+        steps: Optimizer steps per epoch; two epochs are run.
+        samples: Most samples that are taken from a stream; a data set of up to 20 times as many is evaluated
+            completely.
+        only: Codes of the checks, or `structural` for those that need no equal numbers; by default all.
+        skip: Codes of checks to leave out.
+        timeout: Seconds after which a run counts as hung.
+        args: Further arguments of a function.
+        config: Path of a configuration of LightningCLI, instead of a target.
+        command: Words of a command, instead of a target.
+
+    Raises:
+        InputError: An argument is wrong. A fault of the examined code is in the report.
+    """
+    begun = time.monotonic()
+    what = Target(_name(target), _name(data), tuple(map(str, args)), config, tuple(command))
+    if sum(map(bool, (what.name, what.config, what.command))) != 1:
+        raise InputError("The doctor needs one target: a module or function, a configuration, or a command.")
+    for name, value, least in (("devices", devices, 2), ("steps", steps, 2), ("samples", samples, 1), ("timeout", timeout, 1)):
+        if not value >= least:
+            raise InputError(f"{name} must be at least {least}, but is {value}.")
+    checks = _choose(only, skip)
+    folder = Path(tempfile.mkdtemp(prefix="lit_mnist-doctor-"))
+    spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
+    runner: CommandRuns | Ranks = CommandRuns(folder) if what.command else Ranks(devices, folder)
+    try:
+        examination = _Examination(Evidence(spec, runner), checks)
+        examination.run()
+    finally:
+        runner.close()
+        remove(folder)
+    return examination.report(str(what), time.monotonic() - begun)
+
+
+class _Examination:
+    """The stages of an examination."""
+
+    def __init__(self, evidence: Evidence, checks: dict[str, ModuleType]) -> None:
+        self.evidence, self.checks = evidence, checks
+        self.numeric = any(not check.STRUCTURAL for check in checks.values())
+        self.stages: list[Stage] = []
+        self.findings: list[Finding] = []
+        self.error, self.hang = "", ""
+
+    def run(self) -> None:
+        """Runs the stages as far as the code allows."""
+        self._stage("one process", self._single)
+        if self.error or self.hang:
+            return
+        self._stage("several ranks", self._several)
+        if not self.error and self.evidence.worked("ranks") and self.numeric:
+            self._stage("determinism", self._determinism)
+            self._stage("one process in 64 bits", self._twin)
+            if self._is_module:
+                self._stage("evaluation", self._evaluation)
+                self._stage("resume", self._resume)
+        self._stage("checks", self._check)
+
+    @property
+    def _is_module(self) -> bool:
+        record = self.evidence.single
+        return bool(record and record.end.get("module"))
+
+    def _stage(self, name: str, work: Callable[[], str]) -> None:
+        begun = time.monotonic()
+        outcome = work()
+        if outcome:
+            self.stages.append(Stage(name, outcome, time.monotonic() - begun))
+
+    def _single(self) -> str:
+        if not self.evidence.runner.can_run_alone(self.evidence.spec.target):
+            return "the command cannot be run on one process"
+        run = self.evidence.run("single", world_size=1)
+        if run.hung:
+            self.hang = _stacks(run)
+            return "it hung"
+        if run.errors or run.lost:
+            self.error = _reason(run)
+            return "it fails on one process already"
+        self._preload(run)
+        record = run.ranks[0]
+        return f"{record.of_kind('step')[-1]['step'] + 1 if record.of_kind('step') else 0} optimizer steps"
+
+    def _several(self) -> str:
+        run = self.evidence.run("ranks")
+        if run.hung or run.lost:
+            self.hang = _stacks(run)
+            return "a rank hung or was lost"
+        if run.errors:
+            unused = "find_unused_parameters" in run.errors[0]["message"]
+            if not unused:
+                self.hang = "" if all(rank.code for rank in run.ranks) else _stacks(run)
+                self.error = self.error or _reason(run)
+            return f"it fails on several ranks: {run.errors[0]['type']}"
+        self._preload(run)
+        counts = [len(rank.of_kind("step")) for rank in run.ranks]
+        return f"{counts[0]} optimizer steps on each of {len(counts)} ranks" if len(set(counts)) == 1 else f"{counts} optimizer steps"
+
+    def _preload(self, run: Run) -> None:
+        self.evidence.runner.preload(run.ranks[0].end["libraries"])
+
+    def _determinism(self) -> str:
+        again = self.evidence.run("again")
+        if not again.worked:
+            self.evidence.deterministic = False
+            return "the second run failed"
+        first, second = ([rank.of_kind("stepped") for rank in run.ranks] for run in (self.evidence.runs["ranks"], again))
+        same = [[event["weights"] for event in rank] for rank in first] == [[event["weights"] for event in rank] for rank in second]
+        self.evidence.deterministic = same
+        return "two runs gave bit-identical weights" if same else "two runs gave different weights"
+
+    def _twin(self) -> str:
+        evidence = self.evidence
+        if not evidence.deterministic:
+            evidence.twin = Twin(cannot="two runs of the same code gave different weights")
+            return "not compared, since two runs differ"
+        evidence.twin = twin = evidence.compare()
+        if twin.cannot:
+            return f"not compared: {twin.cannot}"
+        bits = "64 bits" if evidence.double else "32 bits"
+        return f"in {bits}, the gradients of the ranks and of one process differ by {twin.difference:.1e}"
+
+    def _evaluation(self) -> str:
+        evidence = self.evidence
+        has = any(rank.evaluation_epochs for rank in evidence.ranks)
+        outcome = []
+        if has:
+            for name, world_size in (("evaluate1", 1), ("evaluate", evidence.spec.world_size)):
+                evidence.run(name, purpose="evaluate", world_size=world_size, same_seed=True)
+            outcome.append("validated the same weights on one process and on several ranks")
+        record = evidence.single
+        if record and record.end.get("predicts"):
+            for name, world_size in (("predict1", 1), ("predict", evidence.spec.world_size)):
+                evidence.run(name, purpose="predict", world_size=world_size, same_seed=True)
+            outcome.append("predicted on both")
+        return " and ".join(outcome)
+
+    def _resume(self) -> str:
+        evidence = self.evidence
+        with tempfile.TemporaryDirectory(prefix="lit_mnist-doctor-") as folder:
+            where = {"LIT_MNIST_DOCTOR_CHECKPOINT": str(Path(folder) / "checkpoint.ckpt")}
+            for purpose in ("whole", "save", "resume"):
+                if not evidence.run(purpose, where, purpose=purpose, world_size=1).worked:
+                    return f"the run {purpose!r} failed"
+        return "trained two epochs at once, and one and one from a checkpoint"
+
+    def _check(self) -> str:
+        for code, check in self.checks.items():
+            try:
+                self.findings += check.check(self.evidence)
+            except Exception as error:
+                # A defect of a check must not hide what the others find.
+                self.findings.append(Finding(code, Verdict.CANNOT_TELL, f"The check failed: {type(error).__name__}: {error}"))
+        return f"{len(self.checks)} checks"
+
+    def report(self, target: str, seconds: float) -> Report:
+        """Returns the report."""
+        explained = any(finding.verdict is Verdict.FAULT for finding in self.findings)
+        findings = sorted(self.findings, key=lambda finding: (_ORDER.index(finding.verdict), finding.code))
+        return Report(
+            target,
+            self.evidence.spec.world_size,
+            findings,
+            self.stages,
+            tuple(self.checks),
+            "" if explained else self.error,
+            self.hang,
+            seconds,
+            _versions(),
+        )
+
+
+def _choose(only: Sequence[str], skip: Sequence[str]) -> dict[str, ModuleType]:
+    checks = load_checks()
+    for code in [*only, *skip]:
+        if code not in checks and code != "structural":
+            raise InputError(f"There is no check {code}{nearest(code, [*checks, 'structural']) or '.'}")
+    return {
+        code: check
+        for code, check in checks.items()
+        if code not in skip and (not only or code in only or ("structural" in only and check.STRUCTURAL))
+    }
+
+
+def _name(target: Any) -> str:
+    if target is None or isinstance(target, str):
+        return target or ""
+    module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
+    if not module or not name or "<locals>" in name:
+        raise InputError(f"{target!r} must be a class or a function at the top level of a module.")
+    if module == "__main__":
+        import __main__
+
+        path = getattr(__main__, "__file__", None)
+        if path is None:
+            raise InputError(f"{name} must be in a file: new processes import it.")
+        return f"{path}:{name}"
+    import sys
+
+    path = getattr(sys.modules[module], "__file__", None)
+    return f"{path}:{name}" if path and "." not in module else f"{module}:{name}"
+
+
+def _reason(run: Run) -> str:
+    for rank in run.ranks:
+        if rank.error:
+            return rank.error["trace"] or rank.error["message"]
+    lost = run.lost[0]
+    return f"Rank {lost.rank} ended with exit code {lost.code} before its end.\n{lost.output[-2000:]}"
+
+
+def _stacks(run: Run) -> str:
+    return "\n".join(f"rank {rank.rank}:\n{rank.stack or rank.output[-2000:]}" for rank in run.ranks)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
