@@ -86,7 +86,7 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
         if not found[0] <= threshold:
             break
     module, kind, amount = _first_module(ranks, one, max(threshold / 1000, 1e-9))
-    weights, residual = _least_squares(ranks, _vector(one, worst[1], "local"), worst[1])
+    weights, residual = _weights(ranks, one, worst[1])
     applied = tuple(_least_squares(ranks, _vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
     return Twin(worst[0], worst[1], worst[2], threshold, weights, residual, applied, module, kind, amount)
 
@@ -122,8 +122,20 @@ def _vector(record: RankRecord, step: int, what: str) -> torch.Tensor | None:
     return whole[:: max(1, len(whole) // _MOST_COORDINATES)].double()
 
 
-def _least_squares(ranks: Run, whole: torch.Tensor | None, step: int) -> tuple[tuple[float, ...], float]:
-    parts = [_vector(rank, step, "local") for rank in ranks.ranks]
+def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...], float]:
+    """Returns the weights of the ranks' gradients in that of one process: those that differ most of all passes."""
+    passes = {name.partition("/")[0] for name in one.tensors if name.startswith("micro") and name.split("/")[1] == str(step)}
+    found = [_least_squares(ranks, _vector(one, step, what), step, what) for what in sorted(passes) or ["local"]]
+    if not all(weights for weights, _ in found):
+        return _least_squares(ranks, _vector(one, step, "local"), step)
+    weights = max((weights for weights, _ in found), key=lambda weights: max(weights) - min(weights))
+    return weights, max(residual for _, residual in found)
+
+
+def _least_squares(
+    ranks: Run, whole: torch.Tensor | None, step: int, what: str = "local"
+) -> tuple[tuple[float, ...], float]:
+    parts = [_vector(rank, step, what) for rank in ranks.ranks]
     if whole is None or any(part is None or part.shape != whole.shape for part in parts) or not float(whole.norm()):
         return (), 0.0
     columns = torch.stack([part for part in parts if part is not None], 1)

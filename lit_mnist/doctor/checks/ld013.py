@@ -1,0 +1,37 @@
+"""LD013: a mean over unequal counts."""
+
+from __future__ import annotations
+
+from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.findings import Finding
+from lit_mnist.doctor.gradients import first_divergence, without_batch_norm
+
+STRUCTURAL = False
+_EQUAL = 1e-5
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds ranks whose gradients should not count equally."""
+    twin = without_batch_norm(evidence)
+    if not twin.differs or not twin.is_weighted or first_divergence(evidence):
+        return []
+    weights, ranks = twin.weights, len(twin.weights)
+    if max(weights) - min(weights) < _EQUAL * ranks:
+        return []
+    shares = ", ".join(f"{weight:.3f} for rank {rank}" for rank, weight in enumerate(weights))
+    message = (
+        f"The gradient of the whole batch is a mean of those of the ranks with unequal weights ({shares}), but each "
+        f"counts {1 / ranks:.3f}: the ranks divide by unequal numbers of samples, labels or tokens."
+    )
+    proof = ""
+    scale = [weight * ranks for weight in weights]
+    fixed = evidence.compare("weights", weights=scale)
+    if not fixed.cannot and fixed.difference < twin.difference / 100:
+        proof = f"With these weights, the difference falls from {twin.difference:.1e} to {fixed.difference:.1e}."
+    amount = f"{twin.difference:.1e} of the gradient"
+    return [fault("LD013", message, step=twin.step, tensor=twin.tensor, amount=amount, place=_place(evidence), proof=proof)]
+
+
+def _place(evidence: Evidence) -> str:
+    events = evidence.ranks[0].of_kind("backward")
+    return evidence.relative(events[0]["place"]) if events else ""
