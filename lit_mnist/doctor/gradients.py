@@ -146,3 +146,13 @@ def without_batch_norm(evidence: Evidence) -> Twin:
     if twin.differs and twin.module_class.startswith("BatchNorm"):
         return evidence.compare("synchronized batch norm", sync_batch_norm=True)
     return twin
+
+
+def loss_place(evidence: Evidence) -> str:
+    """Returns the user's place of the loss: of the first backward pass, or of the training step of a module."""
+    events = evidence.ranks[0].of_kind("backward") if evidence.ranks else []
+    places = [event["place"] for event in events if event["place"]]
+    if not places and (run := evidence.worked("numbers")):
+        found = [event["place"] for event in run.ranks[0].of_kind("output", "log") if event["place"]]
+        places = [place for place in found if place.endswith(" in training_step")] or found[-1:]
+    return evidence.relative(places[0]) if places else ""

@@ -31,6 +31,7 @@ class Twin:
         weights: The least-squares solution of `gradient of one process = sum over ranks of weight * gradient of the
             rank`, before clipping; for a mean over equal shares it is 1 / ranks each. Empty if it is not known.
         residual: What this combination leaves of the gradient, relative.
+        differences: The difference of each step.
         applied: For each rank, the same weights for the gradient that its optimizer got, and the residual.
         module: The first module whose outputs differ, with its class; empty if there is none.
         module_difference: The relative difference of its outputs.
@@ -43,6 +44,7 @@ class Twin:
     threshold: float = THRESHOLD
     weights: tuple[float, ...] = ()
     residual: float = 0.0
+    differences: tuple[float, ...] = ()
     applied: tuple[tuple[tuple[float, ...], float], ...] = ()
     module: str = ""
     module_class: str = ""
@@ -76,19 +78,19 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
     steps = sorted({int(name.split("/")[1]) for name in one.tensors if name.startswith("applied/")})
     if not steps:
         return Twin(cannot="no optimizer step was seen on one process")
-    worst = (0.0, 0, "")
+    worst, differences = (0.0, 0, ""), []
     for step in steps:
         found = _gradient_difference(ranks.ranks[0], one, step)
         if found is None:
             return Twin(cannot="the optimizers of one process have other parameters, or step at other times, than those of the ranks")
-        if found[0] > worst[0]:
+        differences.append(found[0])
+        # The first step that differs, otherwise the worst.
+        if worst[0] <= threshold and not found[0] <= worst[0]:
             worst = (found[0], step, found[1])
-        if not found[0] <= threshold:
-            break
     module, kind, amount = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     weights, residual = _weights(ranks, one, worst[1])
     applied = tuple(_least_squares(ranks, _vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
-    return Twin(worst[0], worst[1], worst[2], threshold, weights, residual, applied, module, kind, amount)
+    return Twin(worst[0], worst[1], worst[2], threshold, weights, residual, tuple(differences), applied, module, kind, amount)
 
 
 def names_of(record: RankRecord) -> dict[str, str]:

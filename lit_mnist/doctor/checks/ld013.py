@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
-from lit_mnist.doctor.gradients import first_divergence, without_batch_norm
+from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
 
 STRUCTURAL = False
 _EQUAL = 1e-5
@@ -26,12 +26,9 @@ def check(evidence: Evidence) -> list[Finding]:
     proof = ""
     scale = [weight * ranks for weight in weights]
     fixed = evidence.compare("weights", weights=scale)
-    if not fixed.cannot and fixed.difference < twin.difference / 100:
-        proof = f"With these weights, the difference falls from {twin.difference:.1e} to {fixed.difference:.1e}."
+    later = fixed.differences[twin.step] if twin.step < len(fixed.differences) else twin.difference
+    if later < twin.difference / 100:
+        proof = f"With these weights, the difference falls from {twin.difference:.1e} to {later:.1e}."
     amount = f"{twin.difference:.1e} of the gradient"
-    return [fault("LD013", message, step=twin.step, tensor=twin.tensor, amount=amount, place=_place(evidence), proof=proof)]
+    return [fault("LD013", message, step=twin.step, tensor=twin.tensor, amount=amount, place=loss_place(evidence), proof=proof)]
 
-
-def _place(evidence: Evidence) -> str:
-    events = evidence.ranks[0].of_kind("backward")
-    return evidence.relative(events[0]["place"]) if events else ""

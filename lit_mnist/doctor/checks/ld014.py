@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
-from lit_mnist.doctor.gradients import first_divergence, without_batch_norm
+from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
 
 STRUCTURAL = False
 _EQUAL = 1e-5
@@ -31,11 +31,11 @@ def check(evidence: Evidence) -> list[Finding]:
         else "the loss is a sum over samples, or is divided by the number of ranks a second time"
     )
     message = f"Several ranks step with {factor:.3g} times the gradient of one process with the same samples: {cause}."
-    events = evidence.ranks[0].of_kind("backward")
-    place = evidence.relative(events[0]["place"]) if events else ""
+    place = loss_place(evidence)
     amount = f"{twin.difference:.1e} of the gradient"
     proof = ""
     fixed = evidence.compare("factor", weights=[1 / factor] * ranks)
-    if not fixed.cannot and fixed.difference < twin.difference / 100:
-        proof = f"With {1 / factor:.3g} times the gradient, the difference falls from {twin.difference:.1e} to {fixed.difference:.1e}."
+    later = fixed.differences[twin.step] if twin.step < len(fixed.differences) else twin.difference
+    if later < twin.difference / 100:
+        proof = f"With {1 / factor:.3g} times the gradient, the difference falls from {twin.difference:.1e} to {later:.1e}."
     return [fault("LD014", message, step=twin.step, tensor=twin.tensor, amount=amount, place=place, proof=proof)]

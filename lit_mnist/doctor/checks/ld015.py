@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.findings import Finding, Verdict
-from lit_mnist.doctor.gradients import first_divergence, without_batch_norm
+from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
 
 STRUCTURAL = False
 
@@ -15,8 +15,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if not twin.differs or twin.is_weighted or not twin.weights or first_divergence(evidence):
         return []
     amount = f"{twin.difference:.1e} of the gradient"
-    events = evidence.ranks[0].of_kind("backward")
-    place = evidence.relative(events[0]["place"]) if events else ""
+    place = loss_place(evidence)
     where = {"step": twin.step, "tensor": twin.tensor, "amount": amount, "place": place}
     if twin.module:
         message = f"The outputs of {twin.module} ({twin.module_class}) depend on which samples share a rank."
