@@ -60,8 +60,7 @@ def main():
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
-    L.seed_everything(1000 + trainer.global_rank, verbose=False)
-    os.environ["PL_GLOBAL_SEED"] = "0"
+    torch.manual_seed(1000 + trainer.global_rank)
     trainer.fit(Gan(), DataLoader(TensorDataset(x), batch_size=8, shuffle=True))
 
 
