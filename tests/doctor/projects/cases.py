@@ -126,7 +126,7 @@ FAULTY = (
         "ld029_unused_parameters",
         "Module",
         "the auxiliary head is not used: torch reports it at the second step",
-        error="Expected to have finished reduction",
+        error="parameters that were not used in producing the loss",
     ),
     _faulty("ld030_predict_shuffled", "Module", "a padding and shuffling sampler for the predictions", data="Data"),
     _faulty("ld030b_predictions_of_one_rank", "Module", "rank 0 writes its own predictions only"),
