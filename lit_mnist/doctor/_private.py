@@ -80,8 +80,8 @@ def graph_nodes() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensors = [value for value in gc.get_objects() if type(value) is torch.Tensor]
-    stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set()
+    stack: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen: set[Any] = set()
     while stack and len(seen) < _MOST_NODES:
         node = stack.pop()
         if node is not None and node not in seen:

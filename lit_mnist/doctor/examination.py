@@ -14,7 +14,7 @@ from typing import Any
 
 from lit_mnist.doctor.checks import load_checks
 from lit_mnist.doctor.commands import CommandRuns
-from lit_mnist.doctor.evidence import Evidence, Runner
+from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
 from lit_mnist.doctor.runs import Ranks, Run, remove
 from lit_mnist.doctor.spec import Spec, Target
@@ -62,7 +62,12 @@ def examine(
     what = Target(_name(target), _name(data), tuple(map(str, args)), config, tuple(command))
     if sum(map(bool, (what.name, what.config, what.command))) != 1:
         raise InputError("The doctor needs one target: a module or function, a configuration, or a command.")
-    for name, value, least in (("devices", devices, 2), ("steps", steps, 2), ("samples", samples, 1), ("timeout", timeout, 1)):
+    for name, value, least in (
+        ("devices", devices, 2),
+        ("steps", steps, 2),
+        ("samples", samples, 1),
+        ("timeout", timeout, 1),
+    ):
         if not value >= least:
             raise InputError(f"{name} must be at least {least}, but is {value}.")
     checks = _choose(only, skip)
@@ -140,7 +145,11 @@ class _Examination:
             return f"it fails on several ranks: {run.errors[0]['type']}"
         self._preload(run)
         counts = [len(rank.of_kind("step")) for rank in run.ranks]
-        return f"{counts[0]} optimizer steps on each of {len(counts)} ranks" if len(set(counts)) == 1 else f"{counts} optimizer steps"
+        return (
+            f"{counts[0]} optimizer steps on each of {len(counts)} ranks"
+            if len(set(counts)) == 1
+            else f"{counts} optimizer steps"
+        )
 
     def _preload(self, run: Run) -> None:
         self.evidence.runner.preload(run.ranks[0].end["libraries"])
@@ -150,8 +159,12 @@ class _Examination:
         if not again.worked:
             self.evidence.deterministic = False
             return "the second run failed"
-        first, second = ([rank.of_kind("stepped") for rank in run.ranks] for run in (self.evidence.runs["ranks"], again))
-        same = [[event["weights"] for event in rank] for rank in first] == [[event["weights"] for event in rank] for rank in second]
+        first, second = (
+            [rank.of_kind("stepped") for rank in run.ranks] for run in (self.evidence.runs["ranks"], again)
+        )
+        same = [[event["weights"] for event in rank] for rank in first] == [
+            [event["weights"] for event in rank] for rank in second
+        ]
         self.evidence.deterministic = same
         return "two runs gave bit-identical weights" if same else "two runs gave different weights"
 
@@ -196,7 +209,9 @@ class _Examination:
                 self.findings += check.check(self.evidence)
             except Exception as error:
                 # A defect of a check must not hide what the others find.
-                self.findings.append(Finding(code, Verdict.CANNOT_TELL, f"The check failed: {type(error).__name__}: {error}"))
+                self.findings.append(
+                    Finding(code, Verdict.CANNOT_TELL, f"The check failed: {type(error).__name__}: {error}")
+                )
         return f"{len(self.checks)} checks"
 
     def report(self, target: str, seconds: float) -> Report:

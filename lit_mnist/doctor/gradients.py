@@ -115,7 +115,8 @@ def initial_difference(evidence: Evidence) -> list[str]:
         return []
     names = names_of(run.ranks[0])
     before = [
-        {name: tensor for name, tensor in record.tensors.items() if name.startswith("before/0/")} for record in run.ranks
+        {name: tensor for name, tensor in record.tensors.items() if name.startswith("before/0/")}
+        for record in run.ranks
     ]
     return [
         names.get(name.rpartition("/")[2], name)

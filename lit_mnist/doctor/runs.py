@@ -56,7 +56,9 @@ class RankRecord:
     @property
     def end(self) -> dict[str, Any]:
         """The last event: how the program ended."""
-        return next(iter(self.of_kind("end")), {"reached_end": False, "initialized": False, "failures": [], "libraries": []})
+        return next(
+            iter(self.of_kind("end")), {"reached_end": False, "initialized": False, "failures": [], "libraries": []}
+        )
 
     @property
     def error(self) -> dict[str, Any] | None:

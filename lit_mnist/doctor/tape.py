@@ -32,7 +32,7 @@ class Tape(DispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[Draw] = []
         self.count = 0
         self.recording = False

@@ -17,7 +17,9 @@ def check(evidence: Evidence) -> list[Finding]:
     fixed = without_batch_norm(evidence)
     proof = ""
     if not fixed.cannot:
-        proof = f"With synchronized batch norm, the difference falls from {twin.difference:.1e} to {fixed.difference:.1e}."
+        proof = (
+            f"With synchronized batch norm, the difference falls from {twin.difference:.1e} to {fixed.difference:.1e}."
+        )
     message = (
         f"{twin.module} ({twin.module_class}) normalizes with the samples of one rank, so the gradient depends on the "
         "number of ranks."

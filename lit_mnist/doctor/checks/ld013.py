@@ -30,5 +30,8 @@ def check(evidence: Evidence) -> list[Finding]:
     if later < twin.difference / 100:
         proof = f"With these weights, the difference falls from {twin.difference:.1e} to {later:.1e}."
     amount = f"{twin.difference:.1e} of the gradient"
-    return [fault("LD013", message, step=twin.step, tensor=twin.tensor, amount=amount, place=loss_place(evidence), proof=proof)]
-
+    return [
+        fault(
+            "LD013", message, step=twin.step, tensor=twin.tensor, amount=amount, place=loss_place(evidence), proof=proof
+        )
+    ]

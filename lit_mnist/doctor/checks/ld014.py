@@ -37,5 +37,7 @@ def check(evidence: Evidence) -> list[Finding]:
     fixed = evidence.compare("factor", weights=[1 / factor] * ranks)
     later = fixed.differences[twin.step] if twin.step < len(fixed.differences) else twin.difference
     if later < twin.difference / 100:
-        proof = f"With {1 / factor:.3g} times the gradient, the difference falls from {twin.difference:.1e} to {later:.1e}."
+        proof = (
+            f"With {1 / factor:.3g} times the gradient, the difference falls from {twin.difference:.1e} to {later:.1e}."
+        )
     return [fault("LD014", message, step=twin.step, tensor=twin.tensor, amount=amount, place=place, proof=proof)]

@@ -72,14 +72,14 @@ class LoaderProbe:
         if self.feed:
             self.tape.replay(self.feed.draws(batch["loader"], batch["iteration"], batch["number"]))
         self._hidden = _hidden_generators()
-        self.tape.__enter__()
+        self.tape.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         """Ends the step after the newest batch, and keeps its draws."""
         batch, self._newest = self._newest, None
         if batch is None:
             return
-        self.tape.__exit__(None, None, None)
+        self.tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         batch["draws"] = self.tape.count
         later = _hidden_generators()
         hidden = [name for name, state in self._hidden.items() if later[name] != state]
@@ -115,7 +115,9 @@ class ShortEpoch(Iterator[Any]):
         self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
         self.indices = LoaderIndices(iterator)
         self.template: Any = None
-        self.event = recorder.add("epoch", **_describe(loader, self.indices), loader=self.loader, iteration=self.iteration)
+        self.event = recorder.add(
+            "epoch", **_describe(loader, self.indices), loader=self.loader, iteration=self.iteration
+        )
 
     def __iter__(self) -> ShortEpoch:
         return self
@@ -176,7 +178,10 @@ class ShortEpoch(Iterator[Any]):
         size = self.event["samples"]
         if size is not None and size <= _COMPLETE * spec.samples:
             return False
-        return sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples or self.yielded >= spec.samples
+        return (
+            sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples
+            or self.yielded >= spec.samples
+        )
 
     def _record(self, batch: Any, generators: dict[str, str]) -> dict[str, Any]:
         probe, recorder = self.probe, self.probe.recorder
@@ -253,7 +258,7 @@ def _generators() -> dict[str, str]:
 
 def _hidden_generators() -> dict[str, str]:
     """Returns digests of the generators whose draws the tape does not see."""
-    numbers = np.random.get_state(legacy=False)  # noqa: NPY002
+    numbers = np.random.get_state(legacy=False)
     return {"NumPy": digest(str(numbers)), "Python": digest(str(random.getstate()))}
 
 

@@ -50,8 +50,16 @@ class StepProbe:
         wrap(Optimizer, "add_param_group", self._on_param_group)
         wrap(torch.Tensor, "backward", self._on_backward)
         wrap(torch.autograd, "backward", self._on_backward)
-        before(Optimizer, "zero_grad", lambda optimizer, *_, **__: self.recorder.add("zero_grad", optimizer=self._number(optimizer)))
-        before(LRScheduler, "step", lambda scheduler, *_, **__: self.recorder.add("scheduler", name=type(scheduler).__name__))
+        before(
+            Optimizer,
+            "zero_grad",
+            lambda optimizer, *_, **__: self.recorder.add("zero_grad", optimizer=self._number(optimizer)),
+        )
+        before(
+            LRScheduler,
+            "step",
+            lambda scheduler, *_, **__: self.recorder.add("scheduler", name=type(scheduler).__name__),
+        )
 
     def name_parameters(self, module: nn.Module) -> None:
         """Gives the parameters of a module their names."""
@@ -129,7 +137,7 @@ class StepProbe:
         if closure is None:
             self._record(optimizer)
             return None
-        seen = []
+        seen: list[bool] = []
 
         def observed() -> Any:
             result = closure()
