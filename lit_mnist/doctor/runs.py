@@ -21,8 +21,10 @@ from typing import Any, cast
 import torch
 
 from lit_mnist.doctor.probes.install import STOP, rank_environment
+from lit_mnist.distributed.signals import STOP
 from lit_mnist.doctor.processes import processes_of_group
 from lit_mnist.doctor.spec import Spec, Target
+from lit_mnist.errors import StoppedError
 
 # Seconds that the other ranks may still run after one has failed.
 _GRACE = 5.0
@@ -134,7 +136,10 @@ class Interpreter:
             env=environment,
             text=True,
             bufsize=1,
+            # Ctrl-C is for the command alone, which ends its runs.
+            start_new_session=True,
         )
+        self._pid = 0
 
     def tell(self, request: dict[str, Any]) -> None:
         """Sends a request."""
@@ -149,12 +154,16 @@ class Interpreter:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("An interpreter of the doctor has ended.")
-        return cast(dict[str, Any], json.loads(line))
+        found = cast(dict[str, Any], json.loads(line))
+        if "code" in found:
+            self._pid = 0
+        return found
 
     def begin(self, request: dict[str, Any]) -> int:
         """Starts a run, and returns its process ID."""
         self.tell(request)
-        return int(self.wait_for(60.0)["pid"])
+        self._pid = int(self.wait_for(60.0)["pid"])
+        return self._pid
 
     def wait_for(self, timeout: float) -> dict[str, Any]:
         """Returns the next answer.
@@ -168,9 +177,18 @@ class Interpreter:
         return found
 
     def close(self) -> None:
-        """Ends the interpreter."""
+        """Ends the interpreter and what it runs."""
+        if self._pid:
+            with suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+            with suppress(RuntimeError):
+                # It ends the processes that are left.
+                self.answer(10.0)
         self._process.kill()
         self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
 
 
 class Ranks:
@@ -231,6 +249,7 @@ class Ranks:
             now = time.monotonic()
             if failed_at is None and any(codes.values()):
                 failed_at = now
+            check_signal()
             done = all((folder / f"done{rank}").exists() or rank in codes for rank in ranks)
             late = failed_at is not None and now > failed_at + _GRACE
             if done or late or now > deadline:
@@ -242,6 +261,12 @@ class Ranks:
             if rank not in codes:
                 interpreter.wait_for(60.0)
         return [ended.get(rank) for rank in ranks], hung
+
+
+def check_signal() -> None:
+    """Raises a StoppedError if the command has received a signal; the runs are then ended."""
+    if STOP.received_signal is not None:
+        raise StoppedError(f"Stopped by {STOP.received_signal.name}.", STOP.received_signal)
 
 
 def stop_ranks(pids: Sequence[int], folder: Path, *, record: bool) -> None:

@@ -158,6 +158,9 @@ def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, s
             break
         parts = [record.tensors[f"out/{call['number']}"] for record, call in zip(ranks.ranks, calls, strict=False)]
         whole = one.tensors[f"out/{calls[-1]['number']}"]
+        if not whole.ndim:
+            # A loss or a metric, which no later module depends on.
+            continue
         if all(part.shape == whole.shape for part in parts):
             joined = parts[0]
         elif (axis := joining_axis(parts, whole)) is not None:
