@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 from lit_mnist.doctor.runs import Interpreter, RankRecord, Run, load_record, stop_ranks
 from lit_mnist.doctor.spec import FOLDER, Spec, Target
+from lit_mnist.errors import InputError
 
 _SITE = Path(__file__).parent / "site"
 _NUMBER = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes)(?:=(\w+))?")
@@ -27,10 +29,16 @@ class CommandRuns:
 
     Args:
         folder: Temporary folder of the examination.
+        target: The command.
+
+    Raises:
+        InputError: There is no such command.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, target: Target) -> None:
         self.folder = folder
+        if shutil.which(target.command[0]) is None:
+            raise InputError(f"There is no command {target.command[0]}.")
         self._number = 0
         self._interpreter = Interpreter(0)
 

@@ -68,7 +68,7 @@ def examine(
     checks = _choose(only, skip)
     folder = Path(tempfile.mkdtemp(prefix="lit_mnist-doctor-"))
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
-    runner: CommandRuns | Ranks = CommandRuns(folder) if what.command else Ranks(devices, folder)
+    runner: CommandRuns | Ranks = CommandRuns(folder, what) if what.command else Ranks(devices, folder)
     try:
         examination = _Examination(Evidence(spec, runner), checks)
         examination.run()

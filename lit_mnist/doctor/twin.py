@@ -31,6 +31,7 @@ class Twin:
         weights: The least-squares solution of `gradient of one process = sum over ranks of weight * gradient of the
             rank`, before clipping; for a mean over equal shares it is 1 / ranks each. Empty if it is not known.
         residual: What this combination leaves of the gradient, relative.
+        differences: The difference of each step.
         applied: For each rank, the same weights for the gradient that its optimizer got, and the residual.
         module: The first module whose outputs differ, with its class; empty if there is none.
         module_difference: The relative difference of its outputs.
@@ -43,6 +44,7 @@ class Twin:
     threshold: float = THRESHOLD
     weights: tuple[float, ...] = ()
     residual: float = 0.0
+    differences: tuple[float, ...] = ()
     applied: tuple[tuple[tuple[float, ...], float], ...] = ()
     module: str = ""
     module_class: str = ""
@@ -76,19 +78,19 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
     steps = sorted({int(name.split("/")[1]) for name in one.tensors if name.startswith("applied/")})
     if not steps:
         return Twin(cannot="no optimizer step was seen on one process")
-    worst = (0.0, 0, "")
+    worst, differences = (0.0, 0, ""), []
     for step in steps:
         found = _gradient_difference(ranks.ranks[0], one, step)
         if found is None:
             return Twin(cannot="the optimizers of one process have other parameters, or step at other times, than those of the ranks")
-        if found[0] > worst[0]:
+        differences.append(found[0])
+        # The first step that differs, otherwise the worst.
+        if worst[0] <= threshold and not found[0] <= worst[0]:
             worst = (found[0], step, found[1])
-        if not found[0] <= threshold:
-            break
     module, kind, amount = _first_module(ranks, one, max(threshold / 1000, 1e-9))
-    weights, residual = _least_squares(ranks, _vector(one, worst[1], "local"), worst[1])
+    weights, residual = _weights(ranks, one, worst[1])
     applied = tuple(_least_squares(ranks, _vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
-    return Twin(worst[0], worst[1], worst[2], threshold, weights, residual, applied, module, kind, amount)
+    return Twin(worst[0], worst[1], worst[2], threshold, weights, residual, tuple(differences), applied, module, kind, amount)
 
 
 def names_of(record: RankRecord) -> dict[str, str]:
@@ -122,8 +124,20 @@ def _vector(record: RankRecord, step: int, what: str) -> torch.Tensor | None:
     return whole[:: max(1, len(whole) // _MOST_COORDINATES)].double()
 
 
-def _least_squares(ranks: Run, whole: torch.Tensor | None, step: int) -> tuple[tuple[float, ...], float]:
-    parts = [_vector(rank, step, "local") for rank in ranks.ranks]
+def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...], float]:
+    """Returns the weights of the ranks' gradients in that of one process: those that differ most of all passes."""
+    passes = {name.partition("/")[0] for name in one.tensors if name.startswith("micro") and name.split("/")[1] == str(step)}
+    found = [_least_squares(ranks, _vector(one, step, what), step, what) for what in sorted(passes) or ["local"]]
+    if not all(weights for weights, _ in found):
+        return _least_squares(ranks, _vector(one, step, "local"), step)
+    weights = max((weights for weights, _ in found), key=lambda weights: max(weights) - min(weights))
+    return weights, max(residual for _, residual in found)
+
+
+def _least_squares(
+    ranks: Run, whole: torch.Tensor | None, step: int, what: str = "local"
+) -> tuple[tuple[float, ...], float]:
+    parts = [_vector(rank, step, what) for rank in ranks.ranks]
     if whole is None or any(part is None or part.shape != whole.shape for part in parts) or not float(whole.norm()):
         return (), 0.0
     columns = torch.stack([part for part in parts if part is not None], 1)
@@ -145,11 +159,22 @@ def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, s
             joined = torch.cat(parts, axis)
         else:
             continue
-        size = float(whole.abs().max()) if whole.numel() else 0.0
-        amount = float((joined - whole).abs().max()) / size if size else 0.0
-        if not amount <= threshold:
+        amount = _relative(joined, whole)
+        if not amount <= threshold and not _relative(_sorted_rows(joined), _sorted_rows(whole)) <= threshold:
             return calls[0]["name"], calls[0]["module"], amount
     return "", "", 0.0
+
+
+def _relative(joined: torch.Tensor, whole: torch.Tensor) -> float:
+    size = float(whole.abs().max()) if whole.numel() else 0.0
+    return float((joined - whole).abs().max()) / size if size else 0.0
+
+
+def _sorted_rows(outputs: torch.Tensor) -> torch.Tensor:
+    """Returns a number per sample, sorted: a program may stack several views of a batch in one call."""
+    rows = outputs.detach().double().flatten(1) if outputs.ndim > 1 else outputs.detach().double()[:, None]
+    generator = torch.Generator().manual_seed(0)
+    return (rows @ torch.rand(rows.shape[1], generator=generator, dtype=torch.float64)).sort().values
 
 
 def _hidden_draws(ranks: Run) -> str:

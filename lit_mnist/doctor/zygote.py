@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def _run(request: dict[str, Any], answers: Any) -> None:
         try:
             answers.close()
             code = _child(request)
+        except BaseException:
+            traceback.print_exc()
         finally:
             with suppress(Exception):
                 sys.stdout.flush()

@@ -89,7 +89,8 @@ class Probes:
         (recorder.folder / f"done{recorder.rank}").touch()
 
     def _on_first_batch(self) -> None:
-        """Gives this process the weights that the ranks began with."""
+        """Watches parameters that were unfrozen, and gives this process the weights that the ranks began with."""
+        self.steps.watch(self.steps.parameters().values())
         feed = self.loaders.feed
         if not self._starts or feed is None:
             return

@@ -94,6 +94,7 @@ class ModuleProbe:
         try:
             inner = module.module if isinstance(module, DistributedDataParallel) else module
             self.name(inner)
+            self.steps.name_parameters(inner)
             self.recorder.add(
                 "forward",
                 module=type(inner).__name__,

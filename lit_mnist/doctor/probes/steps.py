@@ -18,6 +18,8 @@ from lit_mnist.doctor.spec import Spec
 
 # Tensors of larger models are recorded in the first step alone.
 _LARGE = 5_000_000
+# The gradients of more backward passes per step are not recorded one by one.
+_MOST_PARTS = 16
 
 
 class StepProbe:
@@ -33,6 +35,7 @@ class StepProbe:
         self.names: dict[int, str] = {}
         self.optimizers: list[Optimizer] = []
         self.local: dict[int, torch.Tensor] = {}
+        self.micro: dict[int, list[tuple[int, torch.Tensor]]] = {}
         self.stale: set[str] = set()
         self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
         self._hooked: dict[int, torch.Tensor] = {}
@@ -93,6 +96,8 @@ class StepProbe:
 
     def _on_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
         known = self.local.get(id(parameter))
+        if self.recorder.step < self.spec.steps and self.spec.purpose == "numbers":
+            self.micro.setdefault(id(parameter), []).append((self._micro_batches - 1, gradient.detach().clone()))
         if known is None:
             if parameter.grad is not None and bool(parameter.grad.any()):
                 self.stale.add(self.names.get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}"))
@@ -148,6 +153,9 @@ class StepProbe:
                     recorder.keep(f"applied/{recorder.step}/{key}", parameter.grad)
                 if id(parameter) in self.local:
                     recorder.keep(f"local/{recorder.step}/{key}", self.local[id(parameter)])
+                parts = self.micro.get(id(parameter), ())
+                for micro, part in parts if 1 < len(parts) <= _MOST_PARTS else ():
+                    recorder.keep(f"micro{micro}/{recorder.step}/{key}", part)
         names = {key: self.name(key, parameter) for key, parameter in parameters.items()}
         recorder.add(
             "step",
@@ -163,6 +171,7 @@ class StepProbe:
         )
         for parameter in parameters.values():
             self.local.pop(id(parameter), None)
+            self.micro.pop(id(parameter), None)
         self.stale.clear()
         self._ddp_forwards = self._micro_batches = 0
 

@@ -1,0 +1,45 @@
+"""LD011: one rank clips or steps alone."""
+
+from __future__ import annotations
+
+from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.findings import Finding
+from lit_mnist.doctor.gradients import first_divergence
+
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds gradients that one rank changes, and steps that one rank leaves out."""
+    found = first_divergence(evidence)
+    if found is None:
+        return []
+    clips = [
+        [event for event in rank.of_kind("clip") if event["step"] == found.step] for rank in evidence.ranks
+    ]
+    counts = [len(rank.of_kind("stepped")) for rank in evidence.ranks]
+    rates = [
+        [event["lr"] for event in rank.of_kind("step")][found.step : found.step + 1] for rank in evidence.ranks
+    ]
+    place = found.place
+    if len({len(clip) for clip in clips}) > 1:
+        number = next(number for number, clip in enumerate(clips) if clip)
+        others = [other for other, clip in enumerate(clips) if not clip]
+        event = clips[number][0]
+        message = f"Rank {number} clips the gradients with {event['function']}, but rank {others[0] if others else 1 - number} does not."
+        place = event["place"]
+    elif found.kind == "steps":
+        message = f"The ranks step unequally often: {_listed(counts)} optimizer steps."
+    elif any(rate != rates[0] for rate in rates):
+        message = f"The ranks step with different learning rates: {_listed([rate[0] if rate else None for rate in rates])}."
+    elif found.kind == "scaled":
+        message = "The ranks step with the same gradient at different scales: one of them changes it."
+    else:
+        return []
+    amount = f"the gradients of two ranks differ by {found.amount:.1e}" if found.amount else ""
+    tensor = found.parameters[0] if found.parameters else ""
+    return [fault("LD011", message, step=found.step, tensor=tensor, amount=amount, place=evidence.relative(place))]
+
+
+def _listed(values: list[object]) -> str:
+    return ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))

@@ -1,0 +1,31 @@
+"""LD015: a loss over the samples of all ranks that is computed from those of one."""
+
+from __future__ import annotations
+
+from lit_mnist.doctor.evidence import Evidence
+from lit_mnist.doctor.findings import Finding, Verdict
+from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
+
+STRUCTURAL = False
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds gradients that are no combination of those of the ranks, although all modules agree."""
+    twin = without_batch_norm(evidence)
+    if not twin.differs or twin.is_weighted or not twin.weights or first_divergence(evidence):
+        return []
+    amount = f"{twin.difference:.1e} of the gradient"
+    place = loss_place(evidence)
+    where = {"step": twin.step, "tensor": twin.tensor, "amount": amount, "place": place}
+    if twin.module:
+        message = f"The outputs of {twin.module} ({twin.module_class}) depend on which samples share a rank."
+        return [Finding("LD015", Verdict.DEPENDS, message, **where)]
+    gathers = [event for event in evidence.ranks[0].of_kind("collective") if event["op"].startswith("all_gather")]
+    gathers = [event for event in gathers if event["step"] == twin.step and "loss" not in event]
+    left = f"The gradients of the ranks leave {twin.residual:.1e} of that of one process, although all modules agree"
+    if gathers:
+        message = f"{left}: the loss gathers the samples of all ranks, but {gathers[0]['op']} passes no gradient to them."
+        where["place"] = evidence.relative(gathers[0]["place"])
+        return [Finding("LD015", Verdict.FAULT, message, **where)]
+    message = f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees those of one rank only."
+    return [Finding("LD015", Verdict.DEPENDS, message, **where)]
