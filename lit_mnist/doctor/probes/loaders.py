@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lit_mnist.doctor._private import LoaderIndices, graph_nodes, tree_leaves, tree_map
 from lit_mnist.doctor.feed import Feed
+from lit_mnist.doctor.probes.dropout import DropoutWatch
 from lit_mnist.doctor.probes.wrap import wrap
 from lit_mnist.doctor.recorder import Recorder, digest, sample_digests
 from lit_mnist.doctor.spec import Spec
@@ -45,6 +46,8 @@ class LoaderProbe:
     ) -> None:
         self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
         self.tape = Tape()
+        self.dropout = DropoutWatch(recorder)
+        self._watched = False
         self.tape.recording = spec.purpose == "numbers" and feed is None
         self.iterations: dict[int, int] = {}
         self.training_epochs = 0
@@ -74,8 +77,16 @@ class LoaderProbe:
         self._hidden = _hidden_generators()
         self.tape.__enter__()
 
+    def watch_dropout(self) -> None:
+        """Sees active dropout until the next batch."""
+        self._watched = True
+        self.dropout.__enter__()
+
     def leave(self) -> None:
         """Ends the step after the newest batch, and keeps its draws."""
+        if self._watched:
+            self._watched = False
+            self.dropout.__exit__(None, None, None)
         batch, self._newest = self._newest, None
         if batch is None:
             return
@@ -152,6 +163,8 @@ class ShortEpoch(Iterator[Any]):
         if self.event["gradients"]:
             probe.first_batch()
             probe.enter(event)
+        if probe.spec.purpose == "train":
+            probe.watch_dropout()
         return batch
 
     def _see_training(self) -> None:

@@ -42,6 +42,7 @@ class ModuleProbe:
         wrap(DistributedDataParallel, "__init__", self._on_ddp)
         before(DistributedDataParallel, "forward", self._on_ddp_forward)
         wrap(nn.Module, "__call__", self._on_call)
+        before(nn.Module, "eval", lambda module: self.recorder.add("eval", module=type(module).__name__))
         wrap(nn.Module, "load_state_dict", self._on_load)
         if self.spec.purpose == "numbers":
             nn.modules.module.register_module_forward_hook(self._keep_output)
@@ -57,6 +58,8 @@ class ModuleProbe:
     def _on_ddp(self, original: Callable[..., Any], wrapped: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self.spec.double:
             module.double()
+        if self.spec.interventions.get("find_unused"):
+            kwargs["find_unused_parameters"] = True
         if self.spec.interventions.get("sync_batch_norm"):
             sync_batch_norm(module, "cpu")
         self.name(module)
