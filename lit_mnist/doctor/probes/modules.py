@@ -104,6 +104,7 @@ class ModuleProbe:
                 gradients=torch.is_grad_enabled(),
                 modes={name: part.training for name, part in inner.named_modules() if not list(part.children())},
                 random=[name for name, part in inner.named_modules() if _is_random(part)],
+                sensitive=[name for name, part in inner.named_modules() if _has_modes(part)],
                 ddp=isinstance(module, DistributedDataParallel),
             )
             return original(module, *args, **kwargs)
@@ -140,6 +141,13 @@ class ModuleProbe:
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def _has_modes(part: nn.Module) -> bool:
+    """Returns whether a module has other outputs in evaluation mode."""
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return part.p > 0
+    return isinstance(part, _NORMS) and part.track_running_stats
 
 
 def _is_random(part: nn.Module) -> bool:

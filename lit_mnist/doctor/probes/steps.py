@@ -95,6 +95,7 @@ class StepProbe:
         result = original(optimizer, *args, **kwargs)
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
+            self.recorder.add("optimizer", optimizer=self._number(optimizer), name=type(optimizer).__name__)
         self.watch(_parameters(optimizer))
         return result
 
@@ -195,9 +196,9 @@ class StepProbe:
         return {self.names[id(parameter)]: digest(parameter) for parameter in found if id(parameter) in self.names}
 
     def _on_scheduler(self, original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
-        number = next((place for place, other in enumerate(self._schedulers) if other is scheduler), len(self._schedulers))
-        if number == len(self._schedulers):
+        if not any(other is scheduler for other in self._schedulers):
             self._schedulers.append(scheduler)
+        number = next(place for place, other in enumerate(self._schedulers) if other is scheduler)
         again = self._scheduled.get(number) == self.recorder.step > 0
         self._scheduled[number] = self.recorder.step
         if again and self.spec.interventions.get("step_schedules_once"):
