@@ -1,4 +1,4 @@
-"""Probes of collectives, the process group, gradient scaling and clipping, seeds, files, and the number of processes."""
+"""Probes of collectives, the process group, gradient scaling and clipping, seeds, and files."""
 
 from __future__ import annotations
 

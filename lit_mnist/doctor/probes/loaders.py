@@ -58,7 +58,19 @@ class LoaderProbe:
 
     def install(self) -> None:
         """Installs the probe."""
-        wrap(DataLoader, "__iter__", lambda original, loader: ShortEpoch(self, loader, original(loader)))
+        wrap(DataLoader, "__iter__", self._on_iter)
+
+    def _on_iter(self, original: Callable[..., Any], loader: Any) -> ShortEpoch:
+        number = self.number(loader)
+        for epoch in [epoch for epoch in self.open if epoch.loader == number]:
+            epoch.end()
+        self.seed()
+        return ShortEpoch(self, loader, original(loader))
+
+    def seed(self) -> None:
+        """Seeds the generators by the epoch, so that a resumed training has the same order and draws."""
+        if self.spec.purpose in {"save", "resume", "whole"} and torch.is_grad_enabled():
+            seed_generators(self.spec.seed + self.training_epochs + (self.spec.purpose == "resume"))
 
     def number(self, loader: Any) -> int:
         """Returns the number of a loader, in the order of first use."""
@@ -118,8 +130,6 @@ class ShortEpoch(Iterator[Any]):
         self.probe, self.iterator = probe, iterator
         recorder = probe.recorder
         self.loader = probe.number(loader)
-        for other in [epoch for epoch in probe.open if epoch.loader == self.loader]:
-            other.end()
         probe.open.append(self)
         self.iteration = probe.iterations.get(self.loader, 0)
         probe.iterations[self.loader] = self.iteration + 1
@@ -143,6 +153,8 @@ class ShortEpoch(Iterator[Any]):
         if self._is_over() or (probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)):
             self.end()
             raise StopIteration
+        if self.yielded == 0:
+            probe.seed()
         generators = _generators()
         try:
             batch = next(self.iterator)
@@ -258,6 +270,13 @@ def _describe(loader: Any, indices: LoaderIndices) -> dict[str, Any]:
         "drained": False,
         "trains": False,
     }
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the generators of torch, Python and NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
 
 
 def _generators() -> dict[str, str]:
