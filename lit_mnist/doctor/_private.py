@@ -77,6 +77,8 @@ def _plain(indices: Any) -> list[int]:
 
 def graph_nodes() -> int:
     """Returns the number of autograd nodes that live tensors keep, up to 100,000."""
+    # What waits for the collector is not kept.
+    gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensors = [value for value in gc.get_objects() if type(value) is torch.Tensor]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import lightning.pytorch as pl
@@ -31,8 +30,7 @@ class LightningProbe(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Seeds the generators by the epoch, so that a resumed training has the same order and draws."""
-        if self.probes.spec.purpose in {"save", "resume", "whole"}:
-            _seed(self.probes.spec.seed + trainer.current_epoch)
+        self.probes.loaders.seed()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Records the metrics of a validation."""
@@ -62,12 +60,6 @@ class LightningProbe(pl.Callback):
             stage=str(module.trainer.state.stage) if module._trainer is not None else "",
         )
         return original(module, name, value, *args, **kwargs)
-
-
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
 
 
 def logged_values(trainer: pl.Trainer) -> dict[str, float]:

@@ -90,6 +90,8 @@ def _run(module: Any, data: Any, spec: Spec, probes: Any, options: dict[str, Any
     probes.facts |= {"module": True, "predicts": is_overridden("predict_dataloader", owner)}
     recorder = probes.recorder
     if spec.purpose == "evaluate":
+        if draws := spec.interventions.get("draws"):
+            torch.manual_seed(spec.seed + int(draws))
         trainer.validate(module, datamodule=data, verbose=False)
         recorder.add("metrics", stage="validate", values=logged_values(trainer))
     elif spec.purpose == "predict":

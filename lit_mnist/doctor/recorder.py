@@ -22,6 +22,8 @@ _LIBRARIES = (
     str(Path(__file__).parent),
 )
 
+_PROBES = str(Path(__file__).parent)
+
 
 class Recorder:
     """The events and tensors of this process.
@@ -88,6 +90,14 @@ def user_place() -> str:
     for frame in user_frames():
         return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
     return ""
+
+
+def is_called_by_user() -> bool:
+    """Returns whether the user's code calls the observed function itself, not through a library."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PROBES):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and not frame.f_code.co_filename.startswith(("<", *_LIBRARIES))
 
 
 def digest(value: Any) -> str:

@@ -20,8 +20,8 @@ from typing import Any, cast
 
 import torch
 
-from lit_mnist.doctor.probes.install import STOP, rank_environment
 from lit_mnist.distributed.signals import STOP
+from lit_mnist.doctor.probes.install import STOP, rank_environment
 from lit_mnist.doctor.processes import processes_of_group
 from lit_mnist.doctor.spec import Spec, Target
 from lit_mnist.errors import StoppedError

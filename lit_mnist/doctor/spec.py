@@ -68,7 +68,7 @@ class Spec:
     @property
     def epochs(self) -> int:
         """Training epochs that are recorded."""
-        return 2 if self.purpose == "train" else 1
+        return 2 if self.purpose in {"train", "whole"} else 1
 
     def write(self, folder: Path) -> None:
         """Writes the file that `read` reads."""

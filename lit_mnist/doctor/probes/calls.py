@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lit_mnist.doctor.probes.wrap import before, wrap_everywhere
-from lit_mnist.doctor.recorder import Recorder
+from lit_mnist.doctor.recorder import Recorder, is_called_by_user
 from lit_mnist.doctor.spec import Spec
 
 COLLECTIVES = (
@@ -58,9 +58,11 @@ class CallProbe:
             wrap_everywhere(name, getattr(nn.utils, name), self._on_clip)
         from torch.amp.grad_scaler import GradScaler
 
+        # A scaler for GPUs is disabled here, but its calls come in the same order.
+        before(GradScaler, "__init__", self._on_scaler)
         before(GradScaler, "unscale_", lambda scaler, *_: self.recorder.add("unscale"))
         before(GradScaler, "step", lambda scaler, *_, **__: self.recorder.add("scaler_step"))
-        before(GradScaler, "scale", lambda scaler, *_: self.recorder.add("scale"))
+        before(GradScaler, "scale", lambda scaler, *_: self.recorder.add("scale", scale=scaler.get_scale()))
         wrap_everywhere("save", torch.save, self._on_save)
         wrap_everywhere("load", torch.load, self._on_torch_load)
         sys.addaudithook(self._on_audit)
@@ -73,7 +75,8 @@ class CallProbe:
         try:
             tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor)]
             shape = list(tensors[0].shape) if tensors else []
-            event = self.recorder.add("collective", op=original.__name__, shape=shape, value=None)
+            group = any(_is_subgroup(value) for value in [*args, *kwargs.values()])
+            event = self.recorder.add("collective", op=original.__name__, shape=shape, value=None, subgroup=group)
             result = original(*args, **kwargs)
             if tensors and tensors[0].numel() == 1 and not kwargs.get("async_op"):
                 event["value"] = float(tensors[0])
@@ -96,7 +99,9 @@ class CallProbe:
         original(backend or "gloo", *args[1:], **kwargs)
         self.recorder.rank = dist.get_rank()
         self.recorder.active = True
-        self.recorder.add("init_process_group", rank=dist.get_rank(), world_size=dist.get_world_size())
+        self.recorder.add(
+            "init_process_group", rank=dist.get_rank(), world_size=dist.get_world_size(), direct=is_called_by_user()
+        )
 
     def _on_destroy(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.recorder.add("destroy_process_group")
@@ -107,8 +112,16 @@ class CallProbe:
         return original(seed, *args, **kwargs)
 
     def _on_clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.recorder.add("clip", function=original.__name__)
-        return original(*args, **kwargs)
+        limit = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
+        event = self.recorder.add("clip", function=original.__name__, limit=float(limit), norm=None)
+        result = original(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            event["norm"] = float(result)
+        return result
+
+    def _on_scaler(self, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        # Its sixth argument.
+        self.recorder.add("scaler", enabled=bool(args[5] if len(args) > 5 else kwargs.get("enabled", True)))
 
     def _on_save(self, original: Callable[..., Any], content: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
         """Saves into a temporary folder, so that three steps of training do not replace a checkpoint of the user."""
@@ -139,3 +152,8 @@ class CallProbe:
             if not place_known["place"]:
                 # A library opened it: not the user's doing.
                 self.recorder.events.remove(place_known)
+
+
+def _is_subgroup(value: Any) -> bool:
+    """Returns whether a value is a process group of some ranks."""
+    return isinstance(value, dist.ProcessGroup) and value.size() < dist.get_world_size()

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lit_mnist.doctor._private import LoaderIndices, graph_nodes, tree_leaves, tree_map
 from lit_mnist.doctor.feed import Feed
+from lit_mnist.doctor.probes.dropout import DropoutWatch
 from lit_mnist.doctor.probes.wrap import wrap
 from lit_mnist.doctor.recorder import Recorder, digest, sample_digests
 from lit_mnist.doctor.spec import Spec
@@ -45,6 +46,8 @@ class LoaderProbe:
     ) -> None:
         self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
         self.tape = Tape()
+        self.dropout = DropoutWatch(recorder)
+        self._watched = False
         self.tape.recording = spec.purpose == "numbers" and feed is None
         self.iterations: dict[int, int] = {}
         self.training_epochs = 0
@@ -55,7 +58,19 @@ class LoaderProbe:
 
     def install(self) -> None:
         """Installs the probe."""
-        wrap(DataLoader, "__iter__", lambda original, loader: ShortEpoch(self, loader, original(loader)))
+        wrap(DataLoader, "__iter__", self._on_iter)
+
+    def _on_iter(self, original: Callable[..., Any], loader: Any) -> ShortEpoch:
+        number = self.number(loader)
+        for epoch in [epoch for epoch in self.open if epoch.loader == number]:
+            epoch.end()
+        self.seed()
+        return ShortEpoch(self, loader, original(loader))
+
+    def seed(self) -> None:
+        """Seeds the generators by the epoch, so that a resumed training has the same order and draws."""
+        if self.spec.purpose in {"save", "resume", "whole"} and torch.is_grad_enabled():
+            seed_generators(self.spec.seed + self.training_epochs + (self.spec.purpose == "resume"))
 
     def number(self, loader: Any) -> int:
         """Returns the number of a loader, in the order of first use."""
@@ -74,8 +89,16 @@ class LoaderProbe:
         self._hidden = _hidden_generators()
         self.tape.__enter__()  # type: ignore[no-untyped-call]
 
+    def watch_dropout(self) -> None:
+        """Sees active dropout until the next batch."""
+        self._watched = True
+        self.dropout.__enter__()
+
     def leave(self) -> None:
         """Ends the step after the newest batch, and keeps its draws."""
+        if self._watched:
+            self._watched = False
+            self.dropout.__exit__(None, None, None)
         batch, self._newest = self._newest, None
         if batch is None:
             return
@@ -107,8 +130,6 @@ class ShortEpoch(Iterator[Any]):
         self.probe, self.iterator = probe, iterator
         recorder = probe.recorder
         self.loader = probe.number(loader)
-        for other in [epoch for epoch in probe.open if epoch.loader == self.loader]:
-            other.end()
         probe.open.append(self)
         self.iteration = probe.iterations.get(self.loader, 0)
         probe.iterations[self.loader] = self.iteration + 1
@@ -134,6 +155,8 @@ class ShortEpoch(Iterator[Any]):
         if self._is_over() or (probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)):
             self.end()
             raise StopIteration
+        if self.yielded == 0:
+            probe.seed()
         generators = _generators()
         try:
             batch = next(self.iterator)
@@ -154,6 +177,8 @@ class ShortEpoch(Iterator[Any]):
         if self.event["gradients"]:
             probe.first_batch()
             probe.enter(event)
+        if probe.spec.purpose == "train":
+            probe.watch_dropout()
         return batch
 
     def _see_training(self) -> None:
@@ -250,6 +275,13 @@ def _describe(loader: Any, indices: LoaderIndices) -> dict[str, Any]:
         "drained": False,
         "trains": False,
     }
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the generators of torch, Python and NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def _generators() -> dict[str, str]:

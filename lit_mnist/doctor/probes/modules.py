@@ -42,6 +42,7 @@ class ModuleProbe:
         wrap(DistributedDataParallel, "__init__", self._on_ddp)
         before(DistributedDataParallel, "forward", self._on_ddp_forward)
         wrap(nn.Module, "__call__", self._on_call)
+        before(nn.Module, "eval", lambda module: self.recorder.add("eval", module=type(module).__name__))
         wrap(nn.Module, "load_state_dict", self._on_load)
         if self.spec.purpose == "numbers":
             nn.modules.module.register_module_forward_hook(self._keep_output)
@@ -57,6 +58,8 @@ class ModuleProbe:
     def _on_ddp(self, original: Callable[..., Any], wrapped: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self.spec.double:
             module.double()
+        if self.spec.interventions.get("find_unused"):
+            kwargs["find_unused_parameters"] = True
         if self.spec.interventions.get("sync_batch_norm"):
             sync_batch_norm(module, "cpu")
         self.name(module)
@@ -101,6 +104,7 @@ class ModuleProbe:
                 gradients=torch.is_grad_enabled(),
                 modes={name: part.training for name, part in inner.named_modules() if not list(part.children())},
                 random=[name for name, part in inner.named_modules() if _is_random(part)],
+                sensitive=[name for name, part in inner.named_modules() if _has_modes(part)],
                 ddp=isinstance(module, DistributedDataParallel),
             )
             return original(module, *args, **kwargs)
@@ -137,6 +141,13 @@ class ModuleProbe:
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def _has_modes(part: nn.Module) -> bool:
+    """Returns whether a module has other outputs in evaluation mode."""
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return part.p > 0
+    return isinstance(part, _NORMS) and part.track_running_stats
 
 
 def _is_random(part: nn.Module) -> bool:

@@ -36,9 +36,13 @@ class StepProbe:
         self.optimizers: list[Optimizer] = []
         self.local: dict[int, torch.Tensor] = {}
         self.micro: dict[int, list[tuple[int, torch.Tensor]]] = {}
-        self.stale: set[str] = set()
+        self.stale: set[int] = set()
         self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
         self._hooked: dict[int, torch.Tensor] = {}
+        self._applied: set[int] = set()
+        self._reached: set[int] = set()
+        self._schedulers: list[LRScheduler] = []
+        self._scheduled: dict[int, int] = {}
         self._ddp_forwards = 0
         self._micro_batches = 0
         self._inside = False
@@ -55,11 +59,7 @@ class StepProbe:
             "zero_grad",
             lambda optimizer, *_, **__: self.recorder.add("zero_grad", optimizer=self._number(optimizer)),
         )
-        before(
-            LRScheduler,
-            "step",
-            lambda scheduler, *_, **__: self.recorder.add("scheduler", name=type(scheduler).__name__),
-        )
+        wrap(LRScheduler, "step", self._on_scheduler)
 
     def name_parameters(self, module: nn.Module) -> None:
         """Gives the parameters of a module their names."""
@@ -99,6 +99,7 @@ class StepProbe:
         result = original(optimizer, *args, **kwargs)
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
+            self.recorder.add("optimizer", optimizer=self._number(optimizer), name=type(optimizer).__name__)
         self.watch(_parameters(optimizer))
         return result
 
@@ -106,9 +107,13 @@ class StepProbe:
         known = self.local.get(id(parameter))
         if self.recorder.step < self.spec.steps and self.spec.purpose == "numbers":
             self.micro.setdefault(id(parameter), []).append((self._micro_batches - 1, gradient.detach().clone()))
+        self._reached.add(id(parameter))
+        if id(parameter) in self._applied:
+            left = parameter.grad is not None and bool(parameter.grad.any())
+            (self.stale.add if left else self.stale.discard)(id(parameter))
+            if not left:
+                self._applied.discard(id(parameter))
         if known is None:
-            if parameter.grad is not None and bool(parameter.grad.any()):
-                self.stale.add(self.names.get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}"))
             self.local[id(parameter)] = gradient.detach().clone()
         else:
             self.local[id(parameter)] = known + gradient.detach()
@@ -173,15 +178,37 @@ class StepProbe:
             lr=[float(group["lr"]) for group in optimizer.param_groups],
             without_gradient=[names[key] for key, parameter in parameters.items() if parameter.grad is None],
             frozen=[names[key] for key, parameter in parameters.items() if not parameter.requires_grad],
-            stale=sorted(self.stale),
+            stale=[names[key] for key, parameter in parameters.items() if id(parameter) in self.stale],
+            unowned=self._unowned(),
             ddp_forwards=self._ddp_forwards,
             micro_batches=self._micro_batches,
         )
         for parameter in parameters.values():
             self.local.pop(id(parameter), None)
             self.micro.pop(id(parameter), None)
-        self.stale.clear()
+            self.stale.discard(id(parameter))
+            if parameter.grad is not None:
+                self._applied.add(id(parameter))
         self._ddp_forwards = self._micro_batches = 0
+
+    def _unowned(self) -> dict[str, str]:
+        """Returns digests of the parameters that get gradients, but belong to no optimizer."""
+        owned = {id(parameter) for optimizer in self.optimizers for parameter in _parameters(optimizer)}
+        found = [self._hooked[key] for key in self._reached - owned]
+        if sum(parameter.numel() for parameter in found) > _LARGE:
+            found = found[:1]
+        return {self.names[id(parameter)]: digest(parameter) for parameter in found if id(parameter) in self.names}
+
+    def _on_scheduler(self, original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        if not any(other is scheduler for other in self._schedulers):
+            self._schedulers.append(scheduler)
+        number = next(place for place, other in enumerate(self._schedulers) if other is scheduler)
+        again = self._scheduled.get(number) == self.recorder.step > 0
+        self._scheduled[number] = self.recorder.step
+        if again and self.spec.interventions.get("step_schedules_once"):
+            return None
+        self.recorder.add("scheduler", name=type(scheduler).__name__, scheduler=number)
+        return original(scheduler, *args, **kwargs)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         number, recorder = self._number(optimizer), self.recorder
