@@ -6,6 +6,7 @@ and the fine-tuning begins with random weights.
 
 import os
 import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -37,8 +38,7 @@ def build():
 
 def pretrained(path):
     """Writes a checkpoint as the pretraining leaves it."""
-    model = DDP(build())
-    torch.save(model.state_dict(), path)
+    torch.save(nn.DataParallel(build()).state_dict(), path)
 
 
 def main():
@@ -46,7 +46,7 @@ def main():
     torch.manual_seed(0)
     folder = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(folder, src=0)
-    path = os.path.join(folder[0], f"pretrained-{rank}.pt")
+    path = Path(folder[0]) / f"pretrained-{rank}.pt"
     pretrained(path)
     torch.manual_seed(1)
     net = build()

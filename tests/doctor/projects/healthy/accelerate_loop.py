@@ -41,6 +41,7 @@ def main():
                 hits.append(accelerator.gather_for_metrics((model(x) > 0) == (y > 0)))
         accuracy = torch.cat(hits).float().mean()
         accelerator.print(f"epoch {epoch}: accuracy {accuracy:.3f} of {len(torch.cat(hits))} samples")
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 

@@ -1,4 +1,4 @@
-"""Noise from NumPy in the workers, seeded per rank, worker and epoch by torch, and a mean over both ranks in the log."""
+"""Noise from NumPy in the workers, which torch seeds per rank, worker and epoch; the log has the ranks' mean."""
 
 import os
 
