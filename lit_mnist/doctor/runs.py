@@ -21,7 +21,8 @@ from typing import Any, cast
 import torch
 
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.doctor.probes.install import STOP, rank_environment
+from lit_mnist.doctor.probes.install import STOP as STOP_FILE
+from lit_mnist.doctor.probes.install import rank_environment
 from lit_mnist.doctor.processes import processes_of_group
 from lit_mnist.doctor.spec import Spec, Target
 from lit_mnist.errors import StoppedError
@@ -278,7 +279,7 @@ def stop_ranks(pids: Sequence[int], folder: Path, *, record: bool) -> None:
         record: Whether they write their records and stacks before.
     """
     if pids and record:
-        (folder / STOP).touch()
+        (folder / STOP_FILE).touch()
         for pid in pids:
             for member in processes_of_group(pid):
                 with suppress(ProcessLookupError):

@@ -13,12 +13,12 @@ MARKS = {
     Verdict.DEPENDS: "≈",
     Verdict.UNCLEAR: "?",
     Verdict.NOTE: "·",
-    Verdict.CANNOT_TELL: "–",
-    Verdict.NOT_REACHED: "–",
+    Verdict.CANNOT_TELL: "-",
+    Verdict.NOT_REACHED: "-",
 }
 LIMITS = (
-    "Not examined: faults of hardware, NCCL and streams, sharded and pipelined models, nondeterministic cuDNN, and what "
-    "begins after these steps."
+    "Not examined: faults of hardware, NCCL and streams, sharded and pipelined models, nondeterministic cuDNN, and "
+    "what begins after these steps."
 )
 _SHORT = (Verdict.CANNOT_TELL, Verdict.NOT_REACHED)
 

@@ -77,6 +77,8 @@ class Probes:
         failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.tape.failures]
         if error:
             recorder.add("error", **error)
+        else:
+            self.loaders.samples.look()
         recorder.add(
             "end",
             reached_end=reached_end,
