@@ -94,7 +94,8 @@ def help_of_doctor(words: Sequence[str], program: str) -> str:
         return ""
     width = max(map(len, FLAGS)) + 2
     rows = [
-        textwrap.fill(f"  {flag:{width}}{text}", 118, subsequent_indent=" " * (width + 2)) for flag, text in FLAGS.items()
+        textwrap.fill(f"  {flag:{width}}{text}", 118, subsequent_indent=" " * (width + 2))
+        for flag, text in FLAGS.items()
     ]
     return HELP.format(program=program, flags="\n".join(rows))
 

@@ -133,7 +133,9 @@ class _Examination:
         self._preload(run)
         record = run.ranks[0]
         if not record.of_kind("step") and not record.of_kind("epoch"):
-            raise InputError(f"{self.evidence.spec.target} came to its end without training: it used no DataLoader and no optimizer.")
+            raise InputError(
+                f"{self.evidence.spec.target} came to its end without training: it used no DataLoader and no optimizer."
+            )
         return f"{record.of_kind('step')[-1]['step'] + 1 if record.of_kind('step') else 0} optimizer steps"
 
     def _several(self) -> str:

@@ -1,4 +1,4 @@
-"""LD011: one rank clips or steps alone."""
+"""LD011: one rank clips or steps differently."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence
 
+TITLE = "One rank clips or steps differently"
+CAUSE = (
+    "Code under `if rank == 0` changes the gradients, the learning rate or the number of optimizer steps. "
+    "From then on, the ranks have different weights although each gradient is averaged. BLOOM-176B was "
+    "trained with such a fault for a while."
+)
+FIX = (
+    "Let every rank clip and step; let rank 0 only print:\n"
+    "    norm = clip_grad_norm_(model.parameters(), 1.0)\n"
+    "    if rank == 0: print(norm)"
+)
+THREADS = ("deepspeedai/DeepSpeed#1801",)
 STRUCTURAL = True
 
 

@@ -1,4 +1,4 @@
-"""LD012: batch norm uses the statistics of each rank alone."""
+"""LD012: batch norm depends on the number of ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.gradients import without_batch_norm
 
+TITLE = "Batch norm depends on the number of ranks"
+CAUSE = (
+    "Batch norm normalizes with the samples of its rank. With N ranks, the statistics come from 1/N of the "
+    "batch, and each rank has other running statistics. This may be intended, but the training is not that of"
+    " one process."
+)
+FIX = (
+    "Synchronize it:\n"
+    "    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"
+    "Lightning: Trainer(sync_batchnorm=True). On CPUs: lit_mnist.plugins.PortableSyncBatchNorm."
+)
+THREADS = ("LibreYOLO/libreyolo#531",)
 STRUCTURAL = False
 
 

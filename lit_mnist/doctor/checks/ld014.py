@@ -1,4 +1,4 @@
-"""LD014: a sum instead of a mean, or a second division."""
+"""LD014: the gradient has the wrong scale."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
 
+TITLE = "The gradient has the wrong scale"
+CAUSE = (
+    "DistributedDataParallel averages the gradients. A loss that is a sum over samples, a second division by "
+    "the number of ranks, or an all-reduce without a division changes the step size with the number of ranks."
+)
+FIX = (
+    "Take the mean over the samples of the rank, and let DDP average:\n"
+    "    loss = cross_entropy(logits, targets)   # reduction='mean'\n"
+    "If you reduce the gradients yourself, divide them by the number of ranks."
+)
+THREADS = ("huggingface/transformers#37197",)
 STRUCTURAL = False
 _EQUAL = 1e-5
 

@@ -1,4 +1,4 @@
-"""LD015: a loss over the samples of all ranks that is computed from those of one."""
+"""LD015: the loss sees the samples of one rank."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
 
+TITLE = "The loss sees the samples of one rank"
+CAUSE = (
+    "A contrastive loss compares the samples of a batch with each other. On N ranks it sees 1/N of them, and "
+    "`all_gather` returns the others without their gradient. The result depends on the number of ranks."
+)
+FIX = (
+    "Gather with gradients:\n"
+    "    from torch.distributed.nn.functional import all_gather\n"
+    "    z = torch.cat(all_gather(z))"
+)
+THREADS = (
+    "Lightning-Universe/lightning-bolts#179",
+    "facebookresearch/SLIP#31",
+)
 STRUCTURAL = False
 
 
