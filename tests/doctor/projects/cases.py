@@ -92,7 +92,7 @@ FAULTY = (
     _faulty("ld014b_sum_reduction", "Module", "a loss with reduction='sum'"),
     _faulty("ld014c_divided_twice", "main", "the loss is divided by the number of ranks, and DDP divides again"),
     _faulty("ld015_gather_without_gradient", "Module", "embeddings are gathered without their gradient", data="Data"),
-    _faulty("ld015b_local_negatives", "", "embeddings are not gathered", command=TORCHRUN),
+    _faulty("ld015b_local_negatives", "", "embeddings are not gathered", command=TORCHRUN, verdict=DEPENDS),
     _faulty("ld016_no_sync_inverted", "main", "no_sync covers the last micro-batches"),
     _faulty(
         "ld017_scheduler_steps_twice", "", "accelerate steps a prepared scheduler once per process", command=TORCHRUN
