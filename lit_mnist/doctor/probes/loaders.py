@@ -60,7 +60,7 @@ class LoaderProbe:
 
     def _on_iter(self, original: Callable[..., Any], loader: Any) -> ShortEpoch:
         number = self.number(loader)
-        self.samples.prepare(loader, number, self.iterations.get(number, 0))
+        self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
         return ShortEpoch(self, loader, original(loader))
 
     def number(self, loader: Any) -> int:
@@ -146,6 +146,8 @@ class ShortEpoch(Iterator[Any]):
         if self._is_over() or (probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)):
             self.end()
             raise StopIteration
+        if self.event["gradients"]:
+            probe.samples.seed_ranks()
         states = generators()
         try:
             batch = next(self.iterator)
@@ -164,7 +166,6 @@ class ShortEpoch(Iterator[Any]):
         self.yielded += 1
         self.event["yielded"] = self.yielded
         if self.event["gradients"]:
-            probe.samples.seed_ranks()
             probe.first_batch()
             probe.enter(event)
         return batch
