@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
+
+import torch
 
 from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.runs import RankRecord
@@ -91,6 +94,45 @@ def _identifies(column: list[str]) -> bool:
     return all(column) and len(set(column)) > len(column) / 2
 
 
+def divides_batches(evidence: Evidence) -> bool:
+    """Returns whether each rank takes its own part of equal batches by itself, as different gradients show."""
+    ranks: Sequence[RankRecord] = evidence.ranks
+    if any(_first_batch(rank).get("drawn") for rank in ranks):
+        # Dropout makes the gradients differ, too, unless all ranks have one seed.
+        run = evidence.run("one seed", same_seed=True)
+        ranks = run.ranks if run.worked else ranks
+    first = [_first_batch(rank) for rank in ranks]
+    same_draws = (
+        not any(batch.get("drawn") for batch in first) or len({batch["generators"]["torch"] for batch in first}) == 1
+    )
+    if not same_draws or any(batch.get("samples") != first[0].get("samples") for batch in first):
+        return False
+    gradients = [{name: value for name, value in rank.tensors.items() if name.startswith("local/0/")} for rank in ranks]
+    return any(
+        name in other and not torch.allclose(value, other[name], rtol=1e-3, atol=1e-7)
+        for other in gradients[1:]
+        for name, value in gradients[0].items()
+    )
+
+
+def _first_batch(rank: RankRecord) -> Event:
+    return next((batch for batch in rank.of_kind("batch") if batch["trains"]), {})
+
+
+def repeated_samples(events: Sequence[Event]) -> list[int]:
+    """Returns the samples of an evaluation that come too often, if the samples are divided among the ranks."""
+    if not indices_known(events):
+        return []
+    lists = [event["indices"] for event in events]
+    sets, union = [set(one) for one in lists], {index for one in lists for index in one}
+    batch = max(max(event["sizes"]) for event in events)
+    extra = sum(map(len, lists)) - len(union)
+    if all(one == union for one in sets) or extra > batch * len(events):
+        # Each rank evaluates all samples, or draws them with replacement.
+        return []
+    return sorted(index for index, count in Counter(index for one in lists for index in one).items() if count > 1)
+
+
 def communicates(evidence: Evidence) -> bool:
     """Returns whether the ranks train one model, unlike independent trainings."""
     return any(rank.of_kind("ddp", "collective") for rank in evidence.ranks)
@@ -128,20 +170,26 @@ def leak(ranks: Sequence[RankRecord]) -> Leak | None:
         indices = {index for event in events for index in _keys(ranks, event)}
         training.append((indices, {sample for event in events for sample in samples_of(rank, event)}))
     found: list[Leak] = []
+    # The indices say it exactly if both are parts of one data set, otherwise the contents do.
+    for kind in (0, 1):
+        for place, event, own in _validations(ranks, kind):
+            if own & training[place][kind]:
+                # Perhaps the accuracy of the training samples.
+                return None
+            for other, sets in enumerate(training):
+                count = len(own & sets[kind])
+                if count >= (1 if kind == 0 else max(3, len(own) / 20)):
+                    found.append(Leak(ranks[other].rank, ranks[place].rank, count, len(own), event))
+    return max(found, key=lambda one: one.count, default=None)
+
+
+def _validations(ranks: Sequence[RankRecord], kind: int) -> Iterator[tuple[int, Event, set[Any]]]:
+    """Yields each evaluation with its rank and its samples, by index (kind 0) or by content (kind 1)."""
     for place, rank in enumerate(ranks):
         for event in rank.evaluation_epochs:
-            if event["iterable"]:
-                continue
-            own = set(_keys(ranks, event)), set(samples_of(rank, event))
-            # The indices say it exactly if both are parts of one data set, otherwise the contents do.
-            for kind in (0, 1):
-                if len(own[kind]) < 2 or own[kind] & training[place][kind]:
-                    continue
-                for other, sets in enumerate(training):
-                    count = len(own[kind] & sets[kind])
-                    if count >= (1 if kind == 0 else 3):
-                        found.append(Leak(ranks[other].rank, rank.rank, count, len(own[kind]), event))
-    return max(found, key=lambda one: one.count, default=None)
+            own: set[Any] = set(samples_of(rank, event) if kind else _keys(ranks, event))
+            if len(own) > 1 and not event["iterable"]:
+                yield place, event, own
 
 
 def _keys(ranks: Sequence[RankRecord], event: Event) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.order import (
     communicates,
     contents,
+    divides_batches,
     indices_known,
     leak,
     names,
@@ -35,6 +36,8 @@ def check(evidence: Evidence) -> list[Finding]:
             continue
         same = contents(ranks, events[0]["base"]).same
         if same is False or leak(ranks) or replaced_sampler(evidence):
+            continue
+        if lists[0] == lists[-1] and divides_batches(evidence):
             continue
         which = names([rank.rank for rank in ranks])
         sampler = events[0]["sampler"]

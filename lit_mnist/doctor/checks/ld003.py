@@ -6,7 +6,7 @@ from collections import Counter
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
-from lit_mnist.doctor.order import Event, communicates, names, samples_of, training_epochs
+from lit_mnist.doctor.order import Event, communicates, divides_batches, names, samples_of, training_epochs
 from lit_mnist.doctor.runs import RankRecord
 
 STRUCTURAL = True
@@ -33,6 +33,8 @@ def _among_ranks(evidence: Evidence, events: list[Event]) -> list[Finding]:
             distinct = all(len(a) >= _DISTINCT * len(b) / copies for a, b in zip(sets, lists, strict=True))
             least, shared = min(map(len, sets)), len(sets[0] & sets[1])
             if least < _FEWEST or not distinct or shared <= least / 2:
+                continue
+            if lists[0] == lists[1] and divides_batches(evidence):
                 continue
             order = "in the same order" if lists[0] == lists[1] else "in another order"
             message = (

@@ -24,32 +24,31 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _workers(evidence: Evidence, rank: RankRecord) -> Finding | None:
-    begun: dict[tuple[int, str, str], tuple[int, int]] = {}
+    begun: dict[tuple[int, str, str], tuple[Event, int]] = {}
     for event in rank.training_epochs:
         calls = calls_of(rank, event["base"])
         if calls is None or not calls["random"]:
             continue
         for worker, states in enumerate(event["worker_generators"]):
             for name in calls["generators"]:
-                key = event["loader"], name, states[name]
-                if key in begun:
-                    before, other = begun[key]
-                    return _fault(evidence, rank, event, name, (before, other), worker)
-                begun[key] = event["epoch"], worker
+                before = begun.setdefault((event["base"], name, states[name]), (event, worker))
+                known = before[0]["epoch"] != event["epoch"] or before[0]["loader"] == event["loader"]
+                if before != (event, worker) and known:
+                    return _fault(evidence, rank, event, name, before, worker)
     return None
 
 
 def _fault(
-    evidence: Evidence, rank: RankRecord, event: Event, name: str, before: tuple[int, int], worker: int
+    evidence: Evidence, rank: RankRecord, event: Event, name: str, before: tuple[Event, int], worker: int
 ) -> Finding:
-    epoch, other = before
+    first, other = before
+    epochs = first["epoch"], event["epoch"]
     message = (
-        f"On rank {rank.rank}, worker {worker} begins epoch {event['epoch']} with the same random numbers of {name} as "
-        f"worker {other} began epoch {epoch}: the {event['dataset']}, which draws them, repeats its augmentations."
+        f"On rank {rank.rank}, worker {worker} begins epoch {epochs[1]} with the same random numbers of {name} as worker "
+        f"{other} began epoch {epochs[0]}: the {event['dataset']}, which draws them, repeats its augmentations."
     )
-    first = next(one for one in rank.training_epochs if one["epoch"] == epoch)
     same, common = _repeated(rank, first, event)
-    amount = f"{same} of {common} samples equal in epochs {epoch} and {event['epoch']}" if same else ""
+    amount = f"{same} of {common} samples equal in epochs {epochs[0]} and {epochs[1]}" if same else ""
     return fault("LD007", message, step=event["step"], amount=amount, place=evidence.relative(event["place"]))
 
 

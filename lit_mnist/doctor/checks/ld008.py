@@ -39,6 +39,7 @@ def check(evidence: Evidence) -> list[Finding]:
 def _equal(records: Sequence[RankRecord]) -> tuple[Event, tuple[int, int]] | None:
     """Returns the first batch at which two ranks draw the same numbers, with the ranks."""
     seen: dict[tuple[int, int, int, str], int] = {}
+    found: list[tuple[Event, tuple[int, int]]] = []
     for rank in records:
         batches = [batch for batch in rank.of_kind("batch") if batch["trains"]]
         for batch, later in pairwise(batches):
@@ -47,6 +48,7 @@ def _equal(records: Sequence[RankRecord]) -> tuple[Event, tuple[int, int]] | Non
                 continue
             key = batch["loader"], batch["iteration"], batch["number"], state
             if key in seen:
-                return batch, (seen[key], rank.rank)
-            seen[key] = rank.rank
-    return None
+                found.append((batch, (seen[key], rank.rank)))
+            seen.setdefault(key, rank.rank)
+    # One step alone may draw initial weights, which must be equal.
+    return found[0] if len(found) > 1 else None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import linecache
-from collections import Counter
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
-from lit_mnist.doctor.order import Event, contents, evaluation_epochs, indices_known
+from lit_mnist.doctor.order import contents, evaluation_epochs, repeated_samples
 from lit_mnist.doctor.runs import Run
 
 STRUCTURAL = True
@@ -20,7 +19,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if ranks and not any(rank.evaluation_epochs for rank in ranks):
         return [Finding("LD023", Verdict.NOT_REACHED, "The program evaluates nothing through a DataLoader.")]
     for events in evaluation_epochs(ranks):
-        repeated = _repeated(events)
+        repeated = repeated_samples(events)
         if not repeated or contents(ranks, events[0]["base"]).same is False:
             continue
         total, size = sum(len(event["indices"]) for event in events), len({i for e in events for i in e["indices"]})
@@ -38,20 +37,6 @@ def check(evidence: Evidence) -> list[Finding]:
             else _of_loop(evidence, message, values, total)
         )
     return []
-
-
-def _repeated(events: list[Event]) -> list[int]:
-    """Returns the samples that come too often, if the samples are divided among the ranks."""
-    if not indices_known(events):
-        return []
-    lists = [event["indices"] for event in events]
-    sets, union = [set(one) for one in lists], {index for one in lists for index in one}
-    batch = max(max(event["sizes"]) for event in events)
-    extra = sum(map(len, lists)) - len(union)
-    if all(one == union for one in sets) or extra > batch * len(events):
-        # Each rank evaluates all samples, or draws them with replacement.
-        return []
-    return sorted(index for index, count in Counter(index for one in lists for index in one).items() if count > 1)
 
 
 def _is_module(evidence: Evidence) -> bool:

@@ -12,7 +12,7 @@ from lit_mnist.doctor.runs import RankRecord
 STRUCTURAL = True
 # A program with up to this many batches is run to the end of an epoch.
 _MOST_BATCHES = 50
-_SECONDS = 14.0
+_SECONDS = 10.0
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -33,17 +33,24 @@ def check(evidence: Evidence) -> list[Finding]:
             "place": evidence.relative(events[0]["place"]),
         }
         ended = _ended(ranks)
+        is_module = bool(evidence.single and evidence.single.end.get("module"))
         if not ended and max(known) <= _MOST_BATCHES:
-            run = evidence.run("whole epoch", steps=max(known) + 1, timeout=_SECONDS)
+            seconds = min(evidence.spec.timeout, _SECONDS + 2 * evidence.runs["ranks"].seconds)
+            run = evidence.run("whole epoch", steps=max(known) + 1, timeout=seconds)
             ended = _ended(run.ranks)
             if not ended and run.worked:
                 # The loop ends before the shortest loader does.
                 return []
-        elif not ended and not (evidence.single and evidence.single.end.get("module")):
+            ended = ended or "A run to the end of this epoch hangs or fails."
+        elif not ended and not is_module:
             message += " Whether the loop ends before the first of them was not seen."
             return [Finding("LD028", Verdict.UNCLEAR, message, **values)]
         return [
-            fault("LD028", f"{message} {ended or 'The ranks with more wait for a partner that has left.'}", **values)
+            fault(
+                "LD028",
+                f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}",
+                **values,
+            )
         ]
     return []
 

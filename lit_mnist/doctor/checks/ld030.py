@@ -49,7 +49,9 @@ def _order(evidence: Evidence, run: Run, events: list[Event]) -> Finding | None:
     if not faults or all(_says_indices(rank, event) for rank, event in zip(run.ranks, events, strict=True)):
         return None
     message = "; ".join(faults)
-    message = f"{message[0].upper()}{message[1:]}: the sampler is a {events[0]['sampler']}."
+    message = (
+        f"{message[0].upper()}{message[1:]}: the sampler is a {(events[0]['set_epoch'] or [events[0]['sampler']])[0]}."
+    )
     amount = f"{total} predictions for {size} samples"
     return fault("LD030", message, amount=amount, place=evidence.relative(events[0]["place"]))
 
