@@ -57,9 +57,11 @@ class CallProbe:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             wrap_everywhere(name, getattr(nn.utils, name), self._on_clip)
         from torch.amp.grad_scaler import GradScaler
+        from torch.distributed.algorithms.join import Join
 
         # A scaler for GPUs is disabled here, but its calls come in the same order.
         before(GradScaler, "__init__", self._on_scaler)
+        before(Join, "__enter__", lambda *_: self.recorder.add("join"))
         before(GradScaler, "unscale_", lambda scaler, *_: self.recorder.add("unscale"))
         before(GradScaler, "step", lambda scaler, *_, **__: self.recorder.add("scaler_step"))
         before(GradScaler, "scale", lambda scaler, *_: self.recorder.add("scale", scale=scaler.get_scale()))

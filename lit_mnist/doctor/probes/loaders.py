@@ -73,7 +73,7 @@ class LoaderProbe:
         for epoch in [epoch for epoch in self.open if epoch.loader == number]:
             epoch.end()
         self.seed()
-        self.samples.prepare(loader, number, self.iterations.get(number, 0))
+        self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
         return ShortEpoch(self, loader, original(loader))
 
     def seed(self) -> None:
@@ -172,6 +172,8 @@ class ShortEpoch(Iterator[Any]):
             raise StopIteration
         if self.yielded == 0:
             probe.seed()
+        if self.event["gradients"]:
+            probe.samples.seed_ranks()
         states = generators()
         try:
             batch = next(self.iterator)
@@ -190,7 +192,6 @@ class ShortEpoch(Iterator[Any]):
         self.yielded += 1
         self.event["yielded"] = self.yielded
         if self.event["gradients"]:
-            probe.samples.seed_ranks()
             probe.first_batch()
             probe.enter(event)
         if probe.spec.purpose == "train":

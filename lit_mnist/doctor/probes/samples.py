@@ -48,14 +48,24 @@ class SampleProbe:
         self._datasets.append(base)
         return len(self._datasets) - 1
 
-    def prepare(self, loader: Any, number: int, iteration: int) -> None:
-        """Applies the interventions to a loader before an epoch, and observes its workers."""
+    def prepare(self, loader: Any, number: int, iteration: int, epoch: int) -> None:
+        """Applies the interventions to a loader before an epoch, and observes its workers.
+
+        Args:
+            loader: The loader.
+            number: Its number.
+            iteration: How often it was iterated before.
+            epoch: How many epochs of training there were before.
+        """
         if self.spec.interventions.get("set_epoch"):
             for owner in _owners(loader):
                 if callable(getattr(owner, "set_epoch", None)):
-                    owner.set_epoch(iteration)
-        if self.spec.interventions.get("unpadded") and isinstance(loader.sampler, DistributedSampler):
-            loader.sampler.__class__ = _unpadded(type(loader.sampler))
+                    owner.set_epoch(epoch)
+        if self.spec.interventions.get("no_workers") and loader.num_workers:
+            loader.num_workers, loader.timeout = 0, 0
+        # Samplers of this type alone give their own indices, and not those of another one.
+        if self.spec.interventions.get("unpadded") and type(loader.sampler) is DistributedSampler:
+            loader.sampler.__class__ = _Unpadded
         if loader.num_workers and self.spec.purpose == "train":
             known = getattr(loader.worker_init_fn, "func", None)
             original = loader.worker_init_fn.args[1] if known is _in_worker else loader.worker_init_fn
@@ -91,7 +101,7 @@ class SampleProbe:
         size, begun = len(dataset), time.monotonic()
         wanted = sorted({place * (size - 1) // (_MOST_CALLS - 1) for place in range(_MOST_CALLS)})
         seen: dict[str, list[str]] = {}
-        random_samples, repeatable, used = 0, True, set()
+        random_samples, used = 0, set()
         for index in wanted:
             calls = []
             for seed in _SEEDS:
@@ -99,8 +109,8 @@ class SampleProbe:
                 before = generators()
                 calls.append([_leaf_digest(leaf) for leaf in tree_leaves(dataset[index])])
                 used |= {name for name, state in generators().items() if state != before[name]}
-            seen[str(index)] = calls[0]
-            repeatable = repeatable and calls[0] == calls[1]
+            # A value that the same seed does not repeat says nothing about the sample.
+            seen[str(index)] = [one if one == same else "" for one, same in zip(calls[0], calls[1], strict=False)]
             random_samples += calls[0] != calls[2]
             if time.monotonic() > begun + _MOST_SECONDS:
                 break
@@ -109,7 +119,6 @@ class SampleProbe:
             base=number,
             dataset=type(dataset).__name__,
             samples=seen,
-            repeatable=repeatable,
             random=random_samples / len(seen),
             generators=sorted(used),
         )
@@ -179,14 +188,11 @@ def _in_worker(path: str, original: Callable[[int], None] | None, worker: int) -
     Path(f"{path}-{worker:03d}.json").write_text(json.dumps(generators()))
 
 
-def _unpadded(sampler: type) -> type:
-    """Returns a sampler that gives each sample once."""
+class _Unpadded(DistributedSampler[Any]):
+    """A sampler that gives each sample once."""
 
-    class Unpadded(sampler):  # type: ignore[misc, valid-type]
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(self.rank, len(self.dataset), self.num_replicas))
-
-    return Unpadded
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]
 
 
 def _leaf_digest(leaf: Any) -> str:

@@ -1,0 +1,32 @@
+"""LD005: one rank trains with the validation samples of another."""
+
+from __future__ import annotations
+
+from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.findings import Finding
+from lit_mnist.doctor.order import communicates, leak
+
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Looks for the training samples of each rank among the validation samples of the others."""
+    found = leak(evidence.ranks)
+    if found is None or not communicates(evidence):
+        return []
+    message = (
+        f"Rank {found.trains} trains with {found.count} of the {found.of} samples with which rank {found.validates} "
+        f"validates, although no rank validates with its own: each rank splits the data in its own way."
+    )
+    run = evidence.run("one seed", same_seed=True)
+    proof = "with one seed on all ranks there are none" if run.worked and leak(run.ranks) is None else ""
+    return [
+        fault(
+            "LD005",
+            message,
+            step=found.event["step"],
+            amount=f"{found.count} of {found.of} samples",
+            place=evidence.relative(found.event["place"]),
+            proof=proof,
+        )
+    ]
