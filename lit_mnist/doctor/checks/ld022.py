@@ -16,7 +16,7 @@ STRUCTURAL = True
 def check(evidence: Evidence) -> list[Finding]:
     """Finds dropout while a loader that is not trained on is evaluated without gradients."""
     if not any(rank.evaluation_epochs for rank in evidence.ranks):
-        return [Finding("LD022", Verdict.NOT_REACHED, "No loader is evaluated.")] if evidence.ranks else []
+        return [Finding("LD022", Verdict.NOT_REACHED, "No loader is evaluated.")] if evidence.worked("ranks") else []
     notes = []
     for record in evidence.ranks:
         for event, forward in _dropouts(record):
