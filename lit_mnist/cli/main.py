@@ -27,6 +27,7 @@ from lit_mnist.distributed.rank import (
 )
 from lit_mnist.distributed.signals import STOP, require_main_thread
 from lit_mnist.distributed.terminal import clear_bar, guard_streams, print_error, print_failure, print_line
+from lit_mnist.doctor.command import run_doctor
 from lit_mnist.engines.capabilities import check_engine
 from lit_mnist.errors import InputError, LitMnistError, RankLostError
 
@@ -71,6 +72,10 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
 
 
 def _run(words: list[str], engine: str, command: str) -> int:
+    if words[:1] == ["doctor"]:
+        if engine != "lightning":
+            raise InputError("Only train.py has the command doctor: python train.py doctor ...")
+        return run_doctor(words[1:])
     own = read_own_request(words)
     if own:
         if engine != "lightning":

@@ -1,9 +1,9 @@
 """Examines other people's distributed training for silent faults.
 
-    from lit_mnist.doctor import examine
+from lit_mnist.doctor import examine
 
-    report = examine(MyLit, MyData, devices=2)
-    assert not report.faults
+report = examine(MyLit, MyData, devices=2)
+assert not report.faults
 """
 
 from __future__ import annotations

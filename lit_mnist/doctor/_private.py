@@ -1,6 +1,7 @@
 """All uses of private parts of torch, each with the test in tests/doctor/test_private.py that detects a change.
 
-1. `LoaderIndices`: the index lists that a DataLoader's iterator takes. `test_the_indices_of_a_loader_are_seen`.
+1. `LoaderIndices`, `watch_workers`: the index lists that a DataLoader's iterator takes, also those that it gives to
+   its workers before it is returned. `test_the_indices_of_a_loader_are_seen`.
 2. `without_modes`: leaves all dispatch modes. `test_a_dispatch_mode_is_left_for_a_while`.
 3. `graph_nodes`: the nodes of an autograd graph. `test_the_nodes_of_a_kept_graph_are_counted`.
 4. `tree_leaves`, `tree_map`: nested batches. `test_nested_batches_are_flattened`.
@@ -30,6 +31,20 @@ def tree_map(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, function, batch)
 
 
+def watch_workers() -> None:
+    """Lets `LoaderIndices` see the index lists that an iterator gives to its workers when it is made."""
+    base = torch.utils.data.dataloader._BaseDataLoaderIter
+    original = base._reset
+
+    def reset(iterator: Any, *args: Any, **kwargs: Any) -> None:
+        original(iterator, *args, **kwargs)
+        if iterator._num_workers and iterator._dataset_kind != torch.utils.data._DatasetKind.Iterable:
+            iterator.doctor_lists = []
+            iterator._sampler_iter = _watch(iterator._sampler_iter, iterator.doctor_lists)
+
+    base._reset = reset  # type: ignore[method-assign]
+
+
 class LoaderIndices:
     """The index lists that a DataLoader's iterator takes from its sampler.
 
@@ -45,13 +60,10 @@ class LoaderIndices:
         self.iterator = iterator
         self.lists: list[list[int]] = []
         self.is_iterable = getattr(iterator, "_dataset_kind", 0) == torch.utils.data._DatasetKind.Iterable
-        if not self.is_iterable and getattr(iterator, "_sampler_iter", None) is not None:
-            iterator._sampler_iter = self._watch(iterator._sampler_iter)
-
-    def _watch(self, sampler: Iterator[Any]) -> Iterator[Any]:
-        for indices in sampler:
-            self.lists.append(_plain(indices))
-            yield indices
+        if hasattr(iterator, "doctor_lists"):
+            self.lists = iterator.doctor_lists
+        elif not self.is_iterable and getattr(iterator, "_sampler_iter", None) is not None:
+            iterator._sampler_iter = _watch(iterator._sampler_iter, self.lists)
 
     def of_batch(self, number: int) -> list[int]:
         """Returns the indices of a batch, from 0; empty if they are not known."""
@@ -65,6 +77,12 @@ class LoaderIndices:
             if number > _MOST_BATCHES:
                 return False
         return True
+
+
+def _watch(sampler: Iterator[Any], lists: list[list[int]]) -> Iterator[Any]:
+    for indices in sampler:
+        lists.append(_plain(indices))
+        yield indices
 
 
 def _plain(indices: Any) -> list[int]:
@@ -82,8 +100,8 @@ def graph_nodes() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensors = [value for value in gc.get_objects() if type(value) is torch.Tensor]
-    stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set()
+    stack: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen: set[Any] = set()
     while stack and len(seen) < _MOST_NODES:
         node = stack.pop()
         if node is not None and node not in seen:

@@ -10,6 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from lit_mnist.doctor.spec import read
 
@@ -21,7 +22,7 @@ def start(folder: Path) -> None:
     probes = Probes(folder, read(folder))
     faulthandler.register(signal.SIGUSR2, file=(folder / f"stack-{os.getpid()}.txt").open("w"), all_threads=True)
     probes.install()
-    owner, failed = os.getpid(), {}
+    owner, failed = os.getpid(), dict[str, Any]()
     show = sys.excepthook
 
     def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_mnist.doctor.runs import Interpreter, RankRecord, Run, load_record, stop_ranks
+from lit_mnist.doctor.runs import Interpreter, RankRecord, Run, check_signal, load_record, stop_ranks
 from lit_mnist.doctor.spec import FOLDER, Spec, Target
 from lit_mnist.errors import InputError
 
@@ -79,6 +79,7 @@ class CommandRuns:
             answer: dict[str, Any] | None = self._interpreter.answer(_POLL_SECONDS)
             if answer is not None:
                 return answer["code"], False
+            check_signal()
             now = time.monotonic()
             if done_at is None and all((folder / f"done{rank}").exists() for rank in range(spec.world_size)):
                 done_at = now

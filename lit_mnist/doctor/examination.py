@@ -14,9 +14,9 @@ from typing import Any
 
 from lit_mnist.doctor.checks import load_checks
 from lit_mnist.doctor.commands import CommandRuns
-from lit_mnist.doctor.evidence import Evidence, Runner
+from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
-from lit_mnist.doctor.runs import Ranks, Run, remove
+from lit_mnist.doctor.runs import RankRecord, Ranks, Run, remove
 from lit_mnist.doctor.spec import Spec, Target
 from lit_mnist.doctor.twin import Twin
 from lit_mnist.errors import InputError, nearest
@@ -62,7 +62,12 @@ def examine(
     what = Target(_name(target), _name(data), tuple(map(str, args)), config, tuple(command))
     if sum(map(bool, (what.name, what.config, what.command))) != 1:
         raise InputError("The doctor needs one target: a module or function, a configuration, or a command.")
-    for name, value, least in (("devices", devices, 2), ("steps", steps, 2), ("samples", samples, 1), ("timeout", timeout, 1)):
+    for name, value, least in (
+        ("devices", devices, 2),
+        ("steps", steps, 2),
+        ("samples", samples, 1),
+        ("timeout", timeout, 1),
+    ):
         if not value >= least:
             raise InputError(f"{name} must be at least {least}, but is {value}.")
     checks = _choose(only, skip)
@@ -120,11 +125,17 @@ class _Examination:
         if run.hung:
             self.hang = _stacks(run)
             return "it hung"
+        if run.errors and run.errors[0]["input"]:
+            raise InputError(run.errors[0]["message"])
         if run.errors or run.lost:
             self.error = _reason(run)
             return "it fails on one process already"
         self._preload(run)
         record = run.ranks[0]
+        if not record.of_kind("step") and not record.of_kind("epoch"):
+            raise InputError(
+                f"{self.evidence.spec.target} came to its end without training: it used no DataLoader and no optimizer."
+            )
         return f"{record.of_kind('step')[-1]['step'] + 1 if record.of_kind('step') else 0} optimizer steps"
 
     def _several(self) -> str:
@@ -133,14 +144,15 @@ class _Examination:
             self.hang = _stacks(run)
             return "a rank hung or was lost"
         if run.errors:
-            unused = "find_unused_parameters" in run.errors[0]["message"]
-            if not unused:
-                self.hang = "" if all(rank.code for rank in run.ranks) else _stacks(run)
-                self.error = self.error or _reason(run)
+            self.hang = _stacks(run)
             return f"it fails on several ranks: {run.errors[0]['type']}"
         self._preload(run)
         counts = [len(rank.of_kind("step")) for rank in run.ranks]
-        return f"{counts[0]} optimizer steps on each of {len(counts)} ranks" if len(set(counts)) == 1 else f"{counts} optimizer steps"
+        return (
+            f"{counts[0]} optimizer steps on each of {len(counts)} ranks"
+            if len(set(counts)) == 1
+            else f"{counts} optimizer steps"
+        )
 
     def _preload(self, run: Run) -> None:
         self.evidence.runner.preload(run.ranks[0].end["libraries"])
@@ -150,8 +162,12 @@ class _Examination:
         if not again.worked:
             self.evidence.deterministic = False
             return "the second run failed"
-        first, second = ([rank.of_kind("stepped") for rank in run.ranks] for run in (self.evidence.runs["ranks"], again))
-        same = [[event["weights"] for event in rank] for rank in first] == [[event["weights"] for event in rank] for rank in second]
+        first, second = (
+            [rank.of_kind("stepped") for rank in run.ranks] for run in (self.evidence.runs["ranks"], again)
+        )
+        same = [[event["weights"] for event in rank] for rank in first] == [
+            [event["weights"] for event in rank] for rank in second
+        ]
         self.evidence.deterministic = same
         return "two runs gave bit-identical weights" if same else "two runs gave different weights"
 
@@ -196,12 +212,13 @@ class _Examination:
                 self.findings += check.check(self.evidence)
             except Exception as error:
                 # A defect of a check must not hide what the others find.
-                self.findings.append(Finding(code, Verdict.CANNOT_TELL, f"The check failed: {type(error).__name__}: {error}"))
+                self.findings.append(
+                    Finding(code, Verdict.CANNOT_TELL, f"The check failed: {type(error).__name__}: {error}")
+                )
         return f"{len(self.checks)} checks"
 
     def report(self, target: str, seconds: float) -> Report:
         """Returns the report."""
-        explained = any(finding.verdict is Verdict.FAULT for finding in self.findings)
         findings = sorted(self.findings, key=lambda finding: (_ORDER.index(finding.verdict), finding.code))
         return Report(
             target,
@@ -209,7 +226,7 @@ class _Examination:
             findings,
             self.stages,
             tuple(self.checks),
-            "" if explained else self.error,
+            self.error,
             self.hang,
             seconds,
             _versions(),
@@ -256,7 +273,27 @@ def _reason(run: Run) -> str:
 
 
 def _stacks(run: Run) -> str:
-    return "\n".join(f"rank {rank.rank}:\n{rank.stack or rank.output[-2000:]}" for rank in run.ranks)
+    found = []
+    for rank in run.ranks:
+        if rank.error:
+            found.append(f"Rank {rank.rank} failed:\n{rank.error['trace']}")
+        elif rank.stack:
+            found.append(f"Rank {rank.rank} waited or hung in step {_last_step(rank)}:\n{_main_thread(rank.stack)}")
+        elif rank.code is not None and not rank.events:
+            how = f"was killed by signal {-rank.code}" if rank.code < 0 else f"exited with code {rank.code}"
+            found.append(f"Rank {rank.rank} {how}.\n{rank.output[-1500:]}")
+    return "\n".join(found)
+
+
+def _last_step(rank: RankRecord) -> int:
+    return max((event["step"] for event in rank.events), default=0)
+
+
+def _main_thread(stack: str) -> str:
+    """Returns the stack of the thread that runs the user's code, without the doctor's frames."""
+    here = str(Path(__file__).parent)
+    threads = [part for part in stack.split("\n\n") if here + "/probes/install.py" not in part]
+    return "\n".join(line for part in threads for line in part.splitlines() if here not in line)
 
 
 def _versions() -> dict[str, str]:

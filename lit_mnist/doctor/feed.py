@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lit_mnist.doctor._private import tree_leaves, tree_map
-from lit_mnist.doctor.tape import Draw, joining_axis
+from lit_mnist.doctor.tape import Draw
 
 
 class Feed:

@@ -115,7 +115,8 @@ def initial_difference(evidence: Evidence) -> list[str]:
         return []
     names = names_of(run.ranks[0])
     before = [
-        {name: tensor for name, tensor in record.tensors.items() if name.startswith("before/0/")} for record in run.ranks
+        {name: tensor for name, tensor in record.tensors.items() if name.startswith("before/0/")}
+        for record in run.ranks
     ]
     return [
         names.get(name.rpartition("/")[2], name)
@@ -156,3 +157,64 @@ def loss_place(evidence: Evidence) -> str:
         found = [event["place"] for event in run.ranks[0].of_kind("output", "log") if event["place"]]
         places = [place for place in found if place.endswith(" in training_step")] or found[-1:]
     return evidence.relative(places[0]) if places else ""
+
+
+@dataclass(frozen=True)
+class WrongReduction:
+    """An averaged gradient that is none of those of the ranks.
+
+    Attributes:
+        step: The step, from 0.
+        rank: The rank that got it.
+        zero: Whether it is zero.
+        parameters: Names of the parameters.
+        amount: Largest relative difference from the mean of the ranks' gradients.
+        place: The user's place of the optimizer step.
+    """
+
+    step: int
+    rank: int
+    zero: bool
+    parameters: tuple[str, ...]
+    amount: float
+    place: str
+
+
+def wrong_reduction(evidence: Evidence) -> WrongReduction | None:
+    """Returns the first gradient that a rank got from the others, and that is no combination of theirs."""
+    run = evidence.worked("ranks")
+    if run is None or not wraps(run):
+        return None
+    names, passes = names_of(run.ranks[0]), windows(run.ranks[0])
+    for step, event in enumerate(run.ranks[0].of_kind("step")):
+        if len(passes[step]) != 1 or not passes[step][0]["synchronizes"]:
+            continue
+        for rank in run.ranks:
+            keys = [key for key in event["names"] if _is_wrong(run, evidence.single, rank, step, key)]
+            if keys:
+                applied = [rank.tensors[f"applied/{step}/{key}"] for key in keys]
+                means = [
+                    torch.stack([other.tensors[f"local/{step}/{key}"].double() for other in run.ranks]).mean(0)
+                    for key in keys
+                ]
+                amount = max(_distance(a.double(), mean) for a, mean in zip(applied, means, strict=True))
+                zero = not any(bool(tensor.any()) for tensor in applied)
+                return WrongReduction(step, rank.rank, zero, tuple(names[key] for key in keys), amount, event["place"])
+    return None
+
+
+def _is_wrong(run: Run, single: RankRecord | None, rank: RankRecord, step: int, key: str) -> bool:
+    applied = [record.tensors.get(f"applied/{step}/{key}") for record in run.ranks]
+    local = [record.tensors.get(f"local/{step}/{key}") for record in run.ranks]
+    own = rank.tensors.get(f"applied/{step}/{key}")
+    if own is None or any(tensor is None for tensor in [*applied, *local]):
+        return False
+    mean = torch.stack([tensor.double() for tensor in local if tensor is not None]).mean(0)
+    if not float(mean.norm()) or _is_multiple(own, mean) or any(_is_multiple(own, tensor) for tensor in local):
+        return False
+    equal = all(torch.equal(own, tensor) for tensor in applied if tensor is not None)
+    if bool(own.any()):
+        # The code may change gradients on all ranks alike.
+        return not equal
+    alone = single.tensors.get(f"applied/{step}/{key}") if single else None
+    return not equal or (alone is not None and bool(alone.any()))

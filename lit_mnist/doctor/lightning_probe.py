@@ -79,7 +79,9 @@ def state_of(module: pl.LightningModule, trainer: pl.Trainer) -> dict[str, str]:
     own = {
         key: value
         for key, value in vars(module).items()
-        if not key.startswith("_") and key not in {"trainer", "training", "prepare_data_per_node", "allow_zero_length_dataloader_with_multiple_devices"}
+        if not key.startswith("_")
+        and key
+        not in {"trainer", "training", "prepare_data_per_node", "allow_zero_length_dataloader_with_multiple_devices"}
     }
     _walk("attribute", own, found)
     return found
@@ -87,7 +89,9 @@ def state_of(module: pl.LightningModule, trainer: pl.Trainer) -> dict[str, str]:
 
 def _walk(place: str, value: Any, found: dict[str, str], depth: int = 0) -> None:
     if isinstance(value, torch.Tensor | np.ndarray):
-        found[place] = digest(value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value)))
+        found[place] = digest(
+            value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+        )
     elif isinstance(value, torch.nn.Module) and depth:
         for name, tensor in value.state_dict().items():
             found[f"{place}.{name}"] = digest(tensor)

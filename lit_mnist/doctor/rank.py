@@ -52,7 +52,7 @@ def _user_trace(error: BaseException) -> str:
     found = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = found
     while part is not None:
-        kept = [frame for frame in part.stack if not frame.filename.startswith(here)]
+        kept = [frame for frame in part.stack if not frame.filename.startswith((here, "<frozen importlib"))]
         part.stack = traceback.StackSummary.from_list(kept)
         part = part.__cause__ or part.__context__
     return "".join(found.format())

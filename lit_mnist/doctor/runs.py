@@ -20,9 +20,12 @@ from typing import Any, cast
 
 import torch
 
-from lit_mnist.doctor.probes.install import STOP, rank_environment
+from lit_mnist.distributed.signals import STOP
+from lit_mnist.doctor.probes.install import STOP as STOP_FILE
+from lit_mnist.doctor.probes.install import rank_environment
 from lit_mnist.doctor.processes import processes_of_group
 from lit_mnist.doctor.spec import Spec, Target
+from lit_mnist.errors import StoppedError
 
 # Seconds that the other ranks may still run after one has failed.
 _GRACE = 5.0
@@ -56,7 +59,9 @@ class RankRecord:
     @property
     def end(self) -> dict[str, Any]:
         """The last event: how the program ended."""
-        return next(iter(self.of_kind("end")), {"reached_end": False, "initialized": False, "failures": [], "libraries": []})
+        return next(
+            iter(self.of_kind("end")), {"reached_end": False, "initialized": False, "failures": [], "libraries": []}
+        )
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -132,7 +137,10 @@ class Interpreter:
             env=environment,
             text=True,
             bufsize=1,
+            # Ctrl-C is for the command alone, which ends its runs.
+            start_new_session=True,
         )
+        self._pid = 0
 
     def tell(self, request: dict[str, Any]) -> None:
         """Sends a request."""
@@ -147,12 +155,16 @@ class Interpreter:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("An interpreter of the doctor has ended.")
-        return cast(dict[str, Any], json.loads(line))
+        found = cast(dict[str, Any], json.loads(line))
+        if "code" in found:
+            self._pid = 0
+        return found
 
     def begin(self, request: dict[str, Any]) -> int:
         """Starts a run, and returns its process ID."""
         self.tell(request)
-        return int(self.wait_for(60.0)["pid"])
+        self._pid = int(self.wait_for(60.0)["pid"])
+        return self._pid
 
     def wait_for(self, timeout: float) -> dict[str, Any]:
         """Returns the next answer.
@@ -166,9 +178,18 @@ class Interpreter:
         return found
 
     def close(self) -> None:
-        """Ends the interpreter."""
+        """Ends the interpreter and what it runs."""
+        if self._pid:
+            with suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+            with suppress(RuntimeError):
+                # It ends the processes that are left.
+                self.answer(10.0)
         self._process.kill()
         self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
 
 
 class Ranks:
@@ -229,6 +250,7 @@ class Ranks:
             now = time.monotonic()
             if failed_at is None and any(codes.values()):
                 failed_at = now
+            check_signal()
             done = all((folder / f"done{rank}").exists() or rank in codes for rank in ranks)
             late = failed_at is not None and now > failed_at + _GRACE
             if done or late or now > deadline:
@@ -242,6 +264,12 @@ class Ranks:
         return [ended.get(rank) for rank in ranks], hung
 
 
+def check_signal() -> None:
+    """Raises a StoppedError if the command has received a signal; the runs are then ended."""
+    if STOP.received_signal is not None:
+        raise StoppedError(f"Stopped by {STOP.received_signal.name}.", STOP.received_signal)
+
+
 def stop_ranks(pids: Sequence[int], folder: Path, *, record: bool) -> None:
     """Kills ranks with their children.
 
@@ -251,7 +279,7 @@ def stop_ranks(pids: Sequence[int], folder: Path, *, record: bool) -> None:
         record: Whether they write their records and stacks before.
     """
     if pids and record:
-        (folder / STOP).touch()
+        (folder / STOP_FILE).touch()
         for pid in pids:
             for member in processes_of_group(pid):
                 with suppress(ProcessLookupError):

@@ -79,5 +79,5 @@ def read(folder: Path) -> Spec:
     """Reads what `Spec.write` wrote."""
     values = json.loads((folder / FILE).read_text())
     target = values.pop("target")
-    words = {name: tuple(target.pop(name)) for name in ("args", "command")}
-    return Spec(Target(**target, **words), **values)
+    args, command = (tuple(target.pop(name)) for name in ("args", "command"))
+    return Spec(Target(**target, args=args, command=command), **values)

@@ -26,15 +26,17 @@ class Tape(DispatchMode):
     Attributes:
         draws: The recorded draws.
         count: Number of draws.
+        most: Most values of one draw from torch's global generator.
         recording: Whether the draws are kept.
         reverse: Whether the samples of the batches are reversed, and so the draws.
         failures: Why draws could not be replaced, in plain words.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[Draw] = []
         self.count = 0
+        self.most = 0
         self.recording = False
         self.failures: list[str] = []
         self._ranks: Sequence[Sequence[Draw]] | None = None
@@ -52,6 +54,8 @@ class Tape(DispatchMode):
             return result
         self.count += 1
         outputs = [out for out in (result if isinstance(result, tuple) else (result,)) if isinstance(out, torch.Tensor)]
+        if (kwargs or {}).get("generator") is None and not any(isinstance(arg, torch.Generator) for arg in args):
+            self.most = max([self.most, *(out.numel() for out in outputs)])
         name = func._schema.name
         if self._ranks is not None:
             if reason := self._replace(name, outputs):

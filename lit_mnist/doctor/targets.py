@@ -86,5 +86,7 @@ def takes_rank(function: Any, args: tuple[str, ...]) -> bool:
         return True
     if number > 0:
         names = ", ".join(parameter.name for parameter in wanted)
-        raise InputError(f"{function.__name__}({names}) takes other arguments than (rank, world_size): pass them by --args.")
+        raise InputError(
+            f"{function.__name__}({names}) takes other arguments than (rank, world_size): pass them by --args."
+        )
     return False

@@ -69,7 +69,8 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
     if twin.hung or twin.lost:
         return Twin(cannot="the run with one process hung")
     if twin.errors:
-        return Twin(cannot=f"one process with the samples of all ranks fails: {twin.errors[0]['type']}: {twin.errors[0]['message'][:150]}")
+        error = twin.errors[0]
+        return Twin(cannot=f"one process with all samples fails: {error['type']}: {error['message'][:150]}")
     one = twin.ranks[0]
     if failures := one.end["failures"]:
         return Twin(cannot=f"one process cannot be given the same samples and draws: {failures[0]}")
@@ -82,7 +83,7 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
     for step in steps:
         found = _gradient_difference(ranks.ranks[0], one, step)
         if found is None:
-            return Twin(cannot="the optimizers of one process have other parameters, or step at other times, than those of the ranks")
+            return Twin(cannot="the optimizers of one process have other parameters, or step at other times")
         differences.append(found[0])
         # The first step that differs, otherwise the worst.
         if worst[0] <= threshold and not found[0] <= worst[0]:
@@ -90,7 +91,9 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
     module, kind, amount = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     weights, residual = _weights(ranks, one, worst[1])
     applied = tuple(_least_squares(ranks, _vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
-    return Twin(worst[0], worst[1], worst[2], threshold, weights, residual, tuple(differences), applied, module, kind, amount)
+    return Twin(
+        worst[0], worst[1], worst[2], threshold, weights, residual, tuple(differences), applied, module, kind, amount
+    )
 
 
 def names_of(record: RankRecord) -> dict[str, str]:
@@ -108,9 +111,9 @@ def _gradient_difference(rank: RankRecord, one: RankRecord, step: int) -> tuple[
         return None
     size = max((float(tensor.abs().max()) for tensor in second.values() if tensor.numel()), default=0.0)
     worst, where = 0.0, ""
-    for name in first:
-        if first[name].numel():
-            amount = float((first[name] - second[name]).abs().max())
+    for name, tensor in first.items():
+        if tensor.numel():
+            amount = float((tensor - second[name]).abs().max())
             if not amount <= worst:
                 worst, where = amount, name
     return (worst / size if size else worst), names_of(rank).get(where.rpartition("/")[2], "")
@@ -126,7 +129,9 @@ def _vector(record: RankRecord, step: int, what: str) -> torch.Tensor | None:
 
 def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...], float]:
     """Returns the weights of the ranks' gradients in that of one process: those that differ most of all passes."""
-    passes = {name.partition("/")[0] for name in one.tensors if name.startswith("micro") and name.split("/")[1] == str(step)}
+    passes = {
+        name.partition("/")[0] for name in one.tensors if name.startswith("micro") and name.split("/")[1] == str(step)
+    }
     found = [_least_squares(ranks, _vector(one, step, what), step, what) for what in sorted(passes) or ["local"]]
     if not all(weights for weights, _ in found):
         return _least_squares(ranks, _vector(one, step, "local"), step)
@@ -153,6 +158,9 @@ def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, s
             break
         parts = [record.tensors[f"out/{call['number']}"] for record, call in zip(ranks.ranks, calls, strict=False)]
         whole = one.tensors[f"out/{calls[-1]['number']}"]
+        if not whole.ndim:
+            # A loss or a metric, which no later module depends on.
+            continue
         if all(part.shape == whole.shape for part in parts):
             joined = parts[0]
         elif (axis := joining_axis(parts, whole)) is not None:
@@ -182,5 +190,7 @@ def _hidden_draws(ranks: Run) -> str:
     for record in ranks.ranks:
         for event in record.of_kind("drew"):
             if event["hidden"]:
-                return f"the training step draws random numbers of {event['hidden']}, which cannot be given to one process"
+                return (
+                    f"the training step draws random numbers of {event['hidden']}, which cannot be given to one process"
+                )
     return ""

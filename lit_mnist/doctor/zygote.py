@@ -70,12 +70,16 @@ def _child(request: dict[str, Any]) -> int:
         os.environ.pop(name, None)
     command = request.get("command")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    output = os.open(folder / ("output.txt" if command else f"output{os.environ['RANK']}.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    output = os.open(
+        folder / ("output.txt" if command else f"output{os.environ['RANK']}.txt"),
+        os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+        0o600,
+    )
     os.dup2(output, 1)
     os.dup2(output, 2)
     if command:
-        os.execvp(command[0], command)
-    sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: PTH123, SIM115
+        os.execvp(command[0], command)  # noqa: S606
+    sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     sys.argv = [sys.argv[0]]
     return run_rank(folder, read(folder))
 

@@ -9,12 +9,48 @@ A check is a module with
 
 from __future__ import annotations
 
+import ast
 import importlib
-import pkgutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import ModuleType
+
+_FIELDS = ("TITLE", "CAUSE", "FIX", "THREADS", "STRUCTURAL")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a check says of itself.
+
+    Attributes:
+        title: What is wrong, in at most eight words.
+        cause: What happens, and why nobody notices.
+        fix: What to write instead.
+        threads: Where others reported it.
+        structural: Whether the check needs no equal numbers.
+    """
+
+    title: str
+    cause: str
+    fix: str
+    threads: tuple[str, ...]
+    structural: bool
+
+
+@cache
+def describe() -> dict[str, Description]:
+    """Returns the descriptions of all checks by code, such as `LD001`, in order; this imports no torch."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("ld*.py")):
+        values = {}
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in _FIELDS:
+                values[node.targets[0].id] = ast.literal_eval(node.value)
+        found[path.stem.upper()] = Description(*(values[name] for name in _FIELDS))
+    return found
 
 
 def load_checks() -> dict[str, ModuleType]:
-    """Returns all checks by code, such as `LD001`, in order."""
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name.startswith("ld"))
-    return {name.upper(): importlib.import_module(f"{__name__}.{name}") for name in names}
+    """Returns the modules of all checks by code."""
+    return {code: importlib.import_module(f"{__name__}.{code.lower()}") for code in describe()}

@@ -1,4 +1,4 @@
-"""LD009: DistributedDataParallel is bypassed."""
+"""LD009: gradients are not averaged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, initial_difference, windows, wraps
 
+TITLE = "Gradients are not averaged"
+CAUSE = (
+    "DistributedDataParallel averages the gradients only if its own forward pass is called. "
+    "`ddp.module(...)`, or a training without the wrapper, leaves each rank with its own gradient. Each rank "
+    "trains another model, and only that of rank 0 is saved."
+)
+FIX = "Call the wrapper, and put other entry points into forward:\n    loss = ddp(batch)   # not ddp.module.loss(batch)"
+THREADS = (
+    "pytorch/pytorch#14616",
+    "Lightning-AI/pytorch-lightning#17424",
+)
 STRUCTURAL = True
 
 

@@ -1,4 +1,4 @@
-"""LD010: parameters are replaced, moved or unfrozen after the wrap."""
+"""LD010: parameters were changed after the wrap."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, windows, wraps
 
+TITLE = "Parameters were changed after the wrap"
+CAUSE = (
+    "DistributedDataParallel averages the parameters that it found when it was created. Layers that are "
+    "replaced, unfrozen or moved later keep the gradient of each rank, so the ranks drift apart in these "
+    "layers only."
+)
+FIX = "Change the model first, then wrap it, then create the optimizer."
+THREADS = (
+    "pytorch/pytorch#12603",
+    "pytorch/pytorch#104336",
+)
 STRUCTURAL = True
 
 

@@ -1,4 +1,4 @@
-"""LD012: batch norm uses the statistics of each rank alone."""
+"""LD012: batch norm depends on the number of ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.gradients import without_batch_norm
 
+TITLE = "Batch norm depends on the number of ranks"
+CAUSE = (
+    "Batch norm normalizes with the samples of its rank. With N ranks, the statistics come from 1/N of the "
+    "batch, and each rank has other running statistics. This may be intended, but the training is not that of"
+    " one process."
+)
+FIX = (
+    "Synchronize it:\n"
+    "    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"
+    "Lightning: Trainer(sync_batchnorm=True). On CPUs: lit_mnist.plugins.PortableSyncBatchNorm."
+)
+THREADS = ("LibreYOLO/libreyolo#531",)
 STRUCTURAL = False
 
 
@@ -17,7 +29,9 @@ def check(evidence: Evidence) -> list[Finding]:
     fixed = without_batch_norm(evidence)
     proof = ""
     if not fixed.cannot:
-        proof = f"With synchronized batch norm, the difference falls from {twin.difference:.1e} to {fixed.difference:.1e}."
+        proof = (
+            f"With synchronized batch norm, the difference falls from {twin.difference:.1e} to {fixed.difference:.1e}."
+        )
     message = (
         f"{twin.module} ({twin.module_class}) normalizes with the samples of one rank, so the gradient depends on the "
         "number of ranks."

@@ -6,6 +6,20 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
 
+TITLE = "A mean over unequal counts"
+CAUSE = (
+    "Each rank divides its loss by its own number of labels or tokens, and the gradients are then averaged "
+    "equally. A label counts for more if its rank has fewer of them. The same happens with micro-batches."
+)
+FIX = (
+    "Divide by the global count:\n"
+    "    count = all_reduce(labels.ne(-100).sum())\n"
+    "    loss = cross_entropy(..., reduction='sum') * ranks / count"
+)
+THREADS = (
+    "huggingface/transformers#34191",
+    "huggingface/transformers#34242",
+)
 STRUCTURAL = False
 _EQUAL = 1e-5
 
@@ -30,5 +44,8 @@ def check(evidence: Evidence) -> list[Finding]:
     if later < twin.difference / 100:
         proof = f"With these weights, the difference falls from {twin.difference:.1e} to {later:.1e}."
     amount = f"{twin.difference:.1e} of the gradient"
-    return [fault("LD013", message, step=twin.step, tensor=twin.tensor, amount=amount, place=loss_place(evidence), proof=proof)]
-
+    return [
+        fault(
+            "LD013", message, step=twin.step, tensor=twin.tensor, amount=amount, place=loss_place(evidence), proof=proof
+        )
+    ]

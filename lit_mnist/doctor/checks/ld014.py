@@ -1,4 +1,4 @@
-"""LD014: a sum instead of a mean, or a second division."""
+"""LD014: the gradient has the wrong scale."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
 
+TITLE = "The gradient has the wrong scale"
+CAUSE = (
+    "DistributedDataParallel averages the gradients. A loss that is a sum over samples, a second division by "
+    "the number of ranks, or an all-reduce without a division changes the step size with the number of ranks."
+)
+FIX = (
+    "Take the mean over the samples of the rank, and let DDP average:\n"
+    "    loss = cross_entropy(logits, targets)   # reduction='mean'\n"
+    "If you reduce the gradients yourself, divide them by the number of ranks."
+)
+THREADS = ("huggingface/transformers#37197",)
 STRUCTURAL = False
 _EQUAL = 1e-5
 
@@ -37,5 +48,7 @@ def check(evidence: Evidence) -> list[Finding]:
     fixed = evidence.compare("factor", weights=[1 / factor] * ranks)
     later = fixed.differences[twin.step] if twin.step < len(fixed.differences) else twin.difference
     if later < twin.difference / 100:
-        proof = f"With {1 / factor:.3g} times the gradient, the difference falls from {twin.difference:.1e} to {later:.1e}."
+        proof = (
+            f"With {1 / factor:.3g} times the gradient, the difference falls from {twin.difference:.1e} to {later:.1e}."
+        )
     return [fault("LD014", message, step=twin.step, tensor=twin.tensor, amount=amount, place=place, proof=proof)]

@@ -1,4 +1,4 @@
-"""LD016: gradients are not synchronized in the last pass of an accumulation window."""
+"""LD016: no_sync covers the last micro-batch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, windows
 
+TITLE = "no_sync covers the last micro-batch"
+CAUSE = (
+    "Within `no_sync`, gradients stay on their rank. The last backward pass before an optimizer step must be "
+    "outside of it, otherwise the ranks step with different gradients."
+)
+FIX = (
+    "Leave the last micro-batch out:\n"
+    "    last = (i + 1) % accumulate == 0\n"
+    "    with nullcontext() if last else ddp.no_sync(): loss.backward()"
+)
+THREADS = (
+    "huggingface/accelerate#1726",
+    "pytorch/PiPPy#1133",
+)
 STRUCTURAL = True
 
 

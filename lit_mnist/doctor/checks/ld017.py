@@ -1,4 +1,4 @@
-"""LD017: a schedule steps once per process."""
+"""LD017: the schedule depends on the number of ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "The schedule depends on the number of ranks"
+CAUSE = (
+    "The scheduler steps another number of times on several ranks than on one process. Accelerate steps a "
+    "prepared scheduler once per process, so the learning rate falls N times as fast per optimizer step."
+)
+FIX = (
+    "Do not prepare the scheduler, or give it N times the steps:\n"
+    "    scheduler = LambdaLR(optimizer, ...)   # not passed to accelerator.prepare"
+)
+THREADS = ("huggingface/accelerate#2926",)
 STRUCTURAL = True
 
 

@@ -8,6 +8,21 @@ from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "Gradients are clipped before they are unscaled"
+CAUSE = (
+    "A GradScaler multiplies the loss, so the gradients are thousands of times too large until they are "
+    "unscaled. Clipping before that shrinks every gradient to almost nothing."
+)
+FIX = (
+    "Unscale first:\n"
+    "    scaler.unscale_(optimizer)\n"
+    "    clip_grad_norm_(model.parameters(), 1.0)\n"
+    "    scaler.step(optimizer)"
+)
+THREADS = (
+    "pytorch/examples#1196",
+    "milesial/Pytorch-UNet#468",
+)
 STRUCTURAL = True
 # A larger limit, relative to the scale, may be meant for scaled gradients.
 _SCALED_LIMIT = 0.05

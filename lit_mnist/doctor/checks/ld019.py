@@ -1,4 +1,4 @@
-"""LD019: the optimizer lacks parameters, or holds only frozen ones."""
+"""LD019: the optimizer lacks parameters."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "The optimizer lacks parameters"
+CAUSE = (
+    "Parameters that receive gradients are in no optimizer, or the optimizer holds only frozen ones. They "
+    "keep their initial values. The rest of the model compensates for a part of it, so the loss falls a "
+    "little."
+)
+FIX = (
+    "Pass all trainable parameters, after the model is complete:\n"
+    "    optimizer = AdamW(p for p in model.parameters() if p.requires_grad)"
+)
+THREADS = (
+    "huggingface/accelerate#2665",
+    "https://discuss.pytorch.org/t/84911",
+)
 STRUCTURAL = True
 
 

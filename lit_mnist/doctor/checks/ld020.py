@@ -1,4 +1,4 @@
-"""LD020: gradients are not cleared between steps."""
+"""LD020: gradients are never cleared."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.runs import Run
 
+TITLE = "Gradients are never cleared"
+CAUSE = "`backward` adds to the gradients. Without `zero_grad`, each step uses the sum over all steps so far."
+FIX = "Clear them once per optimizer step:\n    optimizer.zero_grad()"
+THREADS = ("https://stackoverflow.com/q/60335387",)
 STRUCTURAL = True
 
 

@@ -1,4 +1,4 @@
-"""LD021: training goes on in evaluation mode."""
+"""LD021: the model trains in evaluation mode."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "The model trains in evaluation mode"
+CAUSE = (
+    "`eval()` of a validation stays on, perhaps on one rank only. Dropout is then off, and batch norm uses "
+    "its running statistics in training."
+)
+FIX = "Switch back before training:\n    model.train()"
+THREADS = ("huggingface/lerobot#3668",)
 STRUCTURAL = True
 
 
@@ -56,7 +63,9 @@ def check(evidence: Evidence) -> list[Finding]:
             return [_fault(evidence, record, found, step, evaluating, message)]
         start = found.get(first, _Modes())
         if start.sensitive and not any(True in modes for modes in start.training.values()):
-            message = f"The model trains in evaluation mode from the beginning: {_names(start.sensitive)} have no effect."
+            message = (
+                f"The model trains in evaluation mode from the beginning: {_names(start.sensitive)} have no effect."
+            )
             return [Finding("LD021", Verdict.NOTE, message, first, place=evidence.relative(start.place))]
     return []
 

@@ -10,6 +10,13 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "Dropout is active in evaluation"
+CAUSE = (
+    "The model is evaluated in training mode, or calls functional dropout without its mode. Metrics are noisy"
+    " and too low, and differ between two evaluations."
+)
+FIX = "Call model.eval() before evaluation, and pass the mode:\n    F.dropout(x, p, training=self.training)"
+THREADS = ("huggingface/transformers#33844",)
 STRUCTURAL = True
 
 
@@ -24,13 +31,17 @@ def check(evidence: Evidence) -> list[Finding]:
             modes = forward["modes"] if forward else {}
             active = forward["random"] if forward else []
             if active and not all(modes.values()):
-                message = f"In evaluation, dropout is active in {listed(active)}, but the other parts are in evaluation mode."
+                message = (
+                    f"In evaluation, dropout is active in {listed(active)}, but the other parts are in evaluation mode."
+                )
                 notes.append(Finding("LD022", Verdict.NOTE, message, event["step"], active[0], rate, place))
                 continue
             if modes and all(modes.values()):
                 message = "The model is evaluated in training mode, so dropout is active: eval() is not called."
             else:
-                message = "Dropout is active in evaluation, although the model is in evaluation mode: it ignores the mode."
+                message = (
+                    "Dropout is active in evaluation, although the model is in evaluation mode: it ignores the mode."
+                )
             tensor = active[0] if active else ""
             proof = _other_seed(evidence)
             return [fault("LD022", message, step=event["step"], tensor=tensor, amount=rate, place=place, proof=proof)]

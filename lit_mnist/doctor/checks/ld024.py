@@ -1,4 +1,4 @@
-"""LD024: a metric of several ranks is not that of one process."""
+"""LD024: a metric is averaged incorrectly."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.runs import RankRecord, Run
 
+TITLE = "A metric is averaged incorrectly"
+CAUSE = (
+    "The mean of the ranks' or batches' means is not the mean over the samples if they have unequal sizes. In"
+    " Lightning 2.6.6, self.log(..., sync_dist=True) is wrong for uneven ranks even with the right "
+    "batch_size."
+)
+FIX = "Use an object of torchmetrics, or reduce sums and counts:\n    from lit_mnist.plugins import exact_metric"
+THREADS = (
+    "Lightning-AI/pytorch-lightning#12354",
+    "Lightning-AI/pytorch-lightning#21859",
+)
 STRUCTURAL = False
 # Relative; metrics are computed in 32 bits.
 _SAME = 1e-4

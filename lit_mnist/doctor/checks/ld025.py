@@ -1,4 +1,4 @@
-"""LD025: a resumed training is not the one that was interrupted."""
+"""LD025: a resumed training loses state."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "A resumed training loses state"
+CAUSE = (
+    "The checkpoint lacks something that the training uses, such as a scheduler, a scaler, an average of the "
+    "weights or a counter. The training continues without an error, with other numbers than without the "
+    "interruption."
+)
+FIX = (
+    "Save it:\n"
+    "    def on_save_checkpoint(self, checkpoint): checkpoint['ema'] = self.ema.state_dict()\n"
+    "or make it a submodule or a buffer."
+)
+THREADS = (
+    "PolymathicAI/the_well#77",
+    "atomistic-machine-learning/schnetpack#785",
+)
 STRUCTURAL = False
 
 

@@ -1,4 +1,4 @@
-"""LD026: a checkpoint of which nothing is loaded."""
+"""LD026: a checkpoint loads nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "A checkpoint loads nothing"
+CAUSE = (
+    "The keys of the file begin with `module.`, because the wrapper was saved, and strict=False accepts that "
+    "no key matches. The model keeps its random weights."
+)
+FIX = (
+    "Save the bare module, and load strictly:\n"
+    "    torch.save(ddp.module.state_dict(), path)\n"
+    "    model.load_state_dict(state)"
+)
+THREADS = ("pytorch/pytorch#141256",)
 STRUCTURAL = True
 _PREFIXES = ("module.", "model.", "_orig_mod.", "net.")
 

@@ -1,4 +1,4 @@
-"""LD027: a collective that not all ranks call."""
+"""LD027: a collective runs on one rank only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "A collective runs on one rank only"
+CAUSE = (
+    "Code under `if rank == 0` calls a collective, or the wrapper's forward pass, which broadcasts buffers. "
+    "Calls of the ranks then pair up wrongly: values are mixed up, and later the ranks hang."
+)
+FIX = "Let every rank take part, or use the bare module on one rank:\n    if rank == 0: validate(ddp.module)"
+THREADS = (
+    "pytorch/pytorch#54059",
+    "Lightning-AI/pytorch-lightning#19106",
+)
 STRUCTURAL = True
 _TRAINING = "a training step"
 _BUFFERS = "DistributedDataParallel.forward"
@@ -56,7 +66,10 @@ def _finding(evidence: Evidence, rank: RankRecord, event: dict[str, Any], other:
         message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
     sequences = [len(_sequence(record)) for record in (rank, other)]
     amount = f"{sequences[0]} collectives on rank {rank.rank}, {sequences[1]} on rank {other.rank}"
-    places = [event["place"], *(forward["place"] for forward in rank.of_kind("forward") if forward["step"] == event["step"])]
+    places = [
+        event["place"],
+        *(forward["place"] for forward in rank.of_kind("forward") if forward["step"] == event["step"]),
+    ]
     place = evidence.relative(next((place for place in places if place), ""))
     return fault("LD027", message, step=event["step"], amount=amount, place=place)
 
@@ -78,7 +91,8 @@ def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
 def _is_uneven(first: RankRecord, second: RankRecord) -> bool:
     """Returns whether a loader has ended on one rank while the other has more batches of the same epoch."""
     epochs = [
-        {(event["loader"], event["iteration"]): event for event in record.of_kind("epoch")} for record in (first, second)
+        {(event["loader"], event["iteration"]): event for event in record.of_kind("epoch")}
+        for record in (first, second)
     ]
     for key in epochs[0].keys() & epochs[1].keys():
         for a, b in ((epochs[0][key], epochs[1][key]), (epochs[1][key], epochs[0][key])):

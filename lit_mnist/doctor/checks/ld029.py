@@ -1,4 +1,4 @@
-"""LD029: parameters that the loss does not use."""
+"""LD029: parameters are not used by the loss."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "Parameters are not used by the loss"
+CAUSE = (
+    "DistributedDataParallel waits for a gradient of each parameter. A parameter that the loss does not use "
+    "leaves the reduction unfinished, and torch reports it in the next step."
+)
+FIX = (
+    "Remove or freeze the parameters, or accept the search for them in each step:\n"
+    "    DistributedDataParallel(model, find_unused_parameters=True)"
+)
+THREADS = ("Lightning-AI/pytorch-lightning#17212",)
 STRUCTURAL = True
 _WORDS = ("find_unused_parameters", "parameters that were not used in producing")
 
@@ -29,7 +39,9 @@ def check(evidence: Evidence) -> list[Finding]:
     if any(part != unused[0] for part in unused):
         message += f" Rank 0 does not use {listed(sorted(unused[0])) or 'none'}; the other ranks differ."
     amount = f"{len(names)} parameters"
-    proof = f"With find_unused_parameters=True, the ranks take {len(run.ranks[0].of_kind('step'))} steps instead of {step}."
+    proof = (
+        f"With find_unused_parameters=True, the ranks take {len(run.ranks[0].of_kind('step'))} steps instead of {step}."
+    )
     return [fault("LD029", message, step=max(step - 1, 0), tensor=names[0], amount=amount, place=place, proof=proof)]
 
 

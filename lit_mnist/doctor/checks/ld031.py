@@ -8,6 +8,13 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "The graph of each step is kept"
+CAUSE = (
+    "A tensor with its gradient history is added up or stored over the steps, so the graphs of all steps stay"
+    " in memory, which grows until the process is killed."
+)
+FIX = "Keep numbers:\n    total += loss.item()"
+THREADS = ("ray-project/ray#40940",)
 STRUCTURAL = True
 # As many steps show whether the growth goes on.
 _LONGER = 3

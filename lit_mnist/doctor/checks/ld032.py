@@ -1,4 +1,4 @@
-"""LD032: several ranks write one file, or the process group is not destroyed."""
+"""LD032: ranks write one file, or do not end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
 
+TITLE = "Ranks write one file, or do not end"
+CAUSE = (
+    "All ranks write the same path at the same time, and the file is that of whoever comes last, or damaged. "
+    "A process group that is not destroyed can hang at exit."
+)
+FIX = "Write on rank 0, and end the group:\n    if rank == 0: torch.save(...)\n    dist.destroy_process_group()"
+THREADS = ("pytorch/pytorch#75097",)
 STRUCTURAL = True
 
 

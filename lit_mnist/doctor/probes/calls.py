@@ -144,7 +144,9 @@ class CallProbe:
     def _on_audit(self, event: str, args: Any) -> None:
         if event != "open" or not isinstance(args[0], str) or not isinstance(args[2], int):
             return
-        if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[0].startswith(("/dev/", "/proc/", "/sys/", str(self.recorder.folder))):
+        if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[0].startswith(
+            ("/dev/", "/proc/", "/sys/", str(self.recorder.folder))
+        ):
             mode = args[1] if isinstance(args[1], str) else ""
             place_known = self.recorder.add("open", path=os.path.abspath(args[0]), mode=mode)  # noqa: PTH100
             if not place_known["place"]:

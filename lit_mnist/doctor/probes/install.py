@@ -77,6 +77,8 @@ class Probes:
         failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.tape.failures]
         if error:
             recorder.add("error", **error)
+        else:
+            self.loaders.samples.look()
         recorder.add(
             "end",
             reached_end=reached_end,
@@ -116,13 +118,24 @@ class Probes:
 def _disable_autocast() -> None:
     make: Callable[..., None] = torch.autocast.__init__
 
-    def disabled(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+    def disabled(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+    ) -> None:
         make(self, device_type, torch.bfloat16, enabled=False)
 
-    torch.autocast.__init__ = disabled  # type: ignore[method-assign,assignment]
+    torch.autocast.__init__ = disabled  # type: ignore[method-assign]
 
 
-_LIBRARIES = ("lightning.pytorch", "torchvision", "torchmetrics", "transformers", "accelerate", "numpy", "pandas", "sklearn")
+_LIBRARIES = (
+    "lightning.pytorch",
+    "torchvision",
+    "torchmetrics",
+    "transformers",
+    "accelerate",
+    "numpy",
+    "pandas",
+    "sklearn",
+)
 
 
 def _loaded_libraries() -> set[str]:

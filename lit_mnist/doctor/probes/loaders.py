@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from lit_mnist.doctor._private import LoaderIndices, graph_nodes, tree_leaves, tree_map
+from lit_mnist.doctor._private import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_workers
 from lit_mnist.doctor.feed import Feed
 from lit_mnist.doctor.probes.dropout import DropoutWatch
+from lit_mnist.doctor.probes.samples import (
+    SampleProbe,
+    base_indices,
+    describe_samples,
+    generators,
+    hidden_generators,
+    seed_generators,
+)
 from lit_mnist.doctor.probes.wrap import wrap
-from lit_mnist.doctor.recorder import Recorder, digest, sample_digests
+from lit_mnist.doctor.recorder import Recorder, sample_digests
 from lit_mnist.doctor.spec import Spec
 from lit_mnist.doctor.tape import Tape
 
@@ -45,6 +51,7 @@ class LoaderProbe:
         first_batch: Callable[[], None],
     ) -> None:
         self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
+        self.samples = SampleProbe(recorder, spec)
         self.tape = Tape()
         self.dropout = DropoutWatch(recorder)
         self._watched = False
@@ -58,6 +65,7 @@ class LoaderProbe:
 
     def install(self) -> None:
         """Installs the probe."""
+        watch_workers()
         wrap(DataLoader, "__iter__", self._on_iter)
 
     def _on_iter(self, original: Callable[..., Any], loader: Any) -> ShortEpoch:
@@ -65,6 +73,7 @@ class LoaderProbe:
         for epoch in [epoch for epoch in self.open if epoch.loader == number]:
             epoch.end()
         self.seed()
+        self.samples.prepare(loader, number, self.iterations.get(number, 0))
         return ShortEpoch(self, loader, original(loader))
 
     def seed(self) -> None:
@@ -83,11 +92,11 @@ class LoaderProbe:
     def enter(self, batch: dict[str, Any]) -> None:
         """Begins the step after a batch, and sees its random draws."""
         self._newest = batch
-        self.tape.count = 0
+        self.tape.count = self.tape.most = 0
         if self.feed:
             self.tape.replay(self.feed.draws(batch["loader"], batch["iteration"], batch["number"]))
-        self._hidden = _hidden_generators()
-        self.tape.__enter__()
+        self._hidden = hidden_generators()
+        self.tape.__enter__()  # type: ignore[no-untyped-call]
 
     def watch_dropout(self) -> None:
         """Sees active dropout until the next batch."""
@@ -102,9 +111,9 @@ class LoaderProbe:
         batch, self._newest = self._newest, None
         if batch is None:
             return
-        self.tape.__exit__(None, None, None)
-        batch["draws"] = self.tape.count
-        later = _hidden_generators()
+        self.tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        batch["draws"], batch["drawn"] = self.tape.count, self.tape.most
+        later = hidden_generators()
         hidden = [name for name, state in self._hidden.items() if later[name] != state]
         self.recorder.add("drew", hidden=" and ".join(hidden), batch=batch["number"])
         draws, self.tape.draws = self.tape.draws, []
@@ -135,8 +144,16 @@ class ShortEpoch(Iterator[Any]):
         probe.iterations[self.loader] = self.iteration + 1
         self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
         self.indices = LoaderIndices(iterator)
+        self.dataset = loader.dataset
         self.template: Any = None
-        self.event = recorder.add("epoch", **_describe(loader, self.indices), loader=self.loader, iteration=self.iteration)
+        self.event = recorder.add(
+            "epoch",
+            **_describe(loader, self.indices),
+            **describe_samples(loader),
+            base=probe.samples.number(loader.dataset),
+            loader=self.loader,
+            iteration=self.iteration,
+        )
 
     def __iter__(self) -> ShortEpoch:
         return self
@@ -155,7 +172,7 @@ class ShortEpoch(Iterator[Any]):
             raise StopIteration
         if self.yielded == 0:
             probe.seed()
-        generators = _generators()
+        states = generators()
         try:
             batch = next(self.iterator)
             self.template = batch
@@ -169,10 +186,11 @@ class ShortEpoch(Iterator[Any]):
             batch = probe.feed.batch(batch, self.loader, self.iteration, self.yielded)
         if probe.spec.double:
             batch = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
-        event = self._record(batch, generators)
+        event = self._record(batch, states)
         self.yielded += 1
         self.event["yielded"] = self.yielded
         if self.event["gradients"]:
+            probe.samples.seed_ranks()
             probe.first_batch()
             probe.enter(event)
         if probe.spec.purpose == "train":
@@ -201,9 +219,12 @@ class ShortEpoch(Iterator[Any]):
         size = self.event["samples"]
         if size is not None and size <= _COMPLETE * spec.samples:
             return False
-        return sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples or self.yielded >= spec.samples
+        return (
+            sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples
+            or self.yielded >= spec.samples
+        )
 
-    def _record(self, batch: Any, generators: dict[str, str]) -> dict[str, Any]:
+    def _record(self, batch: Any, states: dict[str, str]) -> dict[str, Any]:
         probe, recorder = self.probe, self.probe.recorder
         leaves = tree_leaves(batch)
         trains = self.event["gradients"]
@@ -211,11 +232,12 @@ class ShortEpoch(Iterator[Any]):
             "loader": self.loader,
             "iteration": self.iteration,
             "number": self.yielded,
-            "indices": self.indices.of_batch(self.yielded),
+            "indices": base_indices(self.dataset, self.indices.of_batch(self.yielded)),
             "size": next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0),
             "draws": 0,
+            "drawn": 0,
             "trains": trains,
-            "generators": generators,
+            "generators": states,
         }
         if probe.spec.purpose == "train":
             event["samples"] = sample_digests(leaves)
@@ -235,7 +257,8 @@ class ShortEpoch(Iterator[Any]):
         self.event["drained"] = self.event["complete"] or self.indices.drain()
         if self.indices.is_iterable and probe.spec.purpose == "train" and not self.event["complete"]:
             self._drain_stream()
-        self.event["indices"] = list(itertools.chain(*self.indices.lists))
+        self.event["indices"] = base_indices(self.dataset, list(itertools.chain(*self.indices.lists)))
+        self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
         self.event["sizes"] = [len(part) for part in self.indices.lists]
         done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
         if done or probe.training_epochs > probe.spec.epochs + 10:
@@ -244,13 +267,16 @@ class ShortEpoch(Iterator[Any]):
     def _drain_stream(self) -> None:
         """Loads more of a stream, to see its samples."""
         found: list[str] = []
+        sizes: list[int] = []
         while len(found) < self.probe.spec.samples:
             try:
-                found += sample_digests(tree_leaves(next(self.iterator))) or [""]
+                batch = sample_digests(tree_leaves(next(self.iterator))) or [""]
+                found += batch
+                sizes.append(len(batch))
             except StopIteration:
                 self.event["drained"] = True
                 break
-        self.event["later_samples"] = found
+        self.event["later_samples"], self.event["later_sizes"] = found, sizes
 
 
 def _describe(loader: Any, indices: LoaderIndices) -> dict[str, Any]:
@@ -270,23 +296,6 @@ def _describe(loader: Any, indices: LoaderIndices) -> dict[str, Any]:
         "drained": False,
         "trains": False,
     }
-
-
-def seed_generators(seed: int) -> None:
-    """Seeds the generators of torch, Python and NumPy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-
-
-def _generators() -> dict[str, str]:
-    return {"torch": digest(torch.get_rng_state()), **_hidden_generators()}
-
-
-def _hidden_generators() -> dict[str, str]:
-    """Returns digests of the generators whose draws the tape does not see."""
-    numbers = np.random.get_state(legacy=False)  # noqa: NPY002
-    return {"NumPy": digest(str(numbers)), "Python": digest(str(random.getstate()))}
 
 
 def _length(value: Any) -> int | None:

@@ -54,7 +54,11 @@ class StepProbe:
         wrap(Optimizer, "add_param_group", self._on_param_group)
         wrap(torch.Tensor, "backward", self._on_backward)
         wrap(torch.autograd, "backward", self._on_backward)
-        before(Optimizer, "zero_grad", lambda optimizer, *_, **__: self.recorder.add("zero_grad", optimizer=self._number(optimizer)))
+        before(
+            Optimizer,
+            "zero_grad",
+            lambda optimizer, *_, **__: self.recorder.add("zero_grad", optimizer=self._number(optimizer)),
+        )
         wrap(LRScheduler, "step", self._on_scheduler)
 
     def name_parameters(self, module: nn.Module) -> None:
@@ -138,7 +142,7 @@ class StepProbe:
         if closure is None:
             self._record(optimizer)
             return None
-        seen = []
+        seen: list[bool] = []
 
         def observed() -> Any:
             result = closure()
