@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import isclose
+from math import isclose, isnan
 from typing import Any
 
 from lit_mnist.doctor.evidence import Evidence, fault
@@ -127,4 +127,4 @@ def _random(evidence: Evidence, right: dict[str, float]) -> set[str]:
 
 
 def _equal(a: float | None, b: float) -> bool:
-    return a is not None and (isclose(a, b, rel_tol=_SAME, abs_tol=1e-7) or (a != a and b != b))
+    return a is not None and (isclose(a, b, rel_tol=_SAME, abs_tol=1e-7) or (isnan(a) and isnan(b)))

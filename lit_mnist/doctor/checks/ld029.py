@@ -33,7 +33,10 @@ def check(evidence: Evidence) -> list[Finding]:
     places = [event["place"] for kind in ("forward", "log", "ddp") for event in failed.of_kind(kind) if event["place"]]
     place = evidence.relative(places[0] if places else "")
     if not names:
-        message = f"DistributedDataParallel waits for gradients of parameters that the loss of step {max(step - 1, 0)} does not use."
+        message = (
+            f"DistributedDataParallel waits for gradients of parameters that the loss of step {max(step - 1, 0)} does not "
+            "use."
+        )
         return [fault("LD029", message, step=max(step - 1, 0), place=place)]
     message = f"The loss does not use {listed(names)}, so DistributedDataParallel waits for their gradients."
     if any(part != unused[0] for part in unused):

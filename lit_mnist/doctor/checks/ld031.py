@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
@@ -58,4 +59,4 @@ def _nodes(record: RankRecord) -> dict[tuple[int, int], list[int]]:
 
 
 def _grows(nodes: Sequence[int]) -> bool:
-    return all(before < after for before, after in zip(nodes[1:], nodes[2:], strict=False))
+    return all(before < after for before, after in pairwise(nodes[1:]))
