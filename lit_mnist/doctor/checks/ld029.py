@@ -34,8 +34,8 @@ def check(evidence: Evidence) -> list[Finding]:
     place = evidence.relative(places[0] if places else "")
     if not names:
         message = (
-            f"DistributedDataParallel waits for gradients of parameters that the loss of step {max(step - 1, 0)} does not "
-            "use."
+            "DistributedDataParallel waits for gradients of parameters that the loss of step "
+            f"{max(step - 1, 0)} does not use."
         )
         return [fault("LD029", message, step=max(step - 1, 0), place=place)]
     message = f"The loss does not use {listed(names)}, so DistributedDataParallel waits for their gradients."
