@@ -69,7 +69,7 @@ def _other_seed(evidence: Evidence) -> str:
     if first is None:
         return ""
     changes = {"purpose": "evaluate", "world_size": 1, "same_seed": True, "interventions": {"draws": 1}}
-    second = evidence.run("evaluate1 with other draws", **changes)
+    second = evidence.run("evaluate1 with other draws 1", **changes)
     if not second.worked:
         return ""
     before, after = (run.ranks[0].of_kind("metrics")[-1]["values"] for run in (first, second))
