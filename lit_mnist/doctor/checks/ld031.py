@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
+from lit_mnist.doctor.gradients import loss_place
 from lit_mnist.doctor.runs import RankRecord
 
 TITLE = "The graph of each step is kept"
@@ -41,7 +42,8 @@ def check(evidence: Evidence) -> list[Finding]:
         )
         amount = f"{(nodes[-1] - nodes[1]) / (len(nodes) - 2):.0f} nodes per step"
         place = next((event["place"] for event in record.training_epochs if event["place"]), "")
-        return [fault("LD031", message, step=1, amount=amount, place=evidence.relative(place))]
+        where = evidence.relative(place) or loss_place(evidence)
+        return [fault("LD031", message, step=1, amount=amount, place=where)]
     return []
 
 
