@@ -68,7 +68,7 @@ def _other_seed(evidence: Evidence) -> str:
     first = evidence.worked("evaluate1")
     if first is None:
         return ""
-    changes = {"purpose": "evaluate", "world_size": 1, "same_seed": True, "interventions": {"draws": 1}}
+    changes: dict[str, Any] = {"purpose": "evaluate", "world_size": 1, "same_seed": True, "interventions": {"draws": 1}}
     second = evidence.run("evaluate1 with other draws 1", **changes)
     if not second.worked:
         return ""

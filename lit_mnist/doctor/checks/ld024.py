@@ -121,7 +121,12 @@ def _mean(entries: list[tuple[dict[str, Any], int]]) -> float | None:
 def _is_random(evidence: Evidence, right: dict[str, float]) -> bool:
     """Returns whether other random numbers change a metric."""
     for draws in (1, 2):
-        changes = {"purpose": "evaluate", "world_size": 1, "same_seed": True, "interventions": {"draws": draws}}
+        changes: dict[str, Any] = {
+            "purpose": "evaluate",
+            "world_size": 1,
+            "same_seed": True,
+            "interventions": {"draws": draws},
+        }
         # A metric such as an accuracy may be the same by chance.
         again = evidence.run(f"evaluate1 with other draws {draws}", **changes)
         other = _metrics(again.ranks[0]) if again.worked else right
