@@ -51,6 +51,9 @@ def check(evidence: Evidence) -> list[Finding]:
             return [Finding("LD019", Verdict.NOTE, message, 0, tensor, place=place)]
     if not forgotten:
         return []
+    if _is_fixed(record, forgotten):
+        message = f"{lost} They are in evaluation mode: freeze them, if that is meant."
+        return [Finding("LD019", Verdict.NOTE, message, 0, forgotten[0], place=place)]
     held = len({name for event in optimizers.values() for name in event["names"].values()})
     amount = f"{len(forgotten)} of {held + len(forgotten)} trainable parameters"
     return [fault("LD019", lost, step=0, tensor=forgotten[0], amount=amount, place=place)]
@@ -65,3 +68,13 @@ def _forgotten(record: RankRecord) -> list[str]:
     for values in found:
         first = values | first
     return [name for name, value in found[-1].items() if value == first[name]]
+
+
+def _is_fixed(record: RankRecord, names: list[str]) -> bool:
+    """Returns whether all parts with these parameters are in evaluation mode in training, unlike the others."""
+    modes: dict[str, bool] = {}
+    for event in record.of_kind("forward"):
+        if event["gradients"]:
+            modes |= event["modes"]
+    owners = [modes.get(name.rpartition(".")[0]) for name in names]
+    return bool(owners) and all(mode is False for mode in owners) and any(modes.values())

@@ -110,4 +110,4 @@ def _modes(record: RankRecord) -> dict[int, _Modes]:
 
 
 def _names(parts: set[tuple[str, str]]) -> str:
-    return listed([name or kind for kind, name in sorted(parts)])
+    return listed([f"{kind}.{name}" if name else kind for kind, name in sorted(parts)])

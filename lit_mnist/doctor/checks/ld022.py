@@ -23,7 +23,7 @@ STRUCTURAL = True
 def check(evidence: Evidence) -> list[Finding]:
     """Finds dropout while a loader that is not trained on is evaluated without gradients."""
     if not any(rank.evaluation_epochs for rank in evidence.ranks):
-        return [Finding("LD022", Verdict.NOT_REACHED, "No loader is evaluated.")] if evidence.ranks else []
+        return [Finding("LD022", Verdict.NOT_REACHED, "No loader is evaluated.")] if evidence.worked("ranks") else []
     notes = []
     for record in evidence.ranks:
         for event, forward in _dropouts(record):
@@ -68,8 +68,8 @@ def _other_seed(evidence: Evidence) -> str:
     first = evidence.worked("evaluate1")
     if first is None:
         return ""
-    changes = {"purpose": "evaluate", "world_size": 1, "same_seed": True, "interventions": {"draws": 1}}
-    second = evidence.run("evaluate1 with other draws", **changes)
+    changes: dict[str, Any] = {"purpose": "evaluate", "world_size": 1, "same_seed": True, "interventions": {"draws": 1}}
+    second = evidence.run("evaluate1 with other draws 1", **changes)
     if not second.worked:
         return ""
     before, after = (run.ranks[0].of_kind("metrics")[-1]["values"] for run in (first, second))

@@ -46,7 +46,10 @@ def check(evidence: Evidence) -> list[Finding]:
         return [Finding("LD025", Verdict.CANNOT_TELL, "Two runs of the same code give different weights.")]
     cause, tensor, step = _cause(whole, resumed, done, lost)
     message = f"A training that is resumed after {done} steps differs from one that is not interrupted: {cause}."
-    return [fault("LD025", message, step=step, tensor=tensor, amount=_amount(whole, resumed, done))]
+    # Without a tensor, the schedule is lost.
+    events = [] if tensor else whole.of_kind("scheduler", "optimizer")
+    place = evidence.relative(next((event["place"] for event in events if event["place"]), ""))
+    return [fault("LD025", message, step=step, tensor=tensor, amount=_amount(whole, resumed, done), place=place)]
 
 
 def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:

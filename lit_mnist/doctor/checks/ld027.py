@@ -19,8 +19,8 @@ THREADS = (
     "Lightning-AI/pytorch-lightning#19106",
 )
 STRUCTURAL = True
-_TRAINING = "the gradients of a training step"
-_BUFFERS = "DDP's broadcast of buffers"
+_TRAINING = "a training step"
+_BUFFERS = "DistributedDataParallel.forward"
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -59,11 +59,11 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[s
 
 
 def _finding(evidence: Evidence, rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
-    what = _BUFFERS if event["kind"] == "ddp_forward" else event["op"]
-    instead = f"takes part in {name}" if name else "has ended"
-    message = f"Rank {rank.rank} calls {what}, but rank {other.rank} {instead} at that time."
-    if event["kind"] == "ddp_forward":
-        message += " The forward pass of DistributedDataParallel is collective, in evaluation, too."
+    broadcasts = event["kind"] == "ddp_forward"
+    instead = f"is in {name}" if name == _TRAINING else f"calls {name}" if name else "has ended"
+    message = f"Rank {rank.rank} calls {_BUFFERS if broadcasts else event['op']}, but rank {other.rank} {instead}."
+    if broadcasts:
+        message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
     sequences = [len(_sequence(record)) for record in (rank, other)]
     amount = f"{sequences[0]} collectives on rank {rank.rank}, {sequences[1]} on rank {other.rank}"
     places = [

@@ -30,10 +30,13 @@ def check(evidence: Evidence) -> list[Finding]:
     run = evidence.run("unused parameters found", interventions={"find_unused": True})
     unused = [_without_gradient(record) for record in run.ranks] if run.worked else []
     names = sorted(set().union(*unused))
-    forwards = [event["place"] for event in failed.of_kind("forward", "ddp") if event["place"]]
-    place = evidence.relative(forwards[-1] if forwards else "")
+    places = [event["place"] for kind in ("forward", "log", "ddp") for event in failed.of_kind(kind) if event["place"]]
+    place = evidence.relative(places[0] if places else "")
     if not names:
-        message = f"DistributedDataParallel waits for gradients of parameters that the loss of step {max(step - 1, 0)} does not use."
+        message = (
+            "DistributedDataParallel waits for gradients of parameters that the loss of step "
+            f"{max(step - 1, 0)} does not use."
+        )
         return [fault("LD029", message, step=max(step - 1, 0), place=place)]
     message = f"The loss does not use {listed(names)}, so DistributedDataParallel waits for their gradients."
     if any(part != unused[0] for part in unused):

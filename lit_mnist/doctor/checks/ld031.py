@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
+from lit_mnist.doctor.gradients import loss_place
 from lit_mnist.doctor.runs import RankRecord
 
 TITLE = "The graph of each step is kept"
@@ -40,7 +42,8 @@ def check(evidence: Evidence) -> list[Finding]:
         )
         amount = f"{(nodes[-1] - nodes[1]) / (len(nodes) - 2):.0f} nodes per step"
         place = next((event["place"] for event in record.training_epochs if event["place"]), "")
-        return [fault("LD031", message, step=1, amount=amount, place=evidence.relative(place))]
+        where = evidence.relative(place) or loss_place(evidence)
+        return [fault("LD031", message, step=1, amount=amount, place=where)]
     return []
 
 
@@ -58,4 +61,4 @@ def _nodes(record: RankRecord) -> dict[tuple[int, int], list[int]]:
 
 
 def _grows(nodes: Sequence[int]) -> bool:
-    return all(before < after for before, after in zip(nodes[1:], nodes[2:], strict=False))
+    return all(before < after for before, after in pairwise(nodes[1:]))

@@ -21,7 +21,7 @@ class DropoutWatch(DispatchMode):
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self._mask: tuple[torch.Tensor, float] | None = None
         self._left = _MOST_EVENTS

@@ -101,13 +101,13 @@ class LoaderProbe:
     def watch_dropout(self) -> None:
         """Sees active dropout until the next batch."""
         self._watched = True
-        self.dropout.__enter__()
+        self.dropout.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         """Ends the step after the newest batch, and keeps its draws."""
         if self._watched:
             self._watched = False
-            self.dropout.__exit__(None, None, None)
+            self.dropout.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         batch, self._newest = self._newest, None
         if batch is None:
             return

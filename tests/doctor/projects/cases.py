@@ -95,7 +95,17 @@ FAULTY = (
     _faulty("ld015b_local_negatives", "", "embeddings are not gathered", command=TORCHRUN, verdict=DEPENDS),
     _faulty("ld016_no_sync_inverted", "main", "no_sync covers the last micro-batches"),
     _faulty(
-        "ld017_scheduler_steps_twice", "", "accelerate steps a prepared scheduler once per process", command=TORCHRUN
+        "ld017_scheduler_steps_twice",
+        "",
+        "accelerate steps a scheduler once per process, although it was made for the prepared loader",
+        command=TORCHRUN,
+    ),
+    _faulty(
+        "ld017b_warmup_steps_twice",
+        "",
+        "accelerate steps a scheduler once per process; its length may count those of one",
+        command=TORCHRUN,
+        verdict=DEPENDS,
     ),
     _faulty("ld018_clipped_before_unscaling", "", "clip_grad_norm_ without scaler.unscale_", command=TORCHRUN),
     _faulty("ld019_optimizer_lacks_encoder", "main", "the optimizer got the head's parameters only"),
