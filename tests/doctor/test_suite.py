@@ -18,5 +18,7 @@ QUICK = ("ld001_no_set_epoch", "ld010_head_replaced", "ld013_padded_tokens", "ld
 )
 def test_exactly_the_planted_fault_is_found(case: Case) -> None:
     result = examine_case(case)
-    listed = "\n".join(f"{finding.code} {finding.verdict.value}: {finding.message}" for finding in result.report.findings)
+    listed = "\n".join(
+        f"{finding.code} {finding.verdict.value}: {finding.message}" for finding in result.report.findings
+    )
     assert result.is_right, f"expected {case.codes or 'no fault'}\n{listed}\n{result.report.error}{result.report.hang}"

@@ -1,4 +1,4 @@
-"""LD001: each epoch has the same order, since `set_epoch` is not called."""
+"""LD001: every epoch has the same order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import Event, samples_of
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "Every epoch has the same order"
+CAUSE = (
+    "DistributedSampler shuffles with its seed plus the epoch that `set_epoch` was given. Without the call, "
+    "each epoch has the order of the first one, and each rank always gets the same samples. The loss still "
+    "falls, so nobody notices."
+)
+FIX = (
+    "Call set_epoch at the start of each epoch:\n"
+    "    sampler.set_epoch(epoch)\n"
+    "Lightning does this for the samplers that it creates."
+)
+THREADS = (
+    "pytorch/pytorch#31771",
+    "kan-bayashi/ParallelWaveGAN#177",
+)
 STRUCTURAL = True
 _FEWEST = 4
 

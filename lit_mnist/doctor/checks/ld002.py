@@ -1,4 +1,4 @@
-"""LD002: the ranks train on the same samples."""
+"""LD002: ranks train on the same samples."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ from lit_mnist.doctor.order import (
     training_epochs,
 )
 
+TITLE = "Ranks train on the same samples"
+CAUSE = (
+    "Each rank draws from the whole data set, so within an epoch some samples are used by several ranks and "
+    "others by none. The epoch also takes as many steps as on one process. The training works, only slower "
+    "and worse than it could."
+)
+FIX = (
+    "Split the data set over the ranks:\n"
+    "    sampler = DistributedSampler(dataset)\n"
+    "    loader = DataLoader(dataset, batch_size, sampler=sampler)"
+)
+THREADS = ("pytorch/pytorch#31771",)
 STRUCTURAL = True
 
 

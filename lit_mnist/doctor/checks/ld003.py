@@ -1,4 +1,4 @@
-"""LD003: ranks or workers read the same samples of a stream."""
+"""LD003: a stream repeats on ranks or workers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import Event, communicates, divides_batches, names, samples_of, training_epochs
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "A stream repeats on ranks or workers"
+CAUSE = (
+    "An IterableDataset has no sampler. Each rank, and each worker of a rank, iterates over the whole stream "
+    "unless the data set itself takes only its share, so every sample is used several times per epoch."
+)
+FIX = (
+    "Take a share in __iter__:\n"
+    "    worker = get_worker_info()\n"
+    "    share = rank * workers + worker.id\n"
+    "    yield from itertools.islice(stream, share, None, ranks * workers)"
+)
+THREADS = (
+    "Lightning-AI/pytorch-lightning#15734",
+    "huggingface/datasets#5360",
+)
 STRUCTURAL = True
 _FEWEST = 4
 # The part of a stream that must be different samples, so that a repeated one says something.

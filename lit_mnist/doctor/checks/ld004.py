@@ -1,4 +1,4 @@
-"""LD004: a library replaces the user's sampler, and samples are lost."""
+"""LD004: the sampler is replaced or split twice."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import names, replaced_sampler
 
+TITLE = "The sampler is replaced or split twice"
+CAUSE = (
+    "A framework that distributes the loaders itself wraps or replaces a sampler of your own. A sampler that "
+    "is already aware of the ranks is then split a second time, and part of the data set is never used."
+)
+FIX = (
+    "Keep your own sampler:\n"
+    "    Trainer(use_distributed_sampler=False)\n"
+    "or use a sampler without ranks, and let the framework split it."
+)
+THREADS = ("Lightning-AI/pytorch-lightning#1995",)
 STRUCTURAL = True
 
 

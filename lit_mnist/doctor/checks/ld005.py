@@ -1,4 +1,4 @@
-"""LD005: one rank trains with the validation samples of another."""
+"""LD005: the split differs between ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import communicates, leak
 
+TITLE = "The split differs between ranks"
+CAUSE = (
+    "`random_split` draws from the global generator, whose state differs between ranks that have not been "
+    "seeded. A sample of one rank's validation set is then a training sample of another rank, and the "
+    "validation looks better than it is."
+)
+FIX = "Give the split a generator of its own:\n    random_split(dataset, lengths, torch.Generator().manual_seed(0))"
+THREADS = ("Lightning-AI/pytorch-lightning#7728",)
 STRUCTURAL = True
 
 

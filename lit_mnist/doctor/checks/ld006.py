@@ -1,4 +1,4 @@
-"""LD006: the same index means another label or sample on each rank."""
+"""LD006: the same index has different content."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import Contents, communicates, contents, leak, training_epochs
 from lit_mnist.doctor.runs import Run
 
+TITLE = "The same index has different content"
+CAUSE = (
+    "The order of a set, and `hash()` of a string, differ between Python processes. Class numbers or file "
+    "lists that come from them differ between ranks, so the ranks disagree on what a label means."
+)
+FIX = "Sort before numbering:\n    classes = sorted(set(labels))"
+THREADS = ("jdb78/pytorch-forecasting#2293",)
 STRUCTURAL = True
 
 

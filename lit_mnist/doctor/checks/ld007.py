@@ -1,4 +1,4 @@
-"""LD007: epochs or workers repeat the random augmentations."""
+"""LD007: augmentations repeat."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import Event, calls_of
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "Augmentations repeat"
+CAUSE = (
+    "The workers or the epochs begin with the same seed of NumPy or Python, so a sample is augmented in the "
+    "same way again and again. The data set has in effect no augmentation."
+)
+FIX = (
+    "Draw from torch, which seeds each worker in each epoch anew, or seed by the worker:\n"
+    "    seed = torch.initial_seed() % 2**32   # in worker_init_fn"
+)
+THREADS = (
+    "pytorch/pytorch#5059",
+    "Project-MONAI/MONAI#1068",
+)
 STRUCTURAL = True
 # A repeated sample says something if this many repetitions are that improbable.
 _CHANCE = 1e-4

@@ -1,4 +1,4 @@
-"""LD008: all ranks draw the same random numbers, such as dropout masks."""
+"""LD008: all ranks draw the same random numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import Event, communicates
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "All ranks draw the same random numbers"
+CAUSE = (
+    "Every rank seeds its generator alike, so dropout masks and noise are equal on all ranks. The effective "
+    "number of independent draws is that of one rank."
+)
+FIX = "Seed by the rank after the model is initialized:\n    torch.manual_seed(seed + rank)"
+THREADS = (
+    "Lightning-AI/pytorch-lightning#16166",
+    "huggingface/transformers#31412",
+)
 STRUCTURAL = True
 
 

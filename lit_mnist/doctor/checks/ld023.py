@@ -1,4 +1,4 @@
-"""LD023: samples of an evaluation are counted twice."""
+"""LD023: validation counts samples twice."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.order import contents, evaluation_epochs, repeated_samples
 from lit_mnist.doctor.runs import Run
 
+TITLE = "Validation counts samples twice"
+CAUSE = (
+    "DistributedSampler repeats samples until all ranks have equally many. In evaluation, these samples count"
+    " twice, and the metric depends on the number of ranks."
+)
+FIX = (
+    "Evaluate without padding:\n"
+    "    from lit_mnist.plugins import ExactDistributedSampler\n"
+    "or remove the repeated samples before the metric is computed."
+)
+THREADS = ("pytorch/pytorch#25162",)
 STRUCTURAL = True
 _TOLERANCE = 1e-6
 

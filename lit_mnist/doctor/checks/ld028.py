@@ -1,4 +1,4 @@
-"""LD028: the ranks have unequal numbers of batches."""
+"""LD028: ranks have unequal numbers of batches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.order import Event, communicates, training_epochs
 from lit_mnist.doctor.runs import RankRecord
 
+TITLE = "Ranks have unequal numbers of batches"
+CAUSE = (
+    "One rank ends its epoch earlier. The others wait for its gradients and hang, or the collectives of two "
+    "epochs pair up."
+)
+FIX = "Give all ranks equally many batches (drop_last=True in the sampler), or use\n    with ddp.join(): ..."
+THREADS = ("Lightning-AI/pytorch-lightning#20404",)
 STRUCTURAL = True
 # A program with up to this many batches is run to the end of an epoch.
 _MOST_BATCHES = 50

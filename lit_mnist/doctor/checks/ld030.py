@@ -1,4 +1,4 @@
-"""LD030: predictions are partial, repeated or out of order."""
+"""LD030: predictions are partial or out of order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.order import Event, evaluation_epochs
 from lit_mnist.doctor.runs import RankRecord, Run
 
+TITLE = "Predictions are partial or out of order"
+CAUSE = (
+    "A sampler that shuffles, pads or splits the prediction set leaves each rank with a part in another "
+    "order. Rank 0 writes its part, or the rows belong to other samples than their numbers say."
+)
+FIX = "Gather the predictions with the indices of their samples, and sort by them."
+THREADS = ("Lightning-AI/pytorch-lightning#5257",)
 STRUCTURAL = True
 
 
