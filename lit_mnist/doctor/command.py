@@ -36,7 +36,7 @@ FLAGS = {
     "--args": "further arguments of a function; all words after it",
     "--devices": "number of ranks (default: 2)",
     "--steps": "optimizer steps per epoch; two epochs are run (default: 3)",
-    "--samples": "most samples of a stream; a data set of up to 20 times as many is evaluated completely (default: 512)",
+    "--samples": "most samples of a stream; a data set of up to 20 times as many is evaluated whole (default: 512)",
     "--only": "codes of checks, separated by commas, or `structural` for those that need no equal numbers",
     "--skip": "codes of checks to leave out",
     "--explain": "print the cause, the fix and the threads of a check, and exit",

@@ -210,7 +210,11 @@ def _is_wrong(run: Run, single: RankRecord | None, rank: RankRecord, step: int, 
     if own is None or any(tensor is None for tensor in [*applied, *local]):
         return False
     mean = torch.stack([tensor.double() for tensor in local if tensor is not None]).mean(0)
-    if not float(mean.norm()) or _is_multiple(own, mean) or any(_is_multiple(own, tensor) for tensor in local):
+    if (
+        not float(mean.norm())
+        or _is_multiple(own, mean)
+        or any(_is_multiple(own, tensor) for tensor in local if tensor is not None)
+    ):
         return False
     equal = all(torch.equal(own, tensor) for tensor in applied if tensor is not None)
     if bool(own.any()):

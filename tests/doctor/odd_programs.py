@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -19,7 +19,7 @@ def train(rank, world_size, model, before_step=lambda step: None):
     generator = torch.Generator().manual_seed(0)
     dataset = TensorDataset(torch.randn(64, 16, generator=generator), torch.randint(0, 4, (64,), generator=generator))
     sampler = DistributedSampler(dataset, world_size, rank)
-    ddp = DDP(model)
+    ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
     for epoch in range(2):
         sampler.set_epoch(epoch)

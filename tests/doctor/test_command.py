@@ -56,7 +56,7 @@ def test_every_check_explains_itself(program: Program) -> None:
 
 @pytest.mark.parametrize("words", [["--help"], ["--explain", "LD013"], ["a:b", "--bogus"]])
 def test_help_and_rejections_import_no_torch(words: list[str]) -> None:
-    script = "import sys; from lit_mnist.cli.main import main; main(sys.argv[1:]); assert 'torch' not in sys.modules, 'torch'"
+    script = "import sys; from lit_mnist.cli.main import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", script, "doctor", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=CHILD_ENV, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -30,6 +29,11 @@ def sleeping() -> list[str]:
             if words[:2] == [b"sleep", b"4567"]:
                 found.append(entry.name)
     return found
+
+
+def folders() -> set[Path]:
+    """Returns the temporary folders of examinations."""
+    return set(Path(tempfile.gettempdir()).glob("lit_mnist-doctor-*"))
 
 
 @pytest.mark.timeout(200)
@@ -89,14 +93,13 @@ def test_a_lost_rank_is_reported(name: str, said: str) -> None:
 def test_no_process_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"mine": torch.ones(1)}, "model.pt")
-    before = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("lit_mnist-doctor-")}
+    before = folders()
     assert not examined("starts_processes").faults
     assert not examined("saves").faults
     assert not sleeping()
     assert torch.load("model.pt").keys() == {"mine"}
-    assert os.listdir(tmp_path) == ["model.pt"]
-    left = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("lit_mnist-doctor-")}
-    assert left <= before
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+    assert folders() <= before
 
 
 @pytest.mark.timeout(100)

@@ -44,7 +44,7 @@ def check(evidence: Evidence) -> list[Finding]:
         where["place"] = evidence.relative(gathers[0]["place"])
         return [Finding("LD015", Verdict.FAULT, message, **where)]
     message = (
-        f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees those "
-        "of one rank only."
+        f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees "
+        "those of one rank only."
     )
     return [Finding("LD015", Verdict.DEPENDS, message, **where)]
