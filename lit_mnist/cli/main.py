@@ -27,7 +27,6 @@ from lit_mnist.distributed.rank import (
 )
 from lit_mnist.distributed.signals import STOP, require_main_thread
 from lit_mnist.distributed.terminal import clear_bar, guard_streams, print_error, print_failure, print_line
-from lit_mnist.doctor.command import run_doctor
 from lit_mnist.engines.capabilities import check_engine
 from lit_mnist.errors import InputError, LitMnistError, RankLostError
 
@@ -75,6 +74,8 @@ def _run(words: list[str], engine: str, command: str) -> int:
     if words[:1] == ["doctor"]:
         if engine != "lightning":
             raise InputError("Only train.py has the command doctor: python train.py doctor ...")
+        from lit_mnist.doctor.command import run_doctor
+
         return run_doctor(words[1:])
     own = read_own_request(words)
     if own:
