@@ -1,11 +1,12 @@
 """Examines the planted faults, TrainCheck's errors and the healthy projects, and writes the table of docs/doctor.md.
 
 python tests/doctor/suite.py             all, which takes about half an hour on two cores
-python tests/doctor/suite.py ld013 gan   the projects whose names contain a word; the page stays
+python tests/doctor/suite.py ld013 gan   those whose names contain a word; the results of the others are kept
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -15,16 +16,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from projects.cases import CASES, PROJECTS, Case
+import accelerate
+from projects.cases import CASES, TORCHRUN, Case
 from projects.traincheck import EXPECTED
 
 from lit_mnist.doctor.findings import Report, Verdict
 
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+ROOT = Path(__file__).parents[2]
+PAGE, RESULTS = ROOT / "docs" / "doctor.md", ROOT / "build" / "doctor-suite.json"
 BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
 TRAINCHECK = tuple(
     Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
+)
+
+_DEMOS, _ACCELERATE = "lightning.pytorch.demos", Path(accelerate.__file__).parent / "test_utils" / "scripts"
+# Programs that nobody in this project wrote.
+INSTALLED = (
+    *(
+        Case(f"{_DEMOS}.{name}", f"{_DEMOS}.{name}", note="module of Lightning's demos")
+        for name in ("boring_classes:BoringModel", "boring_classes:ManualOptimBoringModel", "lstm:LightningLSTM")
+    ),
+    *(
+        Case(f"accelerate {name}", str(_ACCELERATE / name), command=TORCHRUN, note="test script of accelerate")
+        for name in ("test_script.py", "test_sync.py", "test_ddp_comm_hook.py", "test_distributed_data_loop.py")
+    ),
 )
 
 
@@ -60,6 +77,8 @@ def examine_case(case: Case) -> Result:
         if case.command:
             words = (str(Path(sys.executable).parent / case.words[0]), *case.words[1:])
             return Result(case, examine(command=words, devices=case.devices))
+        if not case.target:
+            return Result(case, examine(case.file, devices=case.devices))
         data = f"{case.path}:{case.data}" if case.data else None
         return Result(case, examine(f"{case.path}:{case.target}", data, devices=case.devices))
 
@@ -77,37 +96,44 @@ def _empty_folder() -> Iterator[None]:
 
 def main(words: list[str]) -> int:
     """Examines the projects, and returns the number of those with an unexpected report."""
-    wanted = [case for case in (*CASES, *TRAINCHECK) if not words or any(word in case.name for word in words)]
-    results = []
+    everything = (*CASES, *TRAINCHECK, *INSTALLED)
+    wanted = [case for case in everything if not words or any(word in case.name for word in words)]
+    rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    RESULTS.parent.mkdir(exist_ok=True)
+    wrong = 0
     for case in wanted:
         result = examine_case(case)
-        results.append(result)
+        wrong += not result.is_right
+        row = {"codes": result.codes, "right": result.is_right, "seconds": round(result.report.seconds)}
+        rows[case.name] = row
+        RESULTS.write_text(json.dumps(rows))
         expected = ", ".join(case.codes) or "none"
         found = ", ".join(f"{finding.code} {finding.verdict.value}" for finding in result.report.faults) or "no fault"
         mark = "as expected" if result.is_right else f"NOT AS EXPECTED ({expected})"
         print(f"{case.name}: {', '.join(result.codes) or found}, {mark}, {result.report.seconds:.0f} s", flush=True)
-    if not words:
-        _write(results)
-    return sum(not result.is_right for result in results)
+    if all(case.name in rows for case in everything):
+        _write(rows)
+    return wrong
 
 
-def _write(results: list[Result]) -> None:
+def _write(rows: dict[str, dict[str, Any]]) -> None:
+    """Writes the table of all projects into the page."""
     kinds = {
-        "planted faults": [result for result in results if result.case.codes and result.case not in TRAINCHECK],
-        "errors of TrainCheck's list": [result for result in results if result.case in TRAINCHECK],
-        "healthy projects": [result for result in results if not result.case.codes],
+        "planted faults": [case for case in CASES if case.codes],
+        "healthy projects": [case for case in CASES if not case.codes],
+        "errors of TrainCheck's list": TRAINCHECK,
+        "programs of installed packages": INSTALLED,
     }
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "transformers", "accelerate"))
     lines = [f"Seen on {time.strftime('%Y-%m-%d')}, on CPUs, with {libraries}.", ""]
-    for kind, group in kinds.items():
-        lines.append(f"- {kind}: {sum(result.is_right for result in group)} of {len(group)} as expected")
-    lines += ["", "| project | fault, or what it shows | found | s |", "|---|---|---|---|"]
-    for result in results:
-        found = ", ".join(result.codes) or "none"
-        mark = "" if result.is_right else " (not as expected)"
-        seconds = f"{result.report.seconds:.0f}"
-        name = result.case.name if result.case in TRAINCHECK else result.case.path.relative_to(PROJECTS).with_suffix("")
-        lines.append(f"| {name} | {result.case.note} | {found}{mark} | {seconds} |")
+    for kind, cases in kinds.items():
+        lines.append(f"- {kind}: {sum(rows[case.name]['right'] for case in cases)} of {len(cases)} as expected")
+    lines += ["", "| project | what it is | found | seconds |", "|---|---|---|---|"]
+    for case in (case for cases in kinds.values() for case in cases):
+        row = rows[case.name]
+        verdict = "" if case.verdict == Verdict.FAULT or not row["codes"] else " (depends on the number of devices)"
+        found = f"{', '.join(row['codes']) or 'no fault'}{verdict}{'' if row['right'] else ', not as expected'}"
+        lines.append(f"| {case.name} | {case.note} | {found} | {row['seconds']} |")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}")
 
