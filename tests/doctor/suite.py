@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -36,11 +37,16 @@ _DEMOS, _ACCELERATE = "lightning.pytorch.demos", Path(accelerate.__file__).paren
 INSTALLED = (
     *(
         Case(f"{_DEMOS}.{name}", f"{_DEMOS}.{name}", note="module of Lightning's demos")
-        for name in ("boring_classes:BoringModel", "boring_classes:ManualOptimBoringModel", "lstm:LightningLSTM")
+        for name in (
+            "boring_classes:BoringModel",
+            "boring_classes:ManualOptimBoringModel",
+            "lstm:LightningLSTM",
+            "transformer:LightningTransformer",
+        )
     ),
     *(
         Case(f"accelerate {name}", str(_ACCELERATE / name), command=TORCHRUN, note="test script of accelerate")
-        for name in ("test_script.py", "test_sync.py", "test_ddp_comm_hook.py", "test_distributed_data_loop.py")
+        for name in ("test_script.py", "test_sync.py")
     ),
 )
 
@@ -88,6 +94,11 @@ def _empty_folder() -> Iterator[None]:
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        # Two of Lightning's demos download this text unless it is here.
+        text = Path("data/wikitext-2.txt")
+        text.parent.mkdir()
+        words = random.Random(0)
+        text.write_text("\n".join(" ".join(f"w{words.randrange(100)}" for _ in range(20)) for _ in range(300)))
         try:
             yield
         finally:
