@@ -44,8 +44,8 @@ def _fault(
     first, other = before
     epochs = first["epoch"], event["epoch"]
     message = (
-        f"On rank {rank.rank}, worker {worker} begins epoch {epochs[1]} with the same random numbers of {name} as worker "
-        f"{other} began epoch {epochs[0]}: the {event['dataset']}, which draws them, repeats its augmentations."
+        f"On rank {rank.rank}, worker {worker} begins epoch {epochs[1]} with the same random numbers of {name} as "
+        f"worker {other} began epoch {epochs[0]}: the {event['dataset']}, which draws them, repeats its augmentations."
     )
     same, common = _repeated(rank, first, event)
     amount = f"{same} of {common} samples equal in epochs {epochs[0]} and {epochs[1]}" if same else ""

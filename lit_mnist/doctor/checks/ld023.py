@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from typing import Any
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
@@ -43,7 +44,7 @@ def _is_module(evidence: Evidence) -> bool:
     return bool(evidence.single and evidence.single.end.get("module"))
 
 
-def _of_module(evidence: Evidence, message: str, values: dict[str, object]) -> list[Finding]:
+def _of_module(evidence: Evidence, message: str, values: dict[str, Any]) -> list[Finding]:
     one = _metrics(evidence.run("evaluate1", purpose="evaluate", world_size=1, same_seed=True))
     several = _metrics(evidence.run("evaluate", purpose="evaluate", same_seed=True))
     different = [name for name in one if name in several and not _close(one[name], several[name])]
@@ -60,21 +61,21 @@ def _of_module(evidence: Evidence, message: str, values: dict[str, object]) -> l
     }
     if name in fixed and _close(fixed[name], one[name]):
         proof = f"with each sample once, {name} is {fixed[name]:.6g} on several ranks, too"
-        return [fault("LD023", message, proof=proof, **values)]  # type: ignore[arg-type]
+        return [fault("LD023", message, proof=proof, **values)]
     message += " The difference remains with each sample once: it has another cause, too."
-    return [Finding("LD023", Verdict.UNCLEAR, message, **values)]  # type: ignore[arg-type]
+    return [Finding("LD023", Verdict.UNCLEAR, message, **values)]
 
 
-def _of_loop(evidence: Evidence, message: str, values: dict[str, object], total: int) -> list[Finding]:
+def _of_loop(evidence: Evidence, message: str, values: dict[str, Any], total: int) -> list[Finding]:
     collectives = [event for rank in evidence.ranks for event in rank.of_kind("collective") if event["place"]]
     if any(event["value"] == total for event in collectives):
         message += f" The ranks add up their numbers to {total}."
-        return [fault("LD023", message, **values)]  # type: ignore[arg-type]
+        return [fault("LD023", message, **values)]
     if any("gather_for_metrics" in _line(event["place"]) for event in collectives):
         # accelerate drops the repeated samples.
         return []
     message += " Whether that changes a metric was not seen."
-    return [Finding("LD023", Verdict.UNCLEAR, message, **values)]  # type: ignore[arg-type]
+    return [Finding("LD023", Verdict.UNCLEAR, message, **values)]
 
 
 def _line(place: str) -> str:
