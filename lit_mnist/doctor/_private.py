@@ -33,7 +33,7 @@ def tree_map(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
 
 def watch_workers() -> None:
     """Lets `LoaderIndices` see the index lists that an iterator gives to its workers when it is made."""
-    base = torch.utils.data.dataloader._BaseDataLoaderIter
+    base: Any = torch.utils.data.dataloader._BaseDataLoaderIter
     original = base._reset
 
     def reset(iterator: Any, *args: Any, **kwargs: Any) -> None:
@@ -42,7 +42,7 @@ def watch_workers() -> None:
             iterator.doctor_lists = []
             iterator._sampler_iter = _watch(iterator._sampler_iter, iterator.doctor_lists)
 
-    base._reset = reset  # type: ignore[method-assign]
+    base._reset = reset
 
 
 class LoaderIndices:

@@ -150,21 +150,21 @@ class Leak(NamedTuple):
     Attributes:
         trains: The rank that trains with them.
         validates: The rank that validates with them.
-        count: How many there are.
+        shared: How many there are.
         of: Number of validation samples of that rank.
         event: The epoch of the validation.
     """
 
     trains: int
     validates: int
-    count: int
+    shared: int
     of: int
     event: Event
 
 
 def leak(ranks: Sequence[RankRecord]) -> Leak | None:
     """Returns the largest leak between two ranks, if no rank validates with its own training samples."""
-    training: list[tuple[set[int], set[str]]] = []
+    training: list[tuple[set[Any], set[Any]]] = []
     for rank in ranks:
         events = [event for event in rank.training_epochs if not event["iterable"]]
         indices = {index for event in events for index in _keys(ranks, event)}
@@ -180,7 +180,7 @@ def leak(ranks: Sequence[RankRecord]) -> Leak | None:
                 count = len(own & sets[kind])
                 if count >= (1 if kind == 0 else max(3, len(own) / 20)):
                     found.append(Leak(ranks[other].rank, ranks[place].rank, count, len(own), event))
-    return max(found, key=lambda one: one.count, default=None)
+    return max(found, key=lambda one: one.shared, default=None)
 
 
 def _validations(ranks: Sequence[RankRecord], kind: int) -> Iterator[tuple[int, Event, set[Any]]]:

@@ -15,7 +15,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if found is None or not communicates(evidence):
         return []
     message = (
-        f"Rank {found.trains} trains with {found.count} of the {found.of} samples with which rank {found.validates} "
+        f"Rank {found.trains} trains with {found.shared} of the {found.of} samples with which rank {found.validates} "
         f"validates, although no rank validates with its own: each rank splits the data in its own way."
     )
     run = evidence.run("one seed", same_seed=True)
@@ -25,7 +25,7 @@ def check(evidence: Evidence) -> list[Finding]:
             "LD005",
             message,
             step=found.event["step"],
-            amount=f"{found.count} of {found.of} samples",
+            amount=f"{found.shared} of {found.of} samples",
             place=evidence.relative(found.event["place"]),
             proof=proof,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
@@ -27,7 +28,7 @@ def check(evidence: Evidence) -> list[Finding]:
             continue
         listed = ", ".join(f"{count} on rank {rank.rank}" for count, rank in zip(known, ranks, strict=True))
         message = f"Epoch {events[0].get('epoch', 0)} has unequal numbers of batches: {listed}."
-        values = {
+        values: dict[str, Any] = {
             "step": min(known),
             "amount": " and ".join(map(str, known)) + " batches",
             "place": evidence.relative(events[0]["place"]),
