@@ -33,7 +33,7 @@ def tree_map(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
 
 def watch_workers() -> None:
     """Lets `LoaderIndices` see the index lists that an iterator gives to its workers when it is made."""
-    base = torch.utils.data.dataloader._BaseDataLoaderIter
+    base: Any = torch.utils.data.dataloader._BaseDataLoaderIter
     original = base._reset
 
     def reset(iterator: Any, *args: Any, **kwargs: Any) -> None:

@@ -99,7 +99,7 @@ def divides_batches(evidence: Evidence) -> bool:
     ranks: Sequence[RankRecord] = evidence.ranks
     if any(_first_batch(rank).get("drawn") for rank in ranks):
         # Dropout makes the gradients differ, too, unless all ranks have one seed.
-        run = evidence.run("one seed", same_seed=True)
+        run = evidence.run("equal draws", interventions={"seeds": 0})
         ranks = run.ranks if run.worked else ranks
     first = [_first_batch(rank) for rank in ranks]
     same_draws = (
@@ -164,7 +164,7 @@ class Leak(NamedTuple):
 
 def leak(ranks: Sequence[RankRecord]) -> Leak | None:
     """Returns the largest leak between two ranks, if no rank validates with its own training samples."""
-    training: list[tuple[set[Any], set[str]]] = []
+    training: list[tuple[set[Any], set[Any]]] = []
     for rank in ranks:
         events = [event for event in rank.training_epochs if not event["iterable"]]
         indices = {index for event in events for index in _keys(ranks, event)}

@@ -19,8 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import accelerate
-from projects.cases import CASES, TORCHRUN, Case
+from projects.cases import CASES, Case
 from projects.traincheck import EXPECTED
 
 from lit_mnist.doctor.findings import Report, Verdict
@@ -32,7 +31,8 @@ TRAINCHECK = tuple(
     Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
 )
 
-_DEMOS, _ACCELERATE = "lightning.pytorch.demos", Path(accelerate.__file__).parent / "test_utils" / "scripts"
+_DEMOS = "lightning.pytorch.demos"
+_BORING = f"{_DEMOS}.boring_classes:BoringModel"
 # Programs that nobody in this project wrote.
 INSTALLED = (
     *(
@@ -45,8 +45,8 @@ INSTALLED = (
         )
     ),
     *(
-        Case(f"accelerate {name}", str(_ACCELERATE / name), command=TORCHRUN, note="test script of accelerate")
-        for name in ("test_script.py", "test_sync.py")
+        Case(f"BoringModel with {name}", _BORING, data=f"{_DEMOS}.boring_classes:{name}", note="Lightning's demos")
+        for name in ("BoringDataModule", "BoringDataModuleNoLen")
     ),
 )
 
@@ -84,7 +84,7 @@ def examine_case(case: Case) -> Result:
             words = (str(Path(sys.executable).parent / case.words[0]), *case.words[1:])
             return Result(case, examine(command=words, devices=case.devices))
         if not case.target:
-            return Result(case, examine(case.file, devices=case.devices))
+            return Result(case, examine(case.file, case.data or None, devices=case.devices))
         data = f"{case.path}:{case.data}" if case.data else None
         return Result(case, examine(f"{case.path}:{case.target}", data, devices=case.devices))
 

@@ -35,7 +35,7 @@ def check(evidence: Evidence) -> list[Finding]:
         f"At step {batch['step']}, ranks {ranks[0]} and {ranks[1]} draw the same random numbers{where}: torch's "
         f"generator has the same state on both, and the step draws {batch['drawn']} values at once."
     )
-    run = evidence.run("a seed per rank", interventions={"seeds": True})
+    run = evidence.run("a seed per rank", interventions={"seeds": 1})
     proof = ""
     if run.worked:
         again = _equal(run.ranks) is not None

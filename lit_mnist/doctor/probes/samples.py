@@ -72,9 +72,9 @@ class SampleProbe:
             loader.worker_init_fn = functools.partial(_in_worker, str(self._file(number, iteration)), original)
 
     def seed_ranks(self) -> None:
-        """Gives each rank its own random numbers from the first training batch on, if that is the intervention."""
-        if self.spec.interventions.get("seeds") and not self._seeded:
-            _seed(self.spec.seed + self.recorder.rank)
+        """Seeds the ranks at the first training batch, if that is the intervention: 1 differently, 0 equally."""
+        if "seeds" in self.spec.interventions and not self._seeded:
+            _seed(self.spec.seed + self.recorder.rank * int(self.spec.interventions["seeds"]))
         self._seeded = True
 
     def of_workers(self, loader: int, iteration: int) -> list[dict[str, str]]:

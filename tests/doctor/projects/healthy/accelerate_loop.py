@@ -42,6 +42,7 @@ def main():
         accuracy = torch.cat(hits).float().mean()
         accelerator.print(f"epoch {epoch}: accuracy {accuracy:.3f} of {len(torch.cat(hits))} samples")
     accelerator.wait_for_everyone()
+    model, optimizer, loader, val_loader = accelerator.free_memory(model, optimizer, loader, val_loader)
     accelerator.end_training()
 
 
