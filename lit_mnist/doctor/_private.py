@@ -42,7 +42,7 @@ def watch_workers() -> None:
             iterator.doctor_lists = []
             iterator._sampler_iter = _watch(iterator._sampler_iter, iterator.doctor_lists)
 
-    base._reset = reset  # type: ignore[method-assign,assignment]
+    base._reset = reset
 
 
 class LoaderIndices:

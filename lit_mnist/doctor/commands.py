@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_mnist.doctor.runs import Interpreter, RankRecord, Run, check_signal, load_record, stop_ranks
+from lit_mnist.doctor.interpreter import Interpreter
+from lit_mnist.doctor.records import RankRecord, Run, load_record
+from lit_mnist.doctor.runs import check_signal, stop_ranks
 from lit_mnist.doctor.spec import FOLDER, Spec, Target
 from lit_mnist.errors import InputError
 

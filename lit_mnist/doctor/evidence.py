@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lit_mnist.doctor.findings import Finding, Verdict
-from lit_mnist.doctor.runs import RankRecord, Run
+from lit_mnist.doctor.records import RankRecord, Run
 from lit_mnist.doctor.spec import Spec, Target
 from lit_mnist.doctor.twin import THRESHOLD, Twin, compare_twin
 

@@ -12,14 +12,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lit_mnist.doctor.checks import load_checks
+from lit_mnist.doctor.checks import choose_checks
 from lit_mnist.doctor.commands import CommandRuns
 from lit_mnist.doctor.evidence import Evidence
+from lit_mnist.doctor.failures import reason_of, stacks_of
 from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
-from lit_mnist.doctor.runs import RankRecord, Ranks, Run, remove
-from lit_mnist.doctor.spec import Spec, Target
+from lit_mnist.doctor.records import Run
+from lit_mnist.doctor.runs import Ranks, remove
+from lit_mnist.doctor.spec import Spec, Target, target_name
 from lit_mnist.doctor.twin import Twin
-from lit_mnist.errors import InputError, nearest
+from lit_mnist.errors import InputError
 
 _LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
 _ORDER = list(Verdict)
@@ -59,7 +61,7 @@ def examine(
         InputError: An argument is wrong. A fault of the examined code is in the report.
     """
     begun = time.monotonic()
-    what = Target(_name(target), _name(data), tuple(map(str, args)), config, tuple(command))
+    what = Target(target_name(target), target_name(data), tuple(map(str, args)), config, tuple(command))
     if sum(map(bool, (what.name, what.config, what.command))) != 1:
         raise InputError("The doctor needs one target: a module or function, a configuration, or a command.")
     for name, value, least in (
@@ -70,7 +72,7 @@ def examine(
     ):
         if not value >= least:
             raise InputError(f"{name} must be at least {least}, but is {value}.")
-    checks = _choose(only, skip)
+    checks = choose_checks(only, skip)
     folder = Path(tempfile.mkdtemp(prefix="lit_mnist-doctor-"))
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
     runner: CommandRuns | Ranks = CommandRuns(folder, what) if what.command else Ranks(devices, folder)
@@ -123,12 +125,12 @@ class _Examination:
             return "the command cannot be run on one process"
         run = self.evidence.run("single", world_size=1)
         if run.hung:
-            self.hang = _stacks(run)
+            self.hang = stacks_of(run)
             return "it hung"
         if run.errors and run.errors[0]["input"]:
             raise InputError(run.errors[0]["message"])
         if run.errors or run.lost:
-            self.error = _reason(run)
+            self.error = reason_of(run)
             return "it fails on one process already"
         self._preload(run)
         record = run.ranks[0]
@@ -141,10 +143,10 @@ class _Examination:
     def _several(self) -> str:
         run = self.evidence.run("ranks")
         if run.hung or run.lost:
-            self.hang = _stacks(run)
+            self.hang = stacks_of(run)
             return "a rank hung or was lost"
         if run.errors:
-            self.hang = _stacks(run)
+            self.hang = stacks_of(run)
             return f"it fails on several ranks: {run.errors[0]['type']}"
         self._preload(run)
         counts = [len(rank.of_kind("step")) for rank in run.ranks]
@@ -231,69 +233,6 @@ class _Examination:
             seconds,
             _versions(),
         )
-
-
-def _choose(only: Sequence[str], skip: Sequence[str]) -> dict[str, ModuleType]:
-    checks = load_checks()
-    for code in [*only, *skip]:
-        if code not in checks and code != "structural":
-            raise InputError(f"There is no check {code}{nearest(code, [*checks, 'structural']) or '.'}")
-    return {
-        code: check
-        for code, check in checks.items()
-        if code not in skip and (not only or code in only or ("structural" in only and check.STRUCTURAL))
-    }
-
-
-def _name(target: Any) -> str:
-    if target is None or isinstance(target, str):
-        return target or ""
-    module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
-    if not module or not name or "<locals>" in name:
-        raise InputError(f"{target!r} must be a class or a function at the top level of a module.")
-    if module == "__main__":
-        import __main__
-
-        path = getattr(__main__, "__file__", None)
-        if path is None:
-            raise InputError(f"{name} must be in a file: new processes import it.")
-        return f"{path}:{name}"
-    import sys
-
-    path = getattr(sys.modules[module], "__file__", None)
-    return f"{path}:{name}" if path and "." not in module else f"{module}:{name}"
-
-
-def _reason(run: Run) -> str:
-    for rank in run.ranks:
-        if rank.error:
-            return rank.error["trace"] or rank.error["message"]
-    lost = run.lost[0]
-    return f"Rank {lost.rank} ended with exit code {lost.code} before its end.\n{lost.output[-2000:]}"
-
-
-def _stacks(run: Run) -> str:
-    found = []
-    for rank in run.ranks:
-        if rank.error:
-            found.append(f"Rank {rank.rank} failed:\n{rank.error['trace']}")
-        elif rank.stack:
-            found.append(f"Rank {rank.rank} waited or hung in step {_last_step(rank)}:\n{_main_thread(rank.stack)}")
-        elif rank.code is not None and not rank.events:
-            how = f"was killed by signal {-rank.code}" if rank.code < 0 else f"exited with code {rank.code}"
-            found.append(f"Rank {rank.rank} {how}.\n{rank.output[-1500:]}")
-    return "\n".join(found)
-
-
-def _last_step(rank: RankRecord) -> int:
-    return max((event["step"] for event in rank.events), default=0)
-
-
-def _main_thread(stack: str) -> str:
-    """Returns the stack of the thread that runs the user's code, without the doctor's frames."""
-    here = str(Path(__file__).parent)
-    threads = [part for part in stack.split("\n\n") if here + "/probes/install.py" not in part]
-    return "\n".join(line for part in threads for line in part.splitlines() if here not in line)
 
 
 def _versions() -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lit_mnist.doctor.evidence import Evidence
-from lit_mnist.doctor.runs import RankRecord, Run
+from lit_mnist.doctor.records import RankRecord, Run
 from lit_mnist.doctor.twin import Twin, names_of
 
 # Relative; gradients of 32 bits.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_mnist.doctor.evidence import Evidence
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 Event = dict[str, Any]
 

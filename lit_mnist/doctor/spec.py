@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from lit_mnist.errors import InputError
 
 FILE = "spec.json"
 # The environment variable that names the folder of a run to the processes of a command.
@@ -81,3 +84,25 @@ def read(folder: Path) -> Spec:
     target = values.pop("target")
     args, command = (tuple(target.pop(name)) for name in ("args", "command"))
     return Spec(Target(**target, args=args, command=command), **values)
+
+
+def target_name(target: Any) -> str:
+    """Returns the name of a class or function by which a new process imports it.
+
+    Raises:
+        InputError: It is not at the top level of a module in a file.
+    """
+    if target is None or isinstance(target, str):
+        return target or ""
+    module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
+    if not module or not name or "<locals>" in name:
+        raise InputError(f"{target!r} must be a class or a function at the top level of a module.")
+    if module == "__main__":
+        import __main__
+
+        path = getattr(__main__, "__file__", None)
+        if path is None:
+            raise InputError(f"{name} must be in a file: new processes import it.")
+        return f"{path}:{name}"
+    path = getattr(sys.modules[module], "__file__", None)
+    return f"{path}:{name}" if path and "." not in module else f"{module}:{name}"

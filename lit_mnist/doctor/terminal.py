@@ -75,8 +75,7 @@ def _grouped(report: Report, verdict: Verdict, width: int) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for finding in report.of(verdict):
         reasons.setdefault(finding.message, []).append(finding.code)
-    lines = []
-    for message, codes in reasons.items():
-        text = f"{MARKS[verdict]} {verdict.value} ({', '.join(codes)}): {message}"
-        lines += textwrap.wrap(text, width, subsequent_indent="  ")
-    return [*lines, ""] if lines else []
+    if not reasons:
+        return []
+    texts = [f"{', '.join(codes)}: {message}" for message, codes in reasons.items()]
+    return [*textwrap.wrap(f"{MARKS[verdict]} {verdict.value}: {' '.join(texts)}", width, subsequent_indent="  "), ""]

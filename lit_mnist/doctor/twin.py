@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lit_mnist.doctor.runs import RankRecord, Run
+from lit_mnist.doctor.records import RankRecord, Run
 from lit_mnist.doctor.tape import joining_axis
 
 # Healthy programs are below 1e-11 in 64 bits, faulty ones above 1e-3; a loss that the program computes in 32 bits

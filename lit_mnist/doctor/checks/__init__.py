@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+
+from lit_mnist.errors import InputError, nearest
 
 _FIELDS = ("TITLE", "CAUSE", "FIX", "THREADS", "STRUCTURAL")
 
@@ -54,3 +57,24 @@ def describe() -> dict[str, Description]:
 def load_checks() -> dict[str, ModuleType]:
     """Returns the modules of all checks by code."""
     return {code: importlib.import_module(f"{__name__}.{code.lower()}") for code in describe()}
+
+
+def choose_checks(only: Sequence[str], skip: Sequence[str]) -> dict[str, ModuleType]:
+    """Returns the modules of the wanted checks by code.
+
+    Args:
+        only: Codes, or `structural` for those that need no equal numbers; empty for all.
+        skip: Codes to leave out.
+
+    Raises:
+        InputError: There is no such check.
+    """
+    checks = load_checks()
+    for code in [*only, *skip]:
+        if code not in checks and code != "structural":
+            raise InputError(f"There is no check {code}{nearest(code, [*checks, 'structural']) or '.'}")
+    return {
+        code: check
+        for code, check in checks.items()
+        if code not in skip and (not only or code in only or ("structural" in only and check.STRUCTURAL))
+    }

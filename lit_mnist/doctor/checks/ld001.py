@@ -7,7 +7,7 @@ from itertools import pairwise
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import Event, samples_of
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Every epoch has the same order"
 CAUSE = (

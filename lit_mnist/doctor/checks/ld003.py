@@ -7,7 +7,7 @@ from collections import Counter
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import Event, communicates, divides_batches, names, samples_of, training_epochs
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "A stream repeats on ranks or workers"
 CAUSE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import Contents, communicates, contents, leak, training_epochs
-from lit_mnist.doctor.runs import Run
+from lit_mnist.doctor.records import Run
 
 TITLE = "The same index has different content"
 CAUSE = (

@@ -7,7 +7,7 @@ from itertools import combinations
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import Event, calls_of
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Augmentations repeat"
 CAUSE = (

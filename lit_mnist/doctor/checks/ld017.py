@@ -8,7 +8,7 @@ from math import isclose
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "The schedule depends on the number of ranks"
 CAUSE = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.findings import Finding, Verdict
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Gradients are clipped before they are unscaled"
 CAUSE = (

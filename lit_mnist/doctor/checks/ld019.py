@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "The optimizer lacks parameters"
 CAUSE = (

@@ -9,7 +9,7 @@ import torch
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.listing import listed
-from lit_mnist.doctor.runs import Run
+from lit_mnist.doctor.records import Run
 
 TITLE = "Gradients are never cleared"
 CAUSE = "`backward` adds to the gradients. Without `zero_grad`, each step uses the sum over all steps so far."

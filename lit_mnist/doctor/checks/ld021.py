@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "The model trains in evaluation mode"
 CAUSE = (

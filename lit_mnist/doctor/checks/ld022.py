@@ -8,7 +8,7 @@ from typing import Any
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Dropout is active in evaluation"
 CAUSE = (

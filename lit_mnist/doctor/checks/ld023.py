@@ -8,7 +8,7 @@ from typing import Any
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.order import contents, evaluation_epochs, repeated_samples
-from lit_mnist.doctor.runs import Run
+from lit_mnist.doctor.records import Run
 
 TITLE = "Validation counts samples twice"
 CAUSE = (

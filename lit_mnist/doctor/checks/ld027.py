@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "A collective runs on one rank only"
 CAUSE = (

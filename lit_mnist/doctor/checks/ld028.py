@@ -8,7 +8,7 @@ from typing import Any
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.order import Event, communicates, training_epochs
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Ranks have unequal numbers of batches"
 CAUSE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.order import Event, evaluation_epochs
-from lit_mnist.doctor.runs import RankRecord, Run
+from lit_mnist.doctor.records import RankRecord, Run
 
 TITLE = "Predictions are partial or out of order"
 CAUSE = (

@@ -8,7 +8,7 @@ from itertools import pairwise
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import loss_place
-from lit_mnist.doctor.runs import RankRecord
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "The graph of each step is kept"
 CAUSE = (
