@@ -22,6 +22,7 @@ from typing import Any
 from projects.cases import CASES, Case
 from projects.traincheck import EXPECTED
 
+from lit_mnist.doctor.checks import describe
 from lit_mnist.doctor.findings import Report, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -149,5 +150,22 @@ def _write(rows: dict[str, dict[str, Any]]) -> None:
     PAGE.write_text(f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}")
 
 
+def checks_table() -> str:
+    """Returns the table of all checks for the page."""
+    lines = ["| code | finds | structural | reported in |", "|---|---|---|---|"]
+    for code, check in describe().items():
+        structural = "yes" if check.structural else ""
+        lines.append(f"| {code} | {check.title} | {structural} | {', '.join(check.threads)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_checks() -> None:
+    """Writes the table of all checks into the page."""
+    before, _, rest = PAGE.read_text().partition("<!-- checks -->\n")
+    after = rest.partition("<!-- end of checks -->\n")[2]
+    PAGE.write_text(f"{before}<!-- checks -->\n{checks_table()}<!-- end of checks -->\n{after}")
+
+
 if __name__ == "__main__":
+    write_checks()
     sys.exit(bool(main(sys.argv[1:])))

@@ -21,7 +21,7 @@ FIX = (
     "or make it a submodule or a buffer."
 )
 THREADS = (
-    "PolymathicAI/the_well#77",
+    "PolymathicAI/the_well#63",
     "atomistic-machine-learning/schnetpack#785",
 )
 STRUCTURAL = False

@@ -14,7 +14,7 @@ CAUSE = (
     "A process group that is not destroyed can hang at exit."
 )
 FIX = "Write on rank 0, and end the group:\n    if rank == 0: torch.save(...)\n    dist.destroy_process_group()"
-THREADS = ("pytorch/pytorch#75097",)
+THREADS = ("pytorch/pytorch#122358",)
 STRUCTURAL = True
 
 

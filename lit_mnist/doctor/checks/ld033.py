@@ -16,7 +16,6 @@ FIX = "Compare the result of an all-reduce with a known one before the training,
 THREADS = (
     "pytorch/pytorch#84803",
     "pytorch/pytorch#96600",
-    "baichuan-inc/Baichuan2#86",
 )
 STRUCTURAL = True
 
