@@ -15,6 +15,8 @@ from lit_mnist.doctor.twin import THRESHOLD, Twin, compare_twin
 
 # If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
 _TIMES_NOISE = 50
+# Rounding of 32 bits alone.
+_LEAST = 1e-4
 
 
 class Runner(Protocol):
@@ -107,7 +109,7 @@ class Evidence:
         if not double:
             reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
             self.noise = compare_twin(reverse, twin).difference if reverse.worked and twin.worked else 1e-4
-            threshold = _TIMES_NOISE * self.noise
+            threshold = max(_TIMES_NOISE * self.noise, _LEAST)
         found = compare_twin(ranks, twin, threshold=threshold)
         self._interventions[name] = found
         return found

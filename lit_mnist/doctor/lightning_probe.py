@@ -32,6 +32,11 @@ class LightningProbe(pl.Callback):
         """Seeds the generators by the epoch, so that a resumed training has the same order and draws."""
         self.probes.loaders.seed()
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stops after the first epoch, with the schedule of two."""
+        if self.probes.spec.purpose == "save":
+            trainer.should_stop = True
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Records the metrics of a validation."""
         if trainer.state.fn == "fit":

@@ -64,7 +64,7 @@ def _run(module: Any, data: Any, spec: Spec, probes: Any, options: dict[str, Any
     warnings.filterwarnings("ignore", module="lightning")
     probe = LightningProbe(probes)
     accumulation = int(options.get("accumulate_grad_batches", 1))
-    epochs = {"save": 1, "resume": 2, "whole": 2}.get(spec.purpose, spec.epochs)
+    epochs = 2 if spec.purpose in {"save", "resume", "whole"} else spec.epochs
     unused = not module.automatic_optimization or bool(spec.interventions.get("find_unused"))
     strategy = DDPStrategy(process_group_backend="gloo", find_unused_parameters=unused)
     trainer = pl.Trainer(

@@ -76,6 +76,8 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
         return Twin(cannot=f"one process cannot be given the same samples and draws: {failures[0]}")
     if hidden := _hidden_draws(ranks):
         return Twin(cannot=hidden)
+    if not one.of_kind("batch"):
+        return Twin(cannot="the samples come from no DataLoader of torch, so one process cannot be given them")
     steps = sorted({int(name.split("/")[1]) for name in one.tensors if name.startswith("applied/")})
     if not steps:
         return Twin(cannot="no optimizer step was seen on one process")
