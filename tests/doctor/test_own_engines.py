@@ -12,7 +12,7 @@ from lit_mnist.doctor import examine
 
 SMALL = ("--epochs", "2", "--data.train_size", "512", "--data.val_size", "100", "--data.test_size", "100")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-ENGINES = ("raw_ddp", "lightning", "fabric", "accelerate", "hf_trainer")
+ENGINES = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer")
 
 
 class Data(MNISTDataModule):
