@@ -66,6 +66,8 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
     """Compares a run of several ranks with the run of one process that was fed from it."""
     if not ranks.worked:
         return Twin(cannot="the run with several ranks has failed")
+    if not twin.ranks:
+        return Twin(cannot="the command names no number of ranks, so it cannot be run on one process")
     if twin.hung or twin.lost:
         return Twin(cannot="the run with one process hung")
     if twin.errors:
