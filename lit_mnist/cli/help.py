@@ -12,6 +12,7 @@ import lit_mnist
 from lit_mnist.cli.flags import COMMANDS, SHORT_FLAGS, commands_of, options_of
 from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.trainer_options import POLICY
+from lit_mnist.doctor.flags import help_of_doctor
 from lit_mnist.experiment.schema import options
 
 _INDENT = 26
@@ -19,6 +20,9 @@ _INDENT = 26
 
 def help_text(words: Sequence[str], engine: str) -> str:
     """Returns the help or the version that a command line asks for, or an empty string."""
+    program = Path(sys.argv[0]).name if engine == "lightning" else f"python -m lit_mnist.engines.{engine}"
+    if words[:1] == ["doctor"]:
+        return help_of_doctor(words[1:], program)
     imports, words = split_imports(words)
     if "--version" in words:
         return f"lit_mnist {lit_mnist.__version__}"
@@ -28,7 +32,6 @@ def help_text(words: Sequence[str], engine: str) -> str:
         return ""
     # The help lists the names that they register.
     import_packages(imports)
-    program = Path(sys.argv[0]).name if engine == "lightning" else f"python -m lit_mnist.engines.{engine}"
     if words[0] in commands_of(engine) and words[0] != "train":
         return _command_help(program, words[0], engine)
     return _overview(program, engine)
@@ -45,6 +48,7 @@ def _overview(program: str, engine: str) -> str:
             "",
             "commands:",
             *(_row(name, COMMANDS[name][0]) for name in commands_of(engine)),
+            *([_row("doctor", "examine another training for silent faults")] if engine == "lightning" else ()),
             "",
             "flags of every command that trains:",
             *(_row(flag, options()[key].help) for flag, key in SHORT_FLAGS.items() if key in keys),

@@ -71,6 +71,12 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
 
 
 def _run(words: list[str], engine: str, command: str) -> int:
+    if words[:1] == ["doctor"]:
+        if engine != "lightning":
+            raise InputError("Only train.py has the command doctor: python train.py doctor ...")
+        from lit_mnist.doctor.command import run_doctor
+
+        return run_doctor(words[1:])
     own = read_own_request(words)
     if own:
         if engine != "lightning":

@@ -1,0 +1,77 @@
+"""LD001: every epoch has the same order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.findings import Finding
+from lit_mnist.doctor.order import Event, samples_of
+from lit_mnist.doctor.records import RankRecord
+
+TITLE = "Every epoch has the same order"
+CAUSE = (
+    "DistributedSampler shuffles with its seed plus the epoch that `set_epoch` was given. Without the call, "
+    "each epoch has the order of the first one, and each rank always gets the same samples. The loss still "
+    "falls, so nobody notices."
+)
+FIX = (
+    "Call set_epoch at the start of each epoch:\n"
+    "    sampler.set_epoch(epoch)\n"
+    "Lightning does this for the samplers that it creates."
+)
+THREADS = (
+    "pytorch/pytorch#31771",
+    "kan-bayashi/ParallelWaveGAN#177",
+)
+STRUCTURAL = True
+_FEWEST = 4
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the order of two epochs; `set_epoch` must change it."""
+    for rank in evidence.ranks:
+        pair = _same_order(rank)
+        if pair is None:
+            continue
+        order, event = pair
+        owner = event["set_epoch"][0]
+        run = evidence.run("set_epoch", interventions={"set_epoch": True})
+        if not run.worked or _same_order(run.ranks[rank.rank]) is not None:
+            return []
+        first = ", ".join(str(index) for index in order[:4])
+        known = f" (samples {first}, ...)" if not event["iterable"] else ""
+        message = (
+            f"Epoch {event['epoch']} has the {len(order)} samples of rank {rank.rank} in the same order as the epoch "
+            f"before{known}: nothing calls set_epoch of the {owner}."
+        )
+        return [
+            fault(
+                "LD001",
+                message,
+                step=event["step"],
+                amount=f"{len(order)} of {len(order)} samples at the same place",
+                place=evidence.relative(event["place"]),
+                proof=f"with {owner}.set_epoch(epoch) before each epoch, the orders differ",
+            )
+        ]
+    return []
+
+
+def _same_order(rank: RankRecord) -> tuple[list[int] | list[str], Event] | None:
+    """Returns the order of two successive epochs of the same data, if it is the same, and the later one."""
+    epochs = rank.training_epochs
+    for first, second in pairwise(epochs):
+        same_data = all(first[key] == second[key] for key in ("base", "sampler", "dataset", "iterable"))
+        if not same_data or not second["set_epoch"]:
+            continue
+        if second["iterable"]:
+            orders: list[list[int] | list[str]] = [samples_of(rank, event) for event in (first, second)]
+        elif first["drained"] and second["drained"]:
+            orders = [first["indices"], second["indices"]]
+        else:
+            continue
+        ascending = not second["iterable"] and orders[0] == sorted(orders[0])
+        if orders[0] == orders[1] and len(set(orders[0])) >= _FEWEST and not ascending:
+            return orders[0], second
+    return None

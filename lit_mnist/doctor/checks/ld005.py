@@ -1,0 +1,40 @@
+"""LD005: the split differs between ranks."""
+
+from __future__ import annotations
+
+from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.findings import Finding
+from lit_mnist.doctor.order import communicates, leak
+
+TITLE = "The split differs between ranks"
+CAUSE = (
+    "`random_split` draws from the global generator, whose state differs between ranks that have not been "
+    "seeded. A sample of one rank's validation set is then a training sample of another rank, and the "
+    "validation looks better than it is."
+)
+FIX = "Give the split a generator of its own:\n    random_split(dataset, lengths, torch.Generator().manual_seed(0))"
+THREADS = ("Lightning-AI/pytorch-lightning#7728",)
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Looks for the training samples of each rank among the validation samples of the others."""
+    found = leak(evidence.ranks)
+    if found is None or not communicates(evidence):
+        return []
+    message = (
+        f"Rank {found.trains} trains with {found.shared} of the {found.of} samples with which rank {found.validates} "
+        f"validates, although no rank validates with its own: each rank splits the data in its own way."
+    )
+    run = evidence.run("one seed", same_seed=True)
+    proof = "with one seed on all ranks there are none" if run.worked and leak(run.ranks) is None else ""
+    return [
+        fault(
+            "LD005",
+            message,
+            step=found.event["step"],
+            amount=f"{found.shared} of {found.of} samples",
+            place=evidence.relative(found.event["place"]),
+            proof=proof,
+        )
+    ]

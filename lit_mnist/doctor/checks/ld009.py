@@ -1,0 +1,48 @@
+"""LD009: gradients are not averaged."""
+
+from __future__ import annotations
+
+from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.findings import Finding
+from lit_mnist.doctor.gradients import first_divergence, initial_difference, windows, wraps
+
+TITLE = "Gradients are not averaged"
+CAUSE = (
+    "DistributedDataParallel averages the gradients only if its own forward pass is called. "
+    "`ddp.module(...)`, or a training without the wrapper, leaves each rank with its own gradient. Each rank "
+    "trains another model, and only that of rank 0 is saved."
+)
+FIX = "Call the wrapper, and put other entry points into forward:\n    loss = ddp(batch)   # not ddp.module.loss(batch)"
+THREADS = (
+    "pytorch/pytorch#14616",
+    "Lightning-AI/pytorch-lightning#17424",
+)
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds gradients that stay on the rank that computed them."""
+    found = first_divergence(evidence)
+    if found is None:
+        return []
+    run = evidence.runs["ranks"]
+    names = initial_difference(evidence)
+    if found.kind == "local":
+        ddp = "DistributedDataParallel.forward is not called" if wraps(run) else "nothing averages the gradients"
+        if any(windows(run.ranks[0])[found.step : found.step + 1]) and windows(run.ranks[0])[found.step]:
+            # It is called, and leaves these gradients: LD010 or LD016.
+            return []
+        message = f"Each rank steps with its own gradient: {ddp}."
+    elif found.kind == "other" and names and found.amount == 0.0:
+        message = f"The ranks begin with different weights ({len(names)} parameters), and nothing makes them equal."
+        return [fault("LD009", message, step=0, tensor=names[0], place=evidence.relative(found.place))]
+    else:
+        return []
+    amount = f"the gradients of two ranks differ by {found.amount:.1e}"
+    place = evidence.relative(_forward_place(evidence, found.step) or found.place)
+    return [fault("LD009", message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]
+
+
+def _forward_place(evidence: Evidence, step: int) -> str:
+    events = evidence.ranks[0].of_kind("forward")
+    return next((event["place"] for event in events if event["step"] == step and event["gradients"]), "")

@@ -1,0 +1,54 @@
+"""LD014: the gradient has the wrong scale."""
+
+from __future__ import annotations
+
+from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.findings import Finding
+from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
+
+TITLE = "The gradient has the wrong scale"
+CAUSE = (
+    "DistributedDataParallel averages the gradients. A loss that is a sum over samples, a second division by "
+    "the number of ranks, or an all-reduce without a division changes the step size with the number of ranks."
+)
+FIX = (
+    "Take the mean over the samples of the rank, and let DDP average:\n"
+    "    loss = cross_entropy(logits, targets)   # reduction='mean'\n"
+    "If you reduce the gradients yourself, divide them by the number of ranks."
+)
+THREADS = ("huggingface/transformers#37197",)
+STRUCTURAL = False
+_EQUAL = 1e-5
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds gradients with the right direction and the wrong length."""
+    twin = without_batch_norm(evidence)
+    if not twin.differs or not twin.is_weighted or first_divergence(evidence):
+        return []
+    ranks = len(twin.weights)
+    if max(twin.weights) - min(twin.weights) >= _EQUAL * ranks:
+        return []
+    used, residual = twin.applied[0]
+    if not used or residual > 1e-3 or max(used) - min(used) > 1e-3 * max(map(abs, used)):
+        return []
+    # What the ranks apply, relative to one process with the same samples.
+    factor = used[0] / twin.weights[0]
+    if abs(factor - 1) < _EQUAL:
+        return []
+    cause = (
+        "the gradients of the ranks are summed, but not divided by their number"
+        if factor > 1
+        else "the loss is a sum over samples, or is divided by the number of ranks a second time"
+    )
+    message = f"Several ranks step with {factor:.3g} times the gradient of one process with the same samples: {cause}."
+    place = loss_place(evidence)
+    amount = f"{twin.difference:.1e} of the gradient"
+    proof = ""
+    fixed = evidence.compare("factor", weights=[1 / factor] * ranks)
+    later = fixed.differences[twin.step] if twin.step < len(fixed.differences) else twin.difference
+    if later < twin.difference / 100:
+        proof = (
+            f"With {1 / factor:.3g} times the gradient, the difference falls from {twin.difference:.1e} to {later:.1e}."
+        )
+    return [fault("LD014", message, step=twin.step, tensor=twin.tensor, amount=amount, place=place, proof=proof)]

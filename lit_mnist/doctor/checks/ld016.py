@@ -1,0 +1,43 @@
+"""LD016: no_sync covers the last micro-batch."""
+
+from __future__ import annotations
+
+from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.findings import Finding
+from lit_mnist.doctor.gradients import first_divergence, windows
+
+TITLE = "no_sync covers the last micro-batch"
+CAUSE = (
+    "Within `no_sync`, gradients stay on their rank. The last backward pass before an optimizer step must be "
+    "outside of it, otherwise the ranks step with different gradients."
+)
+FIX = (
+    "Leave the last micro-batch out:\n"
+    "    last = (i + 1) % accumulate == 0\n"
+    "    with nullcontext() if last else ddp.no_sync(): loss.backward()"
+)
+THREADS = (
+    "huggingface/accelerate#1726",
+    "pytorch/PiPPy#1133",
+)
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds windows whose last backward pass runs within `no_sync`."""
+    found = first_divergence(evidence)
+    if found is None or found.step >= len(windows(evidence.ranks[0])):
+        return []
+    passes = windows(evidence.ranks[0])[found.step]
+    if not passes or passes[-1]["synchronizes"]:
+        return []
+    synchronized = [number + 1 for number, event in enumerate(passes) if event["synchronizes"]]
+    when = f"only pass {', '.join(map(str, synchronized))}" if synchronized else "none"
+    message = (
+        f"Of the {len(passes)} passes before the optimizer step, {when} averages the gradients: the last one runs "
+        "within no_sync, so its gradients stay on their rank."
+    )
+    amount = f"the gradients of two ranks differ by {found.amount:.1e}"
+    place = evidence.relative(passes[-1]["place"] or found.place)
+    tensor = found.parameters[0] if found.parameters else ""
+    return [fault("LD016", message, step=found.step, tensor=tensor, amount=amount, place=place)]

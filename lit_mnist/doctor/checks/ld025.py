@@ -1,0 +1,120 @@
+"""LD025: a resumed training loses state."""
+
+from __future__ import annotations
+
+import torch
+
+from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.findings import Finding, Verdict
+from lit_mnist.doctor.listing import listed
+from lit_mnist.doctor.records import RankRecord
+
+TITLE = "A resumed training loses state"
+CAUSE = (
+    "The checkpoint lacks something that the training uses, such as a scheduler, a scaler, an average of the "
+    "weights or a counter. The training continues without an error, with other numbers than without the "
+    "interruption."
+)
+FIX = (
+    "Save it:\n"
+    "    def on_save_checkpoint(self, checkpoint): checkpoint['ema'] = self.ema.state_dict()\n"
+    "or make it a submodule or a buffer."
+)
+THREADS = (
+    "PolymathicAI/the_well#63",
+    "atomistic-machine-learning/schnetpack#785",
+)
+STRUCTURAL = False
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares two epochs at once with one and one from a checkpoint."""
+    runs = [evidence.worked(name) for name in ("whole", "save", "resume")]
+    whole, saved, resumed = (run.ranks[0] if run else None for run in runs)
+    if whole is None or saved is None or resumed is None:
+        if any(rank.of_kind("save") for rank in evidence.ranks):
+            reason = "The doctor can resume a LightningModule only."
+            return [Finding("LD025", Verdict.CANNOT_TELL, reason)]
+        return []
+    lost = _different_state(whole, resumed)
+    if not lost:
+        return []
+    done = len(saved.of_kind("step"))
+    if _samples(whole)[-1:] != _samples(resumed)[-1:]:
+        return [Finding("LD025", Verdict.CANNOT_TELL, "The resumed training takes other samples.")]
+    if evidence.deterministic is False:
+        return [Finding("LD025", Verdict.CANNOT_TELL, "Two runs of the same code give different weights.")]
+    cause, tensor, step = _cause(whole, resumed, done, lost)
+    message = f"A training that is resumed after {done} steps differs from one that is not interrupted: {cause}."
+    # Without a tensor, the schedule is lost.
+    events = [] if tensor else whole.of_kind("scheduler", "optimizer")
+    place = evidence.relative(next((event["place"] for event in events if event["place"]), ""))
+    return [fault("LD025", message, step=step, tensor=tensor, amount=_amount(whole, resumed, done), place=place)]
+
+
+def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:
+    """Returns the places of weights, optimizers, schedules, and modules in attributes that differ at the end."""
+    first, second = (record.of_kind("state")[-1]["values"] for record in (whole, resumed))
+    different = [place for place, value in first.items() if second.get(place) != value]
+    return [place for place in different if not place.startswith("attribute") or "." in place.rpartition(" ")[2]]
+
+
+def _samples(record: RankRecord) -> list[list[list[int]]]:
+    """Returns the samples of each training epoch, by batch."""
+    found: dict[tuple[int, int], list[list[int]]] = {}
+    for event in record.of_kind("batch"):
+        if event["trains"]:
+            found.setdefault((event["loader"], event["iteration"]), []).append(event["indices"])
+    return list(found.values())
+
+
+def _cause(whole: RankRecord, resumed: RankRecord, done: int, lost: list[str]) -> tuple[str, str, int]:
+    """Returns what is not restored, the tensor, and the first step that shows it."""
+    steps = whole.of_kind("step")[done:], resumed.of_kind("step")
+    names = resumed.of_kind("step")[0]["names"] if steps[1] else {}
+    begin = _differing(whole, resumed, f"before/{done}/", "before/0/")
+    if begin:
+        tensors = [names.get(key, key) for key in begin]
+        return f"{listed(tensors)} of the weights are not restored", tensors[0], done
+    for number, (a, b) in enumerate(zip(*steps, strict=False)):
+        if a["lr"] != b["lr"]:
+            return (
+                f"the learning rate of step {done + number} is {b['lr'][0]:.3g} instead of {a['lr'][0]:.3g}, so the "
+                "schedule is not restored",
+                "",
+                done + number,
+            )
+    modules = list(dict.fromkeys(place.split(" ")[1] for place in lost if place.startswith("attribute")))
+    if modules:
+        return f"the attribute {modules[0]} is not restored, and not in the checkpoint", modules[0], done
+    gradients = _differing(whole, resumed, f"applied/{done}/", "applied/0/")
+    if gradients:
+        tensor = names.get(gradients[0], gradients[0])
+        return "the first gradient is another one, although the weights and samples are the same", tensor, done
+    after = _differing(whole, resumed, f"after/{done}/", "after/0/")
+    if after:
+        tensor = names.get(after[0], after[0])
+        return "the same gradient gives another update, so the optimizer is not restored", tensor, done
+    return f"{listed(lost)} differ at the end", lost[0].partition(" ")[2], done
+
+
+def _differing(whole: RankRecord, resumed: RankRecord, first: str, second: str) -> list[str]:
+    """Returns the keys of the tensors that differ."""
+    keys = [name.removeprefix(second) for name in resumed.tensors if name.startswith(second)]
+    pairs = [(key, whole.tensors.get(first + key), resumed.tensors[second + key]) for key in keys]
+    return [key for key, a, b in pairs if a is not None and not (a.shape == b.shape and torch.equal(a, b))]
+
+
+def _amount(whole: RankRecord, resumed: RankRecord, done: int) -> str:
+    """Returns the difference of the final weights, relative to the update since the checkpoint."""
+    last = len(whole.of_kind("step")) - 1
+    difference, update = 0.0, 0.0
+    for name, begin in whole.tensors.items():
+        if not name.startswith(f"before/{done}/"):
+            continue
+        key = name.rpartition("/")[2]
+        ends = whole.tensors.get(f"after/{last}/{key}"), resumed.tensors.get(f"after/{last - done}/{key}")
+        if ends[0] is not None and ends[1] is not None and ends[0].shape == ends[1].shape:
+            difference += float((ends[0] - ends[1]).norm()) ** 2
+            update += float((ends[0] - begin).norm()) ** 2
+    return f"{(difference / update) ** 0.5:.1e} of the update" if update else ""

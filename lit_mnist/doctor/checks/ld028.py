@@ -1,0 +1,83 @@
+"""LD028: ranks have unequal numbers of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.findings import Finding, Verdict
+from lit_mnist.doctor.order import Event, communicates, training_epochs
+from lit_mnist.doctor.records import RankRecord
+
+TITLE = "Ranks have unequal numbers of batches"
+CAUSE = (
+    "One rank ends its epoch earlier. The others wait for its gradients and hang, or the collectives of two "
+    "epochs pair up."
+)
+FIX = "Give all ranks equally many batches (drop_last=True in the sampler), or use\n    with ddp.join(): ..."
+THREADS = ("Lightning-AI/pytorch-lightning#20404",)
+STRUCTURAL = True
+# A program with up to this many batches is run to the end of an epoch.
+_MOST_BATCHES = 50
+_SECONDS = 10.0
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the numbers of batches; a loop that ends earlier by itself is no fault."""
+    ranks = evidence.ranks
+    if any(rank.of_kind("join") for rank in ranks) or not communicates(evidence):
+        return []
+    for events in training_epochs(ranks):
+        counts = [_batches(event) for event in events]
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts) or len(set(known)) == 1:
+            continue
+        listed = ", ".join(f"{count} on rank {rank.rank}" for count, rank in zip(known, ranks, strict=True))
+        message = f"Epoch {events[0].get('epoch', 0)} has unequal numbers of batches: {listed}."
+        values: dict[str, Any] = {
+            "step": min(known),
+            "amount": " and ".join(map(str, known)) + " batches",
+            "place": evidence.relative(events[0]["place"]),
+        }
+        ended = _ended(ranks)
+        is_module = bool(evidence.single and evidence.single.end.get("module"))
+        if not ended and max(known) <= _MOST_BATCHES:
+            seconds = min(evidence.spec.timeout, _SECONDS + 2 * evidence.runs["ranks"].seconds)
+            run = evidence.run("whole epoch", steps=max(known) + 1, timeout=seconds)
+            ended = _ended(run.ranks)
+            if not ended and run.worked:
+                # The loop ends before the shortest loader does.
+                return []
+            ended = ended or "A run to the end of this epoch hangs or fails."
+        elif not ended and not is_module:
+            message += " Whether the loop ends before the first of them was not seen."
+            return [Finding("LD028", Verdict.UNCLEAR, message, **values)]
+        return [
+            fault(
+                "LD028",
+                f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}",
+                **values,
+            )
+        ]
+    return []
+
+
+def _batches(event: Event) -> int | None:
+    if event["iterable"]:
+        return event["yielded"] + len(event.get("later_sizes", ())) if event["drained"] else None
+    if event["drained"] and event.get("sizes"):
+        return len(event["sizes"])
+    batches: int | None = event["batches"]
+    return batches
+
+
+def _ended(ranks: Sequence[RankRecord]) -> str:
+    """Returns which rank came to the end of its batches while another went on; nothing if there is none."""
+    for events in training_epochs(ranks):
+        for ended, rank in zip(events, ranks, strict=True):
+            longer = [other for other, event in zip(ranks, events, strict=True) if event["yielded"] > ended["yielded"]]
+            if ended["complete"] and longer:
+                number = ended["yielded"]
+                return f"Rank {rank.rank} was at the end after {number}, when rank {longer[0].rank} began another one."
+    return ""

@@ -1,0 +1,167 @@
+"""The command `doctor`. Its explanations and every rejected flag import no torch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lit_mnist.distributed.signals import STOP
+from lit_mnist.distributed.terminal import print_line
+from lit_mnist.doctor.checks import describe
+from lit_mnist.doctor.flags import FLAGS
+from lit_mnist.errors import InputError, nearest
+
+_NUMBERS = {"--devices": int, "--steps": int, "--samples": int, "--timeout": float}
+
+
+@dataclass
+class Request:
+    """A parsed command line.
+
+    Attributes:
+        target: The target, or empty.
+        values: Values by flag.
+        args: The words after `--args`.
+        command: The words after `--`.
+    """
+
+    target: str = ""
+    values: dict[str, str] = field(default_factory=dict)
+    args: list[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
+
+    def number(self, flag: str, default: float) -> float:
+        """Returns the value of a flag as a number.
+
+        Raises:
+            InputError: It is none.
+        """
+        text = self.values.get(flag)
+        if text is None:
+            return default
+        try:
+            return _NUMBERS[flag](text)
+        except ValueError as error:
+            kind = "a whole number" if _NUMBERS[flag] is int else "a number"
+            raise InputError(f"{flag} must be {kind}, but is {text}.") from error
+
+    def codes(self, flag: str) -> tuple[str, ...]:
+        """Returns the codes that a flag names.
+
+        Raises:
+            InputError: There is no such check.
+        """
+        return tuple(_known_code(code) for code in self.values.get(flag, "").split(",") if code)
+
+
+def run_doctor(words: Sequence[str]) -> int:
+    """Runs the command, and returns its exit code.
+
+    Raises:
+        InputError: The command line or the target is rejected.
+        StoppedError: A signal ended the command.
+    """
+    request = _parse(words)
+    if code := request.values.get("--explain"):
+        print_line(explain(_known_code(code)))
+        return 0
+    options = {
+        "only": request.codes("--only"),
+        "skip": request.codes("--skip"),
+        "devices": int(request.number("--devices", 2)),
+        "steps": int(request.number("--steps", 3)),
+        "samples": int(request.number("--samples", 512)),
+        "timeout": request.number("--timeout", 60.0),
+    }
+    _check(request)
+    what = request.target or request.values.get("--config") or shlex.join(request.command)
+    print_line(f"The doctor runs {what} several times, with your rights, in {Path.cwd()}.")
+    from lit_mnist.checkpoint.atomic_io import write_text
+    from lit_mnist.doctor.examination import examine
+    from lit_mnist.doctor.page import write_page
+    from lit_mnist.doctor.terminal import report_text
+
+    with STOP.record_only():
+        report = examine(
+            request.target,
+            request.values.get("--data"),
+            args=request.args,
+            config=request.values.get("--config", ""),
+            command=request.command,
+            **options,  # type: ignore[arg-type]
+        )
+    print_line(report_text(report))
+    if path := request.values.get("--json"):
+        write_text(Path(path), json.dumps(report.to_json(), indent=2) + "\n")
+    if path := request.values.get("--html"):
+        write_page(Path(path), report)
+    return report.exit_code
+
+
+def explain(code: str) -> str:
+    """Returns the cause, the fix and the threads of a check."""
+    check = describe()[code]
+    parts = [f"{code}  {check.title}", "", *textwrap.wrap(check.cause, 100), "", "Fix:"]
+    for line in check.fix.splitlines():
+        # Lines of code keep their indentation.
+        parts += textwrap.wrap(line, 98, initial_indent="  ", subsequent_indent="  ", drop_whitespace=False) or [""]
+    return "\n".join([*parts, "", "Reported in:", *(f"  {thread}" for thread in check.threads)])
+
+
+def _known_code(code: str) -> str:
+    known = [*describe(), "structural"]
+    for name in known:
+        if code.lower() == name.lower():
+            return name
+    hint = nearest(code.upper(), known) or f": the checks are {known[0]} to {known[-2]}."
+    raise InputError(f"There is no check {code}{hint}")
+
+
+def _parse(words: Sequence[str]) -> Request:
+    request, rest = Request(), list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if word == "--":
+            request.command, rest = rest, []
+        elif flag == "--args":
+            request.args, rest = [*([value] if equals else []), *rest], []
+        elif not word.startswith("-"):
+            if request.target:
+                raise InputError(f"The doctor examines one target, but {request.target} and {word} are given.")
+            request.target = word
+        elif flag not in FLAGS:
+            raise InputError(f"Unknown flag {flag}{nearest(flag, FLAGS) or '; see doctor --help.'}")
+        elif flag in request.values:
+            raise InputError(f"{flag} is given twice.")
+        else:
+            if not equals and (not rest or rest[0].startswith("--")):
+                raise InputError(f"{flag} needs a value.")
+            request.values[flag] = value if equals else rest.pop(0)
+    return request
+
+
+def _check(request: Request) -> None:
+    """Raises an InputError for targets and paths that cannot work; nothing was run."""
+    given = [bool(request.target), "--config" in request.values, bool(request.command)]
+    if not any(given):
+        raise InputError("What should be examined? Name a module or function, --config FILE, or a command after --.")
+    if sum(given) > 1:
+        raise InputError("Name one of a target, --config and a command after --.")
+    for name in (request.target, request.values.get("--data", "")):
+        if name and not (":" in name and all(name.rpartition(":")[::2])):
+            raise InputError(f"{name} is not a target: write package.module:name or path/to/file.py:name.")
+    if "--data" in request.values and not request.target:
+        raise InputError("--data belongs to a LightningModule.")
+    if request.args and not request.target:
+        raise InputError("--args belongs to a function.")
+    path = request.values.get("--config")
+    if path and not Path(path).is_file():
+        raise InputError(f"There is no file {path}.")
+    for flag in ("--json", "--html"):
+        if flag in request.values and not Path(request.values[flag]).absolute().parent.is_dir():
+            raise InputError(f"{flag} {request.values[flag]}: there is no folder {Path(request.values[flag]).parent}.")

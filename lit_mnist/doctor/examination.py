@@ -1,0 +1,243 @@
+"""The examination: runs the stages, asks the checks, and writes the report."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lit_mnist.doctor.checks import choose_checks
+from lit_mnist.doctor.commands import CommandRuns
+from lit_mnist.doctor.evidence import Evidence
+from lit_mnist.doctor.failures import reason_of, stacks_of
+from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
+from lit_mnist.doctor.records import Run
+from lit_mnist.doctor.runs import Ranks, remove
+from lit_mnist.doctor.spec import Spec, Target, target_name
+from lit_mnist.doctor.twin import Twin
+from lit_mnist.errors import InputError
+
+_LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
+_ORDER = list(Verdict)
+
+
+def examine(
+    target: Any = "",
+    data: Any = None,
+    *,
+    devices: int = 2,
+    steps: int = 3,
+    samples: int = 512,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    timeout: float = 60.0,
+    args: Sequence[str] = (),
+    config: str = "",
+    command: Sequence[str] = (),
+) -> Report:
+    """Examines a distributed training for silent faults; it runs the code several times, for a few steps.
+
+    Args:
+        target: A LightningModule class or a function, or its name as `package.module:name` or `path/to/file.py:name`.
+        data: The same for a LightningDataModule; not needed if the module has its own loaders.
+        devices: Number of ranks.
+        steps: Optimizer steps per epoch; two epochs are run.
+        samples: Most samples that are taken from a stream; a data set of up to 20 times as many is evaluated
+            completely.
+        only: Codes of the checks, or `structural` for those that need no equal numbers; by default all.
+        skip: Codes of checks to leave out.
+        timeout: Seconds after which a run counts as hung.
+        args: Further arguments of a function.
+        config: Path of a configuration of LightningCLI, instead of a target.
+        command: Words of a command, instead of a target.
+
+    Raises:
+        InputError: An argument is wrong. A fault of the examined code is in the report.
+    """
+    begun = time.monotonic()
+    what = Target(target_name(target), target_name(data), tuple(map(str, args)), config, tuple(command))
+    if sum(map(bool, (what.name, what.config, what.command))) != 1:
+        raise InputError("The doctor needs one target: a module or function, a configuration, or a command.")
+    for name, value, least in (
+        ("devices", devices, 2),
+        ("steps", steps, 2),
+        ("samples", samples, 1),
+        ("timeout", timeout, 1),
+    ):
+        if not value >= least:
+            raise InputError(f"{name} must be at least {least}, but is {value}.")
+    checks = choose_checks(only, skip)
+    folder = Path(tempfile.mkdtemp(prefix="lit_mnist-doctor-"))
+    spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
+    runner: CommandRuns | Ranks = CommandRuns(folder, what) if what.command else Ranks(devices, folder)
+    try:
+        examination = _Examination(Evidence(spec, runner), checks)
+        examination.run()
+    finally:
+        runner.close()
+        remove(folder)
+    return examination.report(str(what), time.monotonic() - begun)
+
+
+class _Examination:
+    """The stages of an examination."""
+
+    def __init__(self, evidence: Evidence, checks: dict[str, ModuleType]) -> None:
+        self.evidence, self.checks = evidence, checks
+        self.numeric = any(not check.STRUCTURAL for check in checks.values())
+        self.stages: list[Stage] = []
+        self.findings: list[Finding] = []
+        self.error, self.hang = "", ""
+
+    def run(self) -> None:
+        """Runs the stages as far as the code allows."""
+        self._stage("one process", self._single)
+        if self.error or self.hang:
+            return
+        self._stage("several ranks", self._several)
+        if not self.error and self.evidence.worked("ranks") and self.numeric:
+            self._stage("determinism", self._determinism)
+            self._stage("one process in 64 bits", self._twin)
+            if self._is_module:
+                self._stage("evaluation", self._evaluation)
+                self._stage("resume", self._resume)
+        self._stage("checks", self._check)
+
+    @property
+    def _is_module(self) -> bool:
+        record = self.evidence.single
+        return bool(record and record.end.get("module"))
+
+    def _stage(self, name: str, work: Callable[[], str]) -> None:
+        begun = time.monotonic()
+        outcome = work()
+        if outcome:
+            self.stages.append(Stage(name, outcome, time.monotonic() - begun))
+
+    def _single(self) -> str:
+        if not self.evidence.runner.can_run_alone(self.evidence.spec.target):
+            return "the command cannot be run on one process"
+        run = self.evidence.run("single", world_size=1)
+        if run.hung:
+            self.hang = stacks_of(run)
+            return "it hung"
+        if run.errors and run.errors[0]["input"]:
+            raise InputError(run.errors[0]["message"])
+        if run.errors or run.lost:
+            self.error = reason_of(run)
+            return "it fails on one process already"
+        self._preload(run)
+        record = run.ranks[0]
+        if not record.of_kind("step") and not record.of_kind("epoch"):
+            raise InputError(
+                f"{self.evidence.spec.target} came to its end without training: it used no DataLoader and no optimizer."
+            )
+        return f"{record.of_kind('step')[-1]['step'] + 1 if record.of_kind('step') else 0} optimizer steps"
+
+    def _several(self) -> str:
+        run = self.evidence.run("ranks")
+        if run.hung or run.lost:
+            self.hang = stacks_of(run)
+            return "a rank hung or was lost"
+        if run.errors:
+            self.hang = stacks_of(run)
+            return f"it fails on several ranks: {run.errors[0]['type']}"
+        self._preload(run)
+        counts = [len(rank.of_kind("step")) for rank in run.ranks]
+        return (
+            f"{counts[0]} optimizer steps on each of {len(counts)} ranks"
+            if len(set(counts)) == 1
+            else f"{counts} optimizer steps"
+        )
+
+    def _preload(self, run: Run) -> None:
+        self.evidence.runner.preload(run.ranks[0].end["libraries"])
+
+    def _determinism(self) -> str:
+        again = self.evidence.run("again")
+        if not again.worked:
+            self.evidence.deterministic = False
+            return "the second run failed"
+        first, second = (
+            [rank.of_kind("stepped") for rank in run.ranks] for run in (self.evidence.runs["ranks"], again)
+        )
+        same = [[event["weights"] for event in rank] for rank in first] == [
+            [event["weights"] for event in rank] for rank in second
+        ]
+        self.evidence.deterministic = same
+        return "two runs gave bit-identical weights" if same else "two runs gave different weights"
+
+    def _twin(self) -> str:
+        evidence = self.evidence
+        if not evidence.deterministic:
+            evidence.twin = Twin(cannot="two runs of the same code gave different weights")
+            return "not compared, since two runs differ"
+        evidence.twin = twin = evidence.compare()
+        if twin.cannot:
+            return f"not compared: {twin.cannot}"
+        bits = "64 bits" if evidence.double else "32 bits"
+        return f"in {bits}, the gradients of the ranks and of one process differ by {twin.difference:.1e}"
+
+    def _evaluation(self) -> str:
+        evidence = self.evidence
+        has = any(rank.evaluation_epochs for rank in evidence.ranks)
+        outcome = []
+        if has:
+            for name, world_size in (("evaluate1", 1), ("evaluate", evidence.spec.world_size)):
+                evidence.run(name, purpose="evaluate", world_size=world_size, same_seed=True)
+            outcome.append("validated the same weights on one process and on several ranks")
+        record = evidence.single
+        if record and record.end.get("predicts"):
+            for name, world_size in (("predict1", 1), ("predict", evidence.spec.world_size)):
+                evidence.run(name, purpose="predict", world_size=world_size, same_seed=True)
+            outcome.append("predicted on both")
+        return " and ".join(outcome)
+
+    def _resume(self) -> str:
+        evidence = self.evidence
+        with tempfile.TemporaryDirectory(prefix="lit_mnist-doctor-") as folder:
+            where = {"LIT_MNIST_DOCTOR_CHECKPOINT": str(Path(folder) / "checkpoint.ckpt")}
+            for purpose in ("whole", "save", "resume"):
+                if not evidence.run(purpose, where, purpose=purpose, world_size=1).worked:
+                    return f"the run {purpose!r} failed"
+        return "trained two epochs at once, and one and one from a checkpoint"
+
+    def _check(self) -> str:
+        for code, check in self.checks.items():
+            try:
+                self.findings += check.check(self.evidence)
+            except Exception as error:
+                # A defect of a check must not hide what the others find.
+                self.findings.append(
+                    Finding(code, Verdict.CANNOT_TELL, f"The check failed: {type(error).__name__}: {error}")
+                )
+        return f"{len(self.checks)} checks"
+
+    def report(self, target: str, seconds: float) -> Report:
+        """Returns the report."""
+        findings = sorted(self.findings, key=lambda finding: (_ORDER.index(finding.verdict), finding.code))
+        return Report(
+            target,
+            self.evidence.spec.world_size,
+            findings,
+            self.stages,
+            tuple(self.checks),
+            self.error,
+            self.hang,
+            seconds,
+            _versions(),
+        )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

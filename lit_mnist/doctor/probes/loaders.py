@@ -1,0 +1,121 @@
+"""Probes of the DataLoaders: which samples each epoch has, and the random draws of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lit_mnist.doctor._private import watch_workers
+from lit_mnist.doctor.feed import Feed
+from lit_mnist.doctor.probes.dropout import DropoutWatch
+from lit_mnist.doctor.probes.epochs import ShortEpoch
+from lit_mnist.doctor.probes.samples import (
+    SampleProbe,
+    hidden_generators,
+    seed_generators,
+)
+from lit_mnist.doctor.probes.wrap import wrap
+from lit_mnist.doctor.recorder import Recorder
+from lit_mnist.doctor.spec import Spec
+from lit_mnist.doctor.tape import Tape
+
+
+class LoaderProbe:
+    """Observes the DataLoaders.
+
+    Args:
+        recorder: Takes the events.
+        spec: The run.
+        feed: The batches of another run, or None.
+        finish: Called when everything that is wanted was seen; it does not return.
+        first_batch: Called with each training batch, before it is given to the user's code.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        spec: Spec,
+        feed: Feed | None,
+        finish: Callable[[], None],
+        first_batch: Callable[[], None],
+    ) -> None:
+        self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
+        self.samples = SampleProbe(recorder, spec)
+        self.tape = Tape()
+        self.dropout = DropoutWatch(recorder)
+        self._watched = False
+        self.tape.recording = spec.purpose == "numbers" and feed is None
+        self.iterations: dict[int, int] = {}
+        self.training_epochs = 0
+        self.open: list[ShortEpoch] = []
+        self._loaders: list[Any] = []
+        self._newest: dict[str, Any] | None = None
+        self._hidden: dict[str, str] = {}
+
+    def install(self) -> None:
+        """Installs the probe."""
+        watch_workers()
+        wrap(DataLoader, "__iter__", self._on_iter)
+
+    def _on_iter(self, original: Callable[..., Any], loader: Any) -> ShortEpoch:
+        number = self.number(loader)
+        for epoch in [epoch for epoch in self.open if epoch.loader == number]:
+            epoch.end()
+        self.seed()
+        self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
+        return ShortEpoch(self, loader, original(loader))
+
+    def seed(self) -> None:
+        """Seeds the generators by the epoch, so that a resumed training has the same order and draws."""
+        if self.spec.purpose in {"save", "resume", "whole"} and torch.is_grad_enabled():
+            seed_generators(self.spec.seed + self.training_epochs + (self.spec.purpose == "resume"))
+
+    def number(self, loader: Any) -> int:
+        """Returns the number of a loader, in the order of first use."""
+        for number, other in enumerate(self._loaders):
+            if other is loader:
+                return number
+        self._loaders.append(loader)
+        return len(self._loaders) - 1
+
+    def enter(self, batch: dict[str, Any]) -> None:
+        """Begins the step after a batch, and sees its random draws."""
+        self._newest = batch
+        self.tape.count = self.tape.most = 0
+        if self.feed:
+            self.tape.replay(self.feed.draws(batch["loader"], batch["iteration"], batch["number"]))
+        self._hidden = hidden_generators()
+        self.tape.__enter__()  # type: ignore[no-untyped-call]
+
+    def watch_dropout(self) -> None:
+        """Sees active dropout until the next batch."""
+        self._watched = True
+        self.dropout.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self) -> None:
+        """Ends the step after the newest batch, and keeps its draws."""
+        if self._watched:
+            self._watched = False
+            self.dropout.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        batch, self._newest = self._newest, None
+        if batch is None:
+            return
+        self.tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        batch["draws"], batch["drawn"] = self.tape.count, self.tape.most
+        later = hidden_generators()
+        hidden = [name for name, state in self._hidden.items() if later[name] != state]
+        self.recorder.add("drew", hidden=" and ".join(hidden), batch=batch["number"])
+        draws, self.tape.draws = self.tape.draws, []
+        for number, draw in enumerate(draws):
+            for place, output in enumerate(draw.outputs):
+                name = f"draw/{batch['loader']}/{batch['iteration']}/{batch['number']}/{number}/{place}/{draw.name}"
+                self.recorder.tensors[name] = output
+
+    def close(self) -> None:
+        """Ends the epochs that nobody has ended, as a limit of a Trainer leaves them."""
+        self.leave()
+        for epoch in list(self.open):
+            epoch.end()

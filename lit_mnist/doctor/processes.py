@@ -1,0 +1,58 @@
+"""Child processes that must not outlive the examination."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> None:
+    """Makes orphaned descendants children of this process, which can end them."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the child processes of a process."""
+    return [child for child, parent, _ in _processes() if parent == pid]
+
+
+def processes_of_group(group: int) -> list[int]:
+    """Returns the processes of a process group, which do not ignore SIGUSR2."""
+    return [pid for pid, _, of in _processes() if of == group and _catches_usr2(pid)]
+
+
+def _processes() -> Iterator[tuple[int, int, int]]:
+    """Yields the ID, the parent and the group of each process."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                yield int(entry.name), int(fields[1]), int(fields[2])
+
+
+def _catches_usr2(pid: int) -> bool:
+    """Returns whether a process has a handler, without which the signal would end it."""
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        caught = next(line for line in lines if line.startswith("SigCgt")).split()[1]
+        return bool(int(caught, 16) >> (signal.SIGUSR2 - 1) & 1)
+    return False
+
+
+def kill_children() -> None:
+    """Kills all children of this process, and the orphans that they leave."""
+    for _ in range(20):
+        left = children_of(os.getpid())
+        if not left:
+            return
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)

@@ -1,0 +1,67 @@
+"""`sampler.set_epoch` is not called.
+
+The sampler shuffles with its seed and its epoch. Without the epoch each epoch has the order of the first.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+def make_dataset(size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 16, generator=generator)
+    return TensorDataset(x, x[:, :4].argmax(1))
+
+
+def setup():
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    return rank, world_size
+
+
+@torch.no_grad()
+def evaluate(model, dataset, rank, world_size):
+    """Returns the accuracy over all samples, each counted once."""
+    model.eval()
+    mine = torch.utils.data.Subset(dataset, range(rank, len(dataset), world_size))
+    counts = torch.zeros(2)
+    for x, y in DataLoader(mine, batch_size=16):
+        counts += torch.tensor([(model(x).argmax(1) == y).sum(), len(y)])
+    dist.all_reduce(counts)
+    model.train()
+    return (counts[0] / counts[1]).item()
+
+
+def main():
+    rank, world_size = setup()
+    torch.manual_seed(0)
+    model = DDP(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)))
+    dataset = make_dataset(96, seed=1)
+    sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank)
+    loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    test_set = make_dataset(32, seed=2)
+    for epoch in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        accuracy = evaluate(model.module, test_set, rank, world_size)
+        if rank == 0:
+            print(f"epoch {epoch}: accuracy {accuracy:.3f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

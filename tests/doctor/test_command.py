@@ -1,0 +1,79 @@
+"""The command `doctor`: its help, its rejections and its files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CHILD_ENV, Program
+
+from lit_mnist.doctor.checks import describe, load_checks
+
+PROJECT = Path(__file__).parent / "projects" / "faulty" / "ld010_head_replaced.py"
+REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
+    "nothing": ((), "What should be examined"),
+    "two targets": (("a:b", "c:d"), "one target"),
+    "a target and a command": (("a:b", "--", "torchrun", "x.py"), "Name one of"),
+    "no colon": (("train.py",), "package.module:name"),
+    "a misspelled flag": (("a:b", "--device", "2"), "--devices"),
+    "a flag without a value": (("a:b", "--steps"), "needs a value"),
+    "a flag twice": (("a:b", "--steps", "3", "--steps", "4"), "twice"),
+    "no number": (("a:b", "--steps", "x"), "whole number"),
+    "too few ranks": (("a:b", "--devices", "1"), "at least 2"),
+    "an unknown check": (("a:b", "--only", "LD99"), "no check LD99"),
+    "an unknown check to explain": (("--explain", "LD00"), "no check LD00"),
+    "no configuration": (("--config", "missing.yaml"), "no file"),
+    "no folder": (("a:b", "--json", "missing/report.json"), "no folder"),
+    "data of a command": (("--data", "a:b", "--", "x"), "LightningModule"),
+    "no module": (("missing_module:main",), "There is no module missing_module"),
+    "no file": (("missing.py:main",), "There is no file missing.py"),
+    "no command": (("--", "missing-command"), "no command missing-command"),
+}
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_wrong_command_line_is_rejected(program: Program, name: str) -> None:
+    words, said = REJECTED[name]
+    done = program("doctor", *words)
+    assert done.code == 2, done.out + done.err
+    assert done.err.startswith("error: ")
+    assert said in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_every_check_explains_itself(program: Program) -> None:
+    assert list(describe()) == list(load_checks())
+    for code, check in describe().items():
+        assert len(check.title.split()) <= 9, code
+        done = program("doctor", "--explain", code.lower())
+        assert done.code == 0
+        assert check.title in done.out
+        assert all(thread in done.out for thread in check.threads)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--explain", "LD013"], ["a:b", "--bogus"]])
+def test_help_and_rejections_import_no_torch(words: list[str]) -> None:
+    script = "import sys; from lit_mnist.cli.main import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", script, "doctor", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=CHILD_ENV, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
+    words = (f"{PROJECT}:main", "--only", "structural", "--json", "report.json", "--html", "report.html")
+    done = program("doctor", *words, timeout=150)
+    assert done.code == 1, done.out + done.err
+    assert "with your rights" in done.out
+    assert "LD010" in done.out
+    report = json.loads((program.folder / "report.json").read_text())
+    assert report["exit_code"] == 1
+    assert [finding["code"] for finding in report["findings"] if finding["verdict"] == "fault"] == ["LD010"]
+    assert all(describe()[code].structural for code in report["checks"])
+    page = (program.folder / "report.html").read_text()
+    assert "LD010" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")

@@ -1,0 +1,112 @@
+"""Each odd program gets a verdict or one message, and leaves no process and no file."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_mnist.doctor import Report, examine
+from lit_mnist.errors import InputError
+
+PROGRAMS = Path(__file__).with_name("odd_programs.py")
+
+
+def examined(name: str, **options: float) -> Report:
+    return examine(f"{PROGRAMS}:{name}", **{"timeout": 30, **options})  # type: ignore[arg-type]
+
+
+def sleeping() -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[:2] == [b"sleep", b"4567"]:
+                found.append(entry.name)
+    return found
+
+
+def folders() -> set[Path]:
+    """Returns the temporary folders of examinations."""
+    return set(Path(tempfile.gettempdir()).glob("lit_mnist-doctor-*"))
+
+
+@pytest.mark.timeout(200)
+def test_a_rank_that_hangs_is_reported_with_its_stack() -> None:
+    report = examined("hangs", timeout=8)
+    assert report.exit_code == 3
+    assert "Rank 1 waited or hung in step 1" in report.hang, report.hang
+    assert "in wait" in report.hang
+    assert "Rank 0" in report.hang
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_process_that_hangs_alone_is_reported() -> None:
+    report = examined("hangs_alone", timeout=8)
+    assert (report.exit_code, "hangs_alone" in report.hang) == (3, True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_numbers_of_a_program_that_is_not_deterministic_are_not_compared() -> None:
+    report = examined("is_not_deterministic")
+    assert not report.faults
+    assert any("different weights" in stage.outcome for stage in report.stages)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_program_without_64_bits_is_compared_in_32() -> None:
+    report = examined("has_no_64_bits")
+    assert not report.faults
+    assert any("in 32 bits" in stage.outcome for stage in report.stages)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("name", "said"), [("exits", "SystemExit: 3")])
+def test_what_fails_on_one_process_already_shows_its_own_traceback(name: str, said: str) -> None:
+    report = examined(name)
+    assert report.exit_code == 2
+    assert said in report.error
+    assert "lit_mnist" not in report.error
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("name", "said"), [("dies", "Rank 1 exited with code 9"), ("fails_on_rank_1", "ValueError: no data for rank 1")]
+)
+def test_a_lost_rank_is_reported(name: str, said: str) -> None:
+    report = examined(name)
+    assert report.exit_code == 3
+    assert said in report.hang
+
+
+@pytest.mark.timeout(200)
+def test_no_process_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"mine": torch.ones(1)}, "model.pt")
+    before = folders()
+    assert not examined("starts_processes").faults
+    assert not examined("saves").faults
+    assert not sleeping()
+    assert torch.load("model.pt").keys() == {"mine"}
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+    assert folders() <= before
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("does_nothing", "without training"), ("takes_three", r"takes_three\(a, b, c\)"), ("missing", "has no missing")],
+)
+def test_a_wrong_target_is_rejected(name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        examined(name)

@@ -1,0 +1,24 @@
+"""The planted faults are found with their codes, and healthy projects have none."""
+
+from __future__ import annotations
+
+import pytest
+from projects.cases import CASES, Case
+from suite import TRAINCHECK, examine_case
+
+ALL = (*CASES, *TRAINCHECK)
+# One of each stage: order, gradients of the ranks, the comparison with one process, evaluation, resume, a command.
+QUICK = ("ld001_no_set_epoch", "ld010_head_replaced", "ld013_padded_tokens", "ld024_lightning_mean", "lightning_digits")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in ALL],
+)
+def test_exactly_the_planted_fault_is_found(case: Case) -> None:
+    result = examine_case(case)
+    listed = "\n".join(
+        f"{finding.code} {finding.verdict.value}: {finding.message}" for finding in result.report.findings
+    )
+    assert result.is_right, f"expected {case.codes or 'no fault'}\n{listed}\n{result.report.error}{result.report.hang}"
