@@ -84,7 +84,11 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
     if not steps:
         return Twin(cannot="no optimizer step was seen on one process")
     worst, differences = (0.0, 0, ""), []
+    rates = [[event["lr"] for event in record.of_kind("step")] for record in (ranks.ranks[0], one)]
     for step in steps:
+        if rates[0][:step] != rates[1][:step]:
+            # Another schedule is a finding of its own, and changes all later gradients.
+            break
         found = _gradient_difference(ranks.ranks[0], one, step)
         if found is None:
             return Twin(cannot="the optimizers of one process have other parameters, or step at other times")
