@@ -9,7 +9,7 @@ from pathlib import Path
 from conftest import ROOT, Program, result_of
 from processes import run_forked
 
-from examples.plugins import batch_norm, checkpoint_io, exact_checkpoint, float16, metric, sampler
+from examples.plugins import batch_norm, checkpoint_io, exact_checkpoint, failure_report, float16, metric, sampler
 
 
 def output(work: Callable[[], None], folder: Path) -> str:
@@ -25,6 +25,8 @@ def test_the_examples_run_on_one_rank(tmp_path: Path) -> None:
     assert float(output(float16.main, tmp_path).split()[-1]) < 2.0**20
     assert "is damaged" in output(checkpoint_io.main, tmp_path)
     assert re.search(r"which is \d+/101", output(lambda: metric.main(devices=1), tmp_path))
+    failed = output(lambda: failure_report.main(str(tmp_path / "failed")), tmp_path)
+    assert f"rank 0 failed in step 5 with the samples {list(range(80, 96))}" in failed
     whole = output(lambda: exact_checkpoint.main(str(tmp_path / "whole")), tmp_path)
     assert output(lambda: exact_checkpoint.main(str(tmp_path / "whole")), tmp_path).split()[-1] == whole.split()[-1]
 
