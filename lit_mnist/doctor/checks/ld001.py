@@ -10,19 +10,22 @@ from lit_mnist.doctor.order import Event, samples_of
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Every epoch has the same order"
-CAUSE = (
-    "DistributedSampler shuffles with its seed plus the epoch that `set_epoch` was given. Without the call, "
-    "each epoch has the order of the first one, and each rank always gets the same samples. The loss still "
-    "falls, so nobody notices."
-)
-FIX = (
-    "Call set_epoch at the start of each epoch:\n"
-    "    sampler.set_epoch(epoch)\n"
-    "Lightning does this for the samplers that it creates."
-)
+CAUSE = """\
+A `DistributedSampler` shuffles with its seed plus its epoch number. Without `set_epoch`, the number stays 0,
+so every epoch has the same order and the same batches. The loss falls anyway, and one epoch alone looks well
+shuffled. Lightning's Trainer calls `set_epoch` for samplers that it can reach; a loop of your own has to call
+it.
+"""
+FIX = """\
+Call `set_epoch` at the start of every epoch, before iterating over the loader:
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+A batch sampler of your own needs the same method.
+"""
 THREADS = (
     "pytorch/pytorch#31771",
     "kan-bayashi/ParallelWaveGAN#177",
+    "huggingface/transformers#4398",
 )
 STRUCTURAL = True
 _FEWEST = 4

@@ -16,17 +16,21 @@ from lit_mnist.doctor.order import (
 )
 
 TITLE = "Ranks train on the same samples"
-CAUSE = (
-    "Each rank draws from the whole data set, so within an epoch some samples are used by several ranks and "
-    "others by none. The epoch also takes as many steps as on one process. The training works, only slower "
-    "and worse than it could."
+CAUSE = """\
+Each rank runs its own copy of the loader. Without a distributed sampler, every rank goes through the whole
+data set: with equal seeds in the same order, and with different seeds in different orders that overlap. An
+epoch then processes each sample once per rank, and some steps average a gradient with itself. Nothing fails,
+because the shapes are right and the loss falls.
+"""
+FIX = """\
+Give the loader a sampler that splits the indices:
+    sampler = DistributedSampler(dataset, shuffle=True)
+    loader = DataLoader(dataset, batch_size, sampler=sampler)
+"""
+THREADS = (
+    "NVlabs/LongLive#71",
+    "PatrickHua/SimSiam#16",
 )
-FIX = (
-    "Split the data set over the ranks:\n"
-    "    sampler = DistributedSampler(dataset)\n"
-    "    loader = DataLoader(dataset, batch_size, sampler=sampler)"
-)
-THREADS = ("pytorch/pytorch#31771",)
 STRUCTURAL = True
 
 

@@ -10,19 +10,23 @@ from lit_mnist.doctor.order import Event, communicates, divides_batches, names, 
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "A stream repeats on ranks or workers"
-CAUSE = (
-    "An IterableDataset has no sampler. Each rank, and each worker of a rank, iterates over the whole stream "
-    "unless the data set itself takes only its share, so every sample is used several times per epoch."
-)
-FIX = (
-    "Take a share in __iter__:\n"
-    "    worker = get_worker_info()\n"
-    "    share = rank * workers + worker.id\n"
-    "    yield from itertools.islice(stream, share, None, ranks * workers)"
-)
+CAUSE = """\
+An `IterableDataset` has no indices, so no sampler can split it. Each rank, and each worker of each rank,
+iterates over a full copy unless `__iter__` selects a part. Each sample then occurs once per rank and worker
+in an epoch. The loss falls as usual; only an epoch is too long.
+"""
+FIX = """\
+Select by rank and worker in `__iter__`:
+    info = torch.utils.data.get_worker_info()
+    worker, workers = (info.id, info.num_workers) if info else (0, 1)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    yield from itertools.islice(samples, rank * workers + worker, None, ranks * workers)
+With Hugging Face data sets, use `datasets.distributed.split_dataset_by_node`.
+"""
 THREADS = (
     "Lightning-AI/pytorch-lightning#15734",
     "huggingface/datasets#5360",
+    "huggingface/datasets#3423",
 )
 STRUCTURAL = True
 _FEWEST = 4

@@ -7,16 +7,20 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import names, replaced_sampler
 
 TITLE = "The sampler is replaced or split twice"
-CAUSE = (
-    "A framework that distributes the loaders itself wraps or replaces a sampler of your own. A sampler that "
-    "is already aware of the ranks is then split a second time, and part of the data set is never used."
+CAUSE = """\
+With several ranks, a framework may put a distributed sampler in the place of the loader's own. A sampler that
+balances classes, weights samples or selects a subset is then lost, and the model sees another distribution
+than on one device. Training continues without an error.
+"""
+FIX = """\
+Split in your own sampler, and tell the framework to keep it:
+    Trainer(use_distributed_sampler=False)
+The sampler must then give each rank its own part of each epoch.
+"""
+THREADS = (
+    "Lightning-AI/pytorch-lightning#1995",
+    "Lightning-AI/pytorch-lightning#9655",
 )
-FIX = (
-    "Keep your own sampler:\n"
-    "    Trainer(use_distributed_sampler=False)\n"
-    "or use a sampler without ranks, and let the framework split it."
-)
-THREADS = ("Lightning-AI/pytorch-lightning#1995",)
 STRUCTURAL = True
 
 

@@ -7,13 +7,19 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.order import communicates, leak
 
 TITLE = "The split differs between ranks"
-CAUSE = (
-    "`random_split` draws from the global generator, whose state differs between ranks that have not been "
-    "seeded. A sample of one rank's validation set is then a training sample of another rank, and the "
-    "validation looks better than it is."
+CAUSE = """\
+`random_split` draws from the global generator. If the ranks are not seeded equally at that moment, each rank
+makes a split of its own, and the validation samples of one rank are training samples of another. The model
+trains on its validation set, and the validation metric is too good.
+"""
+FIX = """\
+Split with a generator of its own:
+    random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))
+"""
+THREADS = (
+    "Lightning-AI/pytorch-lightning#7728",
+    "Lightning-AI/pytorch-lightning#18638",
 )
-FIX = "Give the split a generator of its own:\n    random_split(dataset, lengths, torch.Generator().manual_seed(0))"
-THREADS = ("Lightning-AI/pytorch-lightning#7728",)
 STRUCTURAL = True
 
 

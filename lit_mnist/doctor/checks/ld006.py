@@ -8,12 +8,20 @@ from lit_mnist.doctor.order import Contents, communicates, contents, leak, train
 from lit_mnist.doctor.records import Run
 
 TITLE = "The same index has different content"
-CAUSE = (
-    "The order of a set, and `hash()` of a string, differ between Python processes. Class numbers or file "
-    "lists that come from them differ between ranks, so the ranks disagree on what a label means."
+CAUSE = """\
+Python randomizes the hashes of strings in each process, so the order of a `set` and the value of `hash()`
+differ between ranks. Classes, vocabularies or file lists built from them give the same index another meaning
+on each rank. The ranks train on contradictory labels, and the loss is only somewhat worse. A launcher that
+forks its ranks hides the fault on one machine.
+"""
+FIX = """\
+Sort before numbering, and never store `hash()` of a string:
+    classes = {name: n for n, name in enumerate(sorted(set(names)))}
+"""
+THREADS = (
+    "sktime/pytorch-forecasting#2293",
+    "huggingface/transformers#48162",
 )
-FIX = "Sort before numbering:\n    classes = sorted(set(labels))"
-THREADS = ("jdb78/pytorch-forecasting#2293",)
 STRUCTURAL = True
 
 

@@ -10,17 +10,21 @@ from lit_mnist.doctor.order import Event, calls_of
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Augmentations repeat"
-CAUSE = (
-    "The workers or the epochs begin with the same seed of NumPy or Python, so a sample is augmented in the "
-    "same way again and again. The data set has in effect no augmentation."
-)
-FIX = (
-    "Draw from torch, which seeds each worker in each epoch anew, or seed by the worker:\n"
-    "    seed = torch.initial_seed() % 2**32   # in worker_init_fn"
-)
+CAUSE = """\
+Workers are started anew in each epoch and copy the state of the generators that the loader does not reseed,
+such as one that the data set created itself. They draw the same numbers in each worker, or in each epoch. The
+augmented data then has a fraction of the intended variety, which no metric shows directly.
+"""
+FIX = """\
+Use the global generators, which the loader seeds for each worker and epoch, or seed your own there:
+    def seed(worker_id):
+        torch.utils.data.get_worker_info().dataset.rng = np.random.default_rng(torch.initial_seed())
+    DataLoader(dataset, num_workers=4, worker_init_fn=seed)
+"""
 THREADS = (
     "pytorch/pytorch#5059",
     "Project-MONAI/MONAI#1068",
+    "Lightning-AI/pytorch-lightning#20412",
 )
 STRUCTURAL = True
 # A repeated sample says something if this many repetitions are that improbable.

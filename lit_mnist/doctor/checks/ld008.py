@@ -11,14 +11,19 @@ from lit_mnist.doctor.order import Event, communicates
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "All ranks draw the same random numbers"
-CAUSE = (
-    "Every rank seeds its generator alike, so dropout masks and noise are equal on all ranks. The effective "
-    "number of independent draws is that of one rank."
-)
-FIX = "Seed by the rank after the model is initialized:\n    torch.manual_seed(seed + rank)"
+CAUSE = """\
+All ranks are seeded equally, which initializes the weights equally. The generator then continues equally:
+dropout masks, noise and augmentations are the same on every rank. The randomness within a global batch is
+smaller by the number of ranks. The loss falls, so that only the final quality shows it.
+"""
+FIX = """\
+Seed by rank after the model is built:
+    model = build()
+    torch.manual_seed(seed + rank)
+"""
 THREADS = (
-    "Lightning-AI/pytorch-lightning#16166",
     "huggingface/transformers#31412",
+    "ecmwf/anemoi-core#595",
 )
 STRUCTURAL = True
 

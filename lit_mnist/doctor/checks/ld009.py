@@ -7,16 +7,17 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, initial_difference, windows, wraps
 
 TITLE = "Gradients are not averaged"
-CAUSE = (
-    "DistributedDataParallel averages the gradients only if its own forward pass is called. "
-    "`ddp.module(...)`, or a training without the wrapper, leaves each rank with its own gradient. Each rank "
-    "trains another model, and only that of rank 0 is saved."
-)
-FIX = "Call the wrapper, and put other entry points into forward:\n    loss = ddp(batch)   # not ddp.module.loss(batch)"
-THREADS = (
-    "pytorch/pytorch#14616",
-    "Lightning-AI/pytorch-lightning#17424",
-)
+CAUSE = """\
+DDP prepares its all-reduce in its own `forward`. A call of `ddp.module(x)`, or of another method of the
+module, computes the same output and the same local gradient, but the gradients are not averaged reliably.
+Each rank trains a model of its own, and rank 0 saves only its own.
+"""
+FIX = """\
+Call the wrapper, and dispatch in `forward`:
+    loss = ddp(batch)       # not ddp.module.loss(batch)
+With Fabric, use `model.mark_forward_method(...)` for other methods.
+"""
+THREADS = ("Lightning-AI/pytorch-lightning#17424",)
 STRUCTURAL = True
 
 

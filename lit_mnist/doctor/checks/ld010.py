@@ -7,12 +7,17 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, windows, wraps
 
 TITLE = "Parameters were changed after the wrap"
-CAUSE = (
-    "DistributedDataParallel averages the parameters that it found when it was created. Layers that are "
-    "replaced, unfrozen or moved later keep the gradient of each rank, so the ranks drift apart in these "
-    "layers only."
-)
-FIX = "Change the model first, then wrap it, then create the optimizer."
+CAUSE = """\
+DDP registers its hooks on the parameters that exist when it wraps the module. A parameter that is assigned,
+moved or converted later is a new tensor without a hook. Its gradient is never averaged, and the ranks drift
+apart in this parameter. No message appears, and the loss of each rank falls.
+"""
+FIX = """\
+Change the module before wrapping it, and wrap it again after a change:
+    model = Net().to(device)
+    model.head = nn.Linear(512, classes).to(device)
+    model = DistributedDataParallel(model)
+"""
 THREADS = (
     "pytorch/pytorch#12603",
     "pytorch/pytorch#104336",

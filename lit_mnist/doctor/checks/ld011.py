@@ -9,16 +9,16 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence
 
 TITLE = "One rank clips or steps differently"
-CAUSE = (
-    "Code under `if rank == 0` changes the gradients, the learning rate or the number of optimizer steps. "
-    "From then on, the ranks have different weights although each gradient is averaged. BLOOM-176B was "
-    "trained with such a fault for a while."
-)
-FIX = (
-    "Let every rank clip and step; let rank 0 only print:\n"
-    "    norm = clip_grad_norm_(model.parameters(), 1.0)\n"
-    "    if rank == 0: print(norm)"
-)
+CAUSE = """\
+DDP gives all ranks the same gradient, but does not compare their weights. If one rank clips, scales, skips or
+steps differently, its weights differ from then on, and nothing equalizes them. Later gradients are averages
+over different models. The saved checkpoint is that of rank 0, which nobody evaluated as a whole.
+"""
+FIX = """\
+Take every decision about the step on all ranks, from a reduced value:
+    norm = clip_grad_norm_(model.parameters(), 1.0)    # on each rank, after backward()
+    if found_inf_on_any_rank: continue                 # all-reduce the flag first
+"""
 THREADS = ("deepspeedai/DeepSpeed#1801",)
 STRUCTURAL = True
 

@@ -7,17 +7,20 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.gradients import without_batch_norm
 
 TITLE = "Batch norm depends on the number of ranks"
-CAUSE = (
-    "Batch norm normalizes with the samples of its rank. With N ranks, the statistics come from 1/N of the "
-    "batch, and each rank has other running statistics. This may be intended, but the training is not that of"
-    " one process."
+CAUSE = """\
+Batch norm computes its statistics over the samples of one rank, not over the global batch. With small batches
+per rank, the statistics are noisy and training differs from that on one device. DDP copies only the running
+statistics of rank 0, so the others are lost. With large batches per rank this may be intended.
+"""
+FIX = """\
+Convert batch norm before wrapping the module:
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+In Lightning: `Trainer(sync_batchnorm=True)`. Group or layer norm need no synchronization.
+"""
+THREADS = (
+    "LibreYOLO/libreyolo#531",
+    "pytorch/pytorch#2584",
 )
-FIX = (
-    "Synchronize it:\n"
-    "    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"
-    "Lightning: Trainer(sync_batchnorm=True). On CPUs: lit_mnist.plugins.PortableSyncBatchNorm."
-)
-THREADS = ("LibreYOLO/libreyolo#531",)
 STRUCTURAL = False
 
 

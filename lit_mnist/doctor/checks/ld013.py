@@ -7,17 +7,21 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
 
 TITLE = "A mean over unequal counts"
-CAUSE = (
-    "Each rank divides its loss by its own number of labels or tokens, and the gradients are then averaged "
-    "equally. A label counts for more if its rank has fewer of them. The same happens with micro-batches."
-)
-FIX = (
-    "Divide by the global count:\n"
-    "    count = all_reduce(labels.ne(-100).sum())\n"
-    "    loss = cross_entropy(..., reduction='sum') * ranks / count"
-)
+CAUSE = """\
+Each rank divides its loss by its own number of labels or tokens, and DDP gives all ranks the same weight. If
+padding or ignored labels make the counts unequal, a token on a rank with few tokens counts more. The same
+occurs between the micro-batches of an accumulation window. The error depends on the batch and vanishes in the
+noise of the loss.
+"""
+FIX = """\
+Divide the sum by the global count:
+    count = (labels != -100).sum()
+    dist.all_reduce(count)
+    loss = cross_entropy(logits, labels, reduction='sum') * world_size / count
+"""
 THREADS = (
     "huggingface/transformers#34191",
+    "huggingface/transformers#24725",
     "huggingface/transformers#34242",
 )
 STRUCTURAL = False

@@ -7,16 +7,19 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
 
 TITLE = "The gradient has the wrong scale"
-CAUSE = (
-    "DistributedDataParallel averages the gradients. A loss that is a sum over samples, a second division by "
-    "the number of ranks, or an all-reduce without a division changes the step size with the number of ranks."
+CAUSE = """\
+DDP averages the gradients. A loss that sums over the batch, or that is divided by the number of ranks once
+more, gives a gradient that is too large or too small by this number. Adam hides it in the updates, but
+clipping, weight decay and SGD do not. The effect resembles a wrong learning rate.
+"""
+FIX = """\
+Use the mean over the local batch, and leave the average over the ranks to DDP:
+    loss = cross_entropy(logits, labels)    # reduction='mean'; no further '/ world_size'
+"""
+THREADS = (
+    "lightly-ai/lightly#1977",
+    "huggingface/transformers#37474",
 )
-FIX = (
-    "Take the mean over the samples of the rank, and let DDP average:\n"
-    "    loss = cross_entropy(logits, targets)   # reduction='mean'\n"
-    "If you reduce the gradients yourself, divide them by the number of ranks."
-)
-THREADS = ("huggingface/transformers#37197",)
 STRUCTURAL = False
 _EQUAL = 1e-5
 

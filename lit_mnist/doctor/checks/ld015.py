@@ -9,15 +9,18 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
 
 TITLE = "The loss sees the samples of one rank"
-CAUSE = (
-    "A contrastive loss compares the samples of a batch with each other. On N ranks it sees 1/N of them, and "
-    "`all_gather` returns the others without their gradient. The result depends on the number of ranks."
-)
-FIX = (
-    "Gather with gradients:\n"
-    "    from torch.distributed.nn.functional import all_gather\n"
-    "    z = torch.cat(all_gather(z))"
-)
+CAUSE = """\
+A contrastive loss compares the samples of a batch with each other. On several ranks it sees only the local
+ones, unless the embeddings are gathered. `dist.all_gather` returns tensors without a gradient, so that a
+gathered loss still lacks the gradient through the other ranks. The loss value is right in this case, and only
+the gradient is wrong.
+"""
+FIX = """\
+Gather the embeddings with a gradient:
+    from torch.distributed.nn.functional import all_gather
+    embeddings = torch.cat(all_gather(local))
+Its backward sums over the ranks, and DDP divides by their number: check the scale.
+"""
 THREADS = (
     "Lightning-Universe/lightning-bolts#179",
     "facebookresearch/SLIP#31",

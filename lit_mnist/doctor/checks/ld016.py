@@ -7,18 +7,20 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, windows
 
 TITLE = "no_sync covers the last micro-batch"
-CAUSE = (
-    "Within `no_sync`, gradients stay on their rank. The last backward pass before an optimizer step must be "
-    "outside of it, otherwise the ranks step with different gradients."
-)
-FIX = (
-    "Leave the last micro-batch out:\n"
-    "    last = (i + 1) % accumulate == 0\n"
-    "    with nullcontext() if last else ddp.no_sync(): loss.backward()"
-)
+CAUSE = """\
+DDP decides in the forward pass whether the next backward reduces the gradients. `no_sync` around the backward
+alone has no effect: each micro-batch is reduced, which only costs time. `no_sync` around the last
+micro-batch, too, means that no gradient is reduced, and the ranks drift apart.
+"""
+FIX = """\
+Put forward and backward of all but the last micro-batch into `no_sync`:
+    with contextlib.nullcontext() if last else ddp.no_sync():
+        (loss_of(ddp(batch)) / micro_batches).backward()
+"""
 THREADS = (
     "huggingface/accelerate#1726",
     "pytorch/PiPPy#1133",
+    "karpathy/build-nanogpt#30",
 )
 STRUCTURAL = True
 

@@ -11,15 +11,20 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "The schedule depends on the number of ranks"
-CAUSE = (
-    "The scheduler steps another number of times on several ranks than on one process. Accelerate steps a "
-    "prepared scheduler once per process, so the learning rate falls N times as fast per optimizer step."
+CAUSE = """\
+A scheduler that a library prepares may step once per process for each optimizer step, or its length may be
+computed from the loader of one process. On N ranks, warm-up and decay are N times too short or too long. The
+loss curve looks plausible, because the schedule still has its shape.
+"""
+FIX = """\
+Compute the length in optimizer steps, and step once:
+    steps = epochs * len(prepared_loader) // accumulation
+    scheduler.step()    # not prepared, or Accelerator(step_scheduler_with_optimizer=False)
+"""
+THREADS = (
+    "huggingface/accelerate#2926",
+    "huggingface/accelerate#2318",
 )
-FIX = (
-    "Do not prepare the scheduler, or give it N times the steps:\n"
-    "    scheduler = LambdaLR(optimizer, ...)   # not passed to accelerator.prepare"
-)
-THREADS = ("huggingface/accelerate#2926",)
 STRUCTURAL = True
 
 

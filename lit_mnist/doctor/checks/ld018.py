@@ -9,16 +9,17 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Gradients are clipped before they are unscaled"
-CAUSE = (
-    "A GradScaler multiplies the loss, so the gradients are thousands of times too large until they are "
-    "unscaled. Clipping before that shrinks every gradient to almost nothing."
-)
-FIX = (
-    "Unscale first:\n"
-    "    scaler.unscale_(optimizer)\n"
-    "    clip_grad_norm_(model.parameters(), 1.0)\n"
-    "    scaler.step(optimizer)"
-)
+CAUSE = """\
+A `GradScaler` multiplies the loss by a large number. Before `unscale_`, the norm of the gradients is
+thousands of times too large, so clipping reduces every gradient to the limit. With SGD, the update then
+depends on the scale and is far too small. The loss falls slowly, without an error.
+"""
+FIX = """\
+Unscale the gradients before clipping them:
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+"""
 THREADS = (
     "pytorch/examples#1196",
     "milesial/Pytorch-UNet#468",

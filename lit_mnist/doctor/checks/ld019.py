@@ -8,18 +8,19 @@ from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "The optimizer lacks parameters"
-CAUSE = (
-    "Parameters that receive gradients are in no optimizer, or the optimizer holds only frozen ones. They "
-    "keep their initial values. The rest of the model compensates for a part of it, so the loss falls a "
-    "little."
-)
-FIX = (
-    "Pass all trainable parameters, after the model is complete:\n"
-    "    optimizer = AdamW(p for p in model.parameters() if p.requires_grad)"
-)
+CAUSE = """\
+The optimizer holds the parameters that it was given. If the model was wrapped, moved, extended or unfrozen
+later, some trainable parameters are in no group, or the groups hold tensors that the model does not use.
+These weights keep their initial values. The other parameters still reduce the loss.
+"""
+FIX = """\
+Create the optimizer last, from the final model:
+    model = prepare(model)
+    optimizer = AdamW(p for p in model.parameters() if p.requires_grad)
+"""
 THREADS = (
     "huggingface/accelerate#2665",
-    "https://discuss.pytorch.org/t/84911",
+    "huggingface/accelerate#3256",
 )
 STRUCTURAL = True
 

@@ -12,9 +12,20 @@ from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.records import Run
 
 TITLE = "Gradients are never cleared"
-CAUSE = "`backward` adds to the gradients. Without `zero_grad`, each step uses the sum over all steps so far."
-FIX = "Clear them once per optimizer step:\n    optimizer.zero_grad()"
-THREADS = ("https://stackoverflow.com/q/60335387",)
+CAUSE = """\
+`backward()` adds to the gradients. Without `zero_grad()` after the step, each step applies the sum of all
+earlier gradients. This resembles a strong momentum, so that training may still make progress. In an
+accumulation window, gradients are left on purpose.
+"""
+FIX = """\
+Set the gradients to zero after each optimizer step:
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+THREADS = (
+    "https://stackoverflow.com/questions/60335387",
+    "facebookresearch/nwm#16",
+)
 STRUCTURAL = True
 
 

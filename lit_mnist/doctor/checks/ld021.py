@@ -10,11 +10,19 @@ from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "The model trains in evaluation mode"
-CAUSE = (
-    "`eval()` of a validation stays on, perhaps on one rank only. Dropout is then off, and batch norm uses "
-    "its running statistics in training."
-)
-FIX = "Switch back before training:\n    model.train()"
+CAUSE = """\
+`model.eval()` stays in effect until `model.train()` is called. After an evaluation that does not restore the
+mode, dropout is off and batch norm no longer updates its statistics. If only rank 0 evaluates, the ranks
+train in different modes. The training loss even looks better.
+"""
+FIX = """\
+Restore the mode at the end of the evaluation, on each rank:
+    was_training = model.training
+    model.eval()
+    ...
+    model.train(was_training)
+Modules that are frozen on purpose may stay in evaluation mode.
+"""
 THREADS = ("huggingface/lerobot#3668",)
 STRUCTURAL = True
 

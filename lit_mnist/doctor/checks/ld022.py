@@ -11,12 +11,20 @@ from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Dropout is active in evaluation"
-CAUSE = (
-    "The model is evaluated in training mode, or calls functional dropout without its mode. Metrics are noisy"
-    " and too low, and differ between two evaluations."
+CAUSE = """\
+Functional dropout and `scaled_dot_product_attention` do not know the module's mode: `F.dropout(x)` is active
+by default. Evaluation then draws random numbers, its metric changes from pass to pass and is worse than it
+should be. The same occurs without `model.eval()`. A single number per epoch does not show it.
+"""
+FIX = """\
+Pass the module's mode to functional dropout:
+    F.dropout(x, p, training=self.training)
+    F.scaled_dot_product_attention(q, k, v, dropout_p=p if self.training else 0.0)
+"""
+THREADS = (
+    "pytorch/pytorch#124464",
+    "deepchem/deepchem#5092",
 )
-FIX = "Call model.eval() before evaluation, and pass the mode:\n    F.dropout(x, p, training=self.training)"
-THREADS = ("huggingface/transformers#33844",)
 STRUCTURAL = True
 
 

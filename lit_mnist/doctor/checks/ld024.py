@@ -11,12 +11,17 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.records import RankRecord, Run
 
 TITLE = "A metric is averaged incorrectly"
-CAUSE = (
-    "The mean of the ranks' or batches' means is not the mean over the samples if they have unequal sizes. In"
-    " Lightning 2.6.6, self.log(..., sync_dist=True) is wrong for uneven ranks even with the right "
-    "batch_size."
-)
-FIX = "Use an object of torchmetrics, or reduce sums and counts:\n    from lit_mnist.plugins import exact_metric"
+CAUSE = """\
+The mean of the ranks' means is the global mean only if all ranks have the same number of samples. The mean of
+an F1 score or of a perplexity over batches is not the score at all. `self.log(..., sync_dist=True)` averages
+the ranks, and in Lightning 2.6.6 also rounds the number of samples, which makes the value too large when the
+ranks have different numbers. The curve looks normal.
+"""
+FIX = """\
+Combine sums and counts, or log the metric object:
+    self.accuracy(logits, labels)              # a torchmetrics object
+    self.log('accuracy', self.accuracy)        # not its value
+"""
 THREADS = (
     "Lightning-AI/pytorch-lightning#12354",
     "Lightning-AI/pytorch-lightning#21859",

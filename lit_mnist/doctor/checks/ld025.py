@@ -10,18 +10,19 @@ from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "A resumed training loses state"
-CAUSE = (
-    "The checkpoint lacks something that the training uses, such as a scheduler, a scaler, an average of the "
-    "weights or a counter. The training continues without an error, with other numbers than without the "
-    "interruption."
-)
-FIX = (
-    "Save it:\n"
-    "    def on_save_checkpoint(self, checkpoint): checkpoint['ema'] = self.ema.state_dict()\n"
-    "or make it a submodule or a buffer."
-)
+CAUSE = """\
+A checkpoint that lacks the scheduler, the scaler, the averaged weights or the optimizer resumes with their
+initial values. The learning rate jumps, moments are zero, or training continues from averaged weights. The
+loss has a small bump and recovers, so that the difference is attributed to chance.
+"""
+FIX = """\
+Save and load everything that changes in a step:
+    state = {'model': model, 'optimizer': optimizer, 'scheduler': scheduler, 'scaler': scaler}
+    torch.save({key: part.state_dict() for key, part in state.items()}, path)
+Save generators, the epoch and the position in it, too.
+"""
 THREADS = (
-    "PolymathicAI/the_well#63",
+    "PolymathicAI/the_well#77",
     "atomistic-machine-learning/schnetpack#785",
 )
 STRUCTURAL = False

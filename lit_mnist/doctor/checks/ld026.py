@@ -10,16 +10,20 @@ from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "A checkpoint loads nothing"
-CAUSE = (
-    "The keys of the file begin with `module.`, because the wrapper was saved, and strict=False accepts that "
-    "no key matches. The model keeps its random weights."
+CAUSE = """\
+The state of a DDP wrapper has the prefix `module.` in its keys. Loaded into the bare module with
+`strict=False`, no key matches, and the module silently keeps its random weights. The same occurs with other
+prefixes, such as `model.` or `_orig_mod.`. Fine-tuning from such a checkpoint trains from scratch.
+"""
+FIX = """\
+Save the bare module, and load strictly:
+    torch.save(ddp.module.state_dict(), path)
+    model.load_state_dict(torch.load(path, weights_only=True))
+"""
+THREADS = (
+    "pytorch/examples#1029",
+    "NVIDIA/apex#647",
 )
-FIX = (
-    "Save the bare module, and load strictly:\n"
-    "    torch.save(ddp.module.state_dict(), path)\n"
-    "    model.load_state_dict(state)"
-)
-THREADS = ("pytorch/pytorch#141256",)
 STRUCTURAL = True
 _PREFIXES = ("module.", "model.", "_orig_mod.", "net.")
 

@@ -9,14 +9,21 @@ from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "A collective runs on one rank only"
-CAUSE = (
-    "Code under `if rank == 0` calls a collective, or the wrapper's forward pass, which broadcasts buffers. "
-    "Calls of the ranks then pair up wrongly: values are mixed up, and later the ranks hang."
-)
-FIX = "Let every rank take part, or use the bare module on one rank:\n    if rank == 0: validate(ddp.module)"
+CAUSE = """\
+Every rank must call the same collectives in the same order. A validation, a log with `sync_dist` or a
+checkpoint on rank 0 alone breaks the order. Collectives of the same shape then pair up incorrectly, which
+silently mixes values, and the hang comes later or never.
+"""
+FIX = """\
+Call collectives on all ranks, and restrict only the output to rank 0:
+    loss = all_reduce_mean(loss)    # every rank
+    if rank == 0:
+        print(loss)
+Evaluate on rank 0 with `ddp.module`, which calls no collective.
+"""
 THREADS = (
-    "pytorch/pytorch#54059",
     "Lightning-AI/pytorch-lightning#19106",
+    "pytorch/pytorch#54059",
 )
 STRUCTURAL = True
 _TRAINING = "a training step"

@@ -11,12 +11,22 @@ from lit_mnist.doctor.order import Event, communicates, training_epochs
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Ranks have unequal numbers of batches"
-CAUSE = (
-    "One rank ends its epoch earlier. The others wait for its gradients and hang, or the collectives of two "
-    "epochs pair up."
+CAUSE = """\
+An iterable data set, a filter or an early stop can give one rank fewer batches. The other ranks wait in their
+next all-reduce, until the timeout of 10 or 30 minutes ends the job. Or the collectives of the next epoch pair
+up with those of this one, and ranks are one step apart.
+"""
+FIX = """\
+Make the numbers equal, or let DDP handle the rest:
+    with Join([ddp]):    # torch.distributed.algorithms.join
+        for batch in loader: ...
+Reduce a decision to stop, so that all ranks take it in the same step.
+"""
+THREADS = (
+    "pytorch/pytorch#141069",
+    "Lightning-AI/pytorch-lightning#18023",
+    "Lightning-AI/pytorch-lightning#379",
 )
-FIX = "Give all ranks equally many batches (drop_last=True in the sampler), or use\n    with ddp.join(): ..."
-THREADS = ("Lightning-AI/pytorch-lightning#20404",)
 STRUCTURAL = True
 # A program with up to this many batches is run to the end of an epoch.
 _MOST_BATCHES = 50

@@ -8,15 +8,20 @@ from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Parameters are not used by the loss"
-CAUSE = (
-    "DistributedDataParallel waits for a gradient of each parameter. A parameter that the loss does not use "
-    "leaves the reduction unfinished, and torch reports it in the next step."
+CAUSE = """\
+DDP waits for the gradient of every parameter. A parameter that does not influence the loss never has one, and
+torch ends the next step with an error that gives numbers, not names. With `find_unused_parameters=True`, the
+error disappears, but parameters that were forgotten by mistake never train.
+"""
+FIX = """\
+Remove or freeze the parameters before wrapping:
+    model.head.requires_grad_(False)
+If they are used only in some steps: `DistributedDataParallel(model, find_unused_parameters=True)`.
+"""
+THREADS = (
+    "Lightning-AI/pytorch-lightning#17212",
+    "Lightning-AI/pytorch-lightning#21794",
 )
-FIX = (
-    "Remove or freeze the parameters, or accept the search for them in each step:\n"
-    "    DistributedDataParallel(model, find_unused_parameters=True)"
-)
-THREADS = ("Lightning-AI/pytorch-lightning#17212",)
 STRUCTURAL = True
 _WORDS = ("find_unused_parameters", "parameters that were not used in producing")
 

@@ -8,12 +8,21 @@ from lit_mnist.doctor.order import Event, evaluation_epochs
 from lit_mnist.doctor.records import RankRecord, Run
 
 TITLE = "Predictions are partial or out of order"
-CAUSE = (
-    "A sampler that shuffles, pads or splits the prediction set leaves each rank with a part in another "
-    "order. Rank 0 writes its part, or the rows belong to other samples than their numbers say."
+CAUSE = """\
+Each rank predicts only its part, which a sampler has interleaved and padded. A file written by rank 0 has one
+part, and ranks' parts put one after the other are in the wrong order, with repeated samples at the end. The
+number of rows may still be right.
+"""
+FIX = """\
+Save the index with each prediction, and sort:
+    order = torch.cat(indices).argsort()
+    predictions = torch.cat(parts)[order][: len(dataset)]
+In Lightning: a `BasePredictionWriter` with `batch_indices`.
+"""
+THREADS = (
+    "Lightning-AI/pytorch-lightning#5257",
+    "Lightning-AI/pytorch-lightning#10618",
 )
-FIX = "Gather the predictions with the indices of their samples, and sort by them."
-THREADS = ("Lightning-AI/pytorch-lightning#5257",)
 STRUCTURAL = True
 
 

@@ -11,12 +11,18 @@ from lit_mnist.doctor.gradients import loss_place
 from lit_mnist.doctor.records import RankRecord
 
 TITLE = "The graph of each step is kept"
-CAUSE = (
-    "A tensor with its gradient history is added up or stored over the steps, so the graphs of all steps stay"
-    " in memory, which grows until the process is killed."
+CAUSE = """\
+`total += loss` keeps the graph of every step, with all activations, until the sum is deleted. Memory grows
+from step to step, and the process is killed hours later or at a larger batch. Short tests pass.
+"""
+FIX = """\
+Detach what outlives the step:
+    total += loss.detach()    # or loss.item()
+"""
+THREADS = (
+    "ray-project/ray#40940",
+    "IBM/mi-prometheus#111",
 )
-FIX = "Keep numbers:\n    total += loss.item()"
-THREADS = ("ray-project/ray#40940",)
 STRUCTURAL = True
 # As many steps show whether the growth goes on.
 _LONGER = 3

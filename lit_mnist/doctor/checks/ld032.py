@@ -9,12 +9,23 @@ from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
 
 TITLE = "Ranks write one file, or do not end"
-CAUSE = (
-    "All ranks write the same path at the same time, and the file is that of whoever comes last, or damaged. "
-    "A process group that is not destroyed can hang at exit."
+CAUSE = """\
+Code that saves without a test of the rank runs on every rank. The ranks truncate and write one file at the
+same time, and the checkpoint may be a mixture that cannot be read. A process group that is not destroyed can
+end while another rank still communicates, which fails only now and then.
+"""
+FIX = """\
+Write on rank 0, and destroy the group at the end:
+    if dist.get_rank() == 0:
+        torch.save(state, path)
+    dist.destroy_process_group()
+Write to a temporary name first, and rename.
+"""
+THREADS = (
+    "huggingface/transformers#28015",
+    "pytorch/pytorch#126275",
+    "NVIDIA/apex#886",
 )
-FIX = "Write on rank 0, and end the group:\n    if rank == 0: torch.save(...)\n    dist.destroy_process_group()"
-THREADS = ("pytorch/pytorch#122358",)
 STRUCTURAL = True
 
 
