@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import print_line
 from lit_mnist.doctor.checks import describe
@@ -55,7 +57,12 @@ class Request:
         Raises:
             InputError: There is no such check.
         """
-        return tuple(_known_code(code) for code in self.values.get(flag, "").split(",") if code)
+        if flag not in self.values:
+            return ()
+        codes = tuple(_known_code(code.strip()) for code in self.values[flag].split(",") if code.strip())
+        if not codes:
+            raise InputError(f"{flag} needs a code, such as LD001.")
+        return codes
 
 
 def run_doctor(words: Sequence[str]) -> int:
@@ -95,10 +102,13 @@ def run_doctor(words: Sequence[str]) -> int:
             **options,  # type: ignore[arg-type]
         )
     print_line(report_text(report))
-    if path := request.values.get("--json"):
-        write_text(Path(path), json.dumps(report.to_json(), indent=2) + "\n")
-    if path := request.values.get("--html"):
-        write_page(Path(path), report)
+    try:
+        if path := request.values.get("--json"):
+            write_text(Path(path), json.dumps(report.to_json(), indent=2) + "\n")
+        if path := request.values.get("--html"):
+            write_page(Path(path), report)
+    except OSError as error:
+        raise InputError(f"The report cannot be written: {error}.") from error
     return report.exit_code
 
 
@@ -147,6 +157,8 @@ def _parse(words: Sequence[str]) -> Request:
 
 def _check(request: Request) -> None:
     """Raises an InputError for targets and paths that cannot work; nothing was run."""
+    if launched_from_outside():
+        raise InputError("The doctor starts the ranks: run it without a launcher, or give the command after --.")
     given = [bool(request.target), "--config" in request.values, bool(request.command)]
     if not any(given):
         raise InputError("What should be examined? Name a module or function, --config FILE, or a command after --.")
@@ -154,7 +166,7 @@ def _check(request: Request) -> None:
         raise InputError("Name one of a target, --config and a command after --.")
     for name in (request.target, request.values.get("--data", "")):
         if name and not (":" in name and all(name.rpartition(":")[::2])):
-            raise InputError(f"{name} is not a target: write package.module:name or path/to/file.py:name.")
+            raise InputError(f"{name} is not a target: write package.module:name or path/to/file.py:name{_meant(name)}")
     if "--data" in request.values and not request.target:
         raise InputError("--data belongs to a LightningModule.")
     if request.args and not request.target:
@@ -162,6 +174,18 @@ def _check(request: Request) -> None:
     path = request.values.get("--config")
     if path and not Path(path).is_file():
         raise InputError(f"There is no file {path}.")
-    for flag in ("--json", "--html"):
-        if flag in request.values and not Path(request.values[flag]).absolute().parent.is_dir():
+    files = {flag: Path(request.values[flag]).absolute() for flag in ("--json", "--html") if flag in request.values}
+    for flag, file in files.items():
+        if not file.parent.is_dir():
             raise InputError(f"{flag} {request.values[flag]}: there is no folder {Path(request.values[flag]).parent}.")
+        if file.is_dir() or not os.access(file.parent, os.W_OK):
+            raise InputError(f"{flag} {request.values[flag]}: the file cannot be written.")
+    if len(files) != len(set(files.values())):
+        raise InputError("--json and --html name the same file.")
+
+
+def _meant(name: str) -> str:
+    module, dot, attribute = name.rpartition(".")
+    if name.endswith(".py"):
+        return f", or examine the whole script with -- torchrun --nproc-per-node 2 {name}"
+    return f"; did you mean {module}:{attribute}?" if dot and ":" not in name and attribute.isidentifier() else "."

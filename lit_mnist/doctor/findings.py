@@ -108,6 +108,6 @@ class Report:
         return 1 if self.faults else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the report as plain values, in the form of docs/doctor.schema.json."""
+        """Returns the report as plain values, in the form of lit_mnist/doctor/report.schema.json."""
         findings = [{**asdict(finding), "verdict": finding.verdict.value} for finding in self.findings]
         return {**asdict(self), "findings": findings, "format": 1, "exit_code": self.exit_code}

@@ -29,7 +29,7 @@ FLAGS = {
     "--steps": "optimizer steps per epoch; two epochs are run (default: 3)",
     "--samples": "most samples of a stream; a data set of up to 20 times as many is evaluated whole (default: 512)",
     "--only": "codes of checks, separated by commas, or `structural` for those that need no equal numbers",
-    "--skip": "codes of checks to leave out",
+    "--skip": "codes of checks to leave out, or `structural`",
     "--explain": "print the cause, the fix and the threads of a check, and exit",
     "--json": "write the report to a file as JSON",
     "--html": "write the report to a file as an HTML page",
@@ -39,7 +39,9 @@ FLAGS = {
 
 def help_of_doctor(words: Sequence[str], program: str) -> str:
     """Returns the help if the flags ask for it, otherwise nothing."""
-    own = words[: words.index("--")] if "--" in words else words
+    # What follows belongs to the examined code.
+    end = min((words.index(mark) for mark in ("--", "--args") if mark in words), default=len(words))
+    own = words[:end]
     if not {"--help", "-h"} & set(own):
         return ""
     width = max(map(len, FLAGS)) + 2

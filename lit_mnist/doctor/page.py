@@ -5,9 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from lit_mnist.doctor.checks import describe
-from lit_mnist.doctor.findings import Report
-from lit_mnist.doctor.terminal import LIMITS, MARKS, facts, headline
+from lit_mnist.doctor.findings import Report, Verdict
+from lit_mnist.doctor.terminal import LIMITS, SHORT, by_message, facts, headline, plain, safe
 from lit_mnist.report import html
+from lit_mnist.report.table import Entry
+
+_TITLES = {
+    Verdict.FAULT: "Faults",
+    Verdict.DEPENDS: "Depends on the number of devices",
+    Verdict.UNCLEAR: "Unclear",
+    Verdict.NOTE: "Notes",
+    Verdict.CANNOT_TELL: "Cannot tell",
+    Verdict.NOT_REACHED: "Not reached",
+}
 
 
 def write_page(path: Path, report: Report) -> None:
@@ -20,13 +30,24 @@ def write_page(path: Path, report: Report) -> None:
     Raises:
         OSError: The file cannot be written.
     """
+    big, _, words = headline(report).partition(" ")
+    groups = {_TITLES[verdict]: report.of(verdict) for verdict in Verdict if verdict not in SHORT}
+    short = {
+        _TITLES[verdict]: [Entry(", ".join(codes), text) for text, codes in by_message(report.of(verdict)).items()]
+        for verdict in SHORT
+    }
     html.write_page(
         path,
         "lit_mnist.doctor",
         "doctor.html.jinja",
         report=report,
-        headline=headline(report),
-        findings=[(finding, MARKS[finding.verdict], facts(finding)) for finding in report.findings],
+        headline=(big.capitalize(), words, report.exit_code != 0),
+        groups={title: found for title, found in groups.items() if found},
+        short={title: rows for title, rows in short.items() if rows},
+        outputs=[safe(text.rstrip()) for text in (report.hang, report.error) if text],
+        versions=[(plain(name), plain(version)) for name, version in report.versions.items()],
         checks=describe(),
+        facts=facts,
+        plain=plain,
         limits=LIMITS,
     )

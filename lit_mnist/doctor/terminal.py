@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
+from collections.abc import Sequence
 
+from lit_mnist.distributed.terminal import escape_control
 from lit_mnist.doctor.checks import describe
 from lit_mnist.doctor.findings import Finding, Report, Verdict
 
@@ -20,62 +23,82 @@ LIMITS = (
     "Not examined: faults of hardware, NCCL and streams, sharded and pipelined models, nondeterministic cuDNN, and "
     "what begins after these steps."
 )
-_SHORT = (Verdict.CANNOT_TELL, Verdict.NOT_REACHED)
+SHORT = (Verdict.CANNOT_TELL, Verdict.NOT_REACHED)
+# Characters that reorder or hide the text around them, and separators of lines.
+_DECEPTIVE = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
 def report_text(report: Report) -> str:
-    """Returns the report, the most serious findings first."""
+    """Returns the report, the most serious findings first. Text of the examined code cannot control the terminal."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 118)
-    titles = {code: check.title for code, check in describe().items()}
-    lines = ["", headline(report), ""]
+    lines = ["", f"{plain(report.target)} on {report.devices} ranks: {headline(report)}", ""]
     for finding in report.findings:
-        if finding.verdict not in _SHORT:
-            lines += [*_finding(finding, titles.get(finding.code, ""), width), ""]
-    for verdict in _SHORT:
+        if finding.verdict not in SHORT:
+            lines += [*_finding(finding, width), ""]
+    for verdict in SHORT:
         lines += _grouped(report, verdict, width)
     for title, text in (("The ranks", report.hang), ("The error", report.error)):
         if text:
-            lines += [f"{title}:", textwrap.indent(text.rstrip()[-6000:], "  "), ""]
-    lines += [f"{stage.seconds:6.1f} s  {stage.name}: {stage.outcome}" for stage in report.stages]
+            lines += [f"{title}:", textwrap.indent(safe(text.rstrip()[-6000:]), "  "), ""]
+    lines += [f"{stage.seconds:6.1f} s  {plain(stage.name)}: {plain(stage.outcome)}" for stage in report.stages]
     lines += [f"{report.seconds:6.1f} s  in all", "", *textwrap.wrap(LIMITS, width)]
     return "\n".join(lines)
 
 
 def headline(report: Report) -> str:
-    """Returns the result in one line."""
-    what = f"{report.target} on {report.devices} ranks"
+    """Returns the result in a few words, a number or one word first."""
     faults = len(report.faults)
     if faults:
-        return f"{what}: {faults} {'fault' if faults == 1 else 'faults'}"
+        return f"{faults} {'fault' if faults == 1 else 'faults'}"
     if report.hang:
-        return f"{what}: a rank failed, hung or was lost"
+        return "a rank failed, hung or was lost"
     if report.error:
-        return f"{what}: fails on one process already"
-    return f"{what}: no fault found by {len(report.checks)} checks"
+        return "fails on one process already"
+    return f"no fault found by {len(report.checks)} {'check' if len(report.checks) == 1 else 'checks'}"
+
+
+def plain(text: str) -> str:
+    """Returns a text of the examined code on one line, without characters that change what is shown around it."""
+    return safe(" ".join(text.split()))
+
+
+def safe(text: str) -> str:
+    """Returns a text of several lines, without characters that change what is shown around it."""
+    return _DECEPTIVE.sub(lambda found: f"\\u{ord(found[0]):04x}", escape_control(text.expandtabs(4)))
 
 
 def facts(finding: Finding) -> list[str]:
     """Returns where and how much, in short parts."""
     parts = [f"step {finding.step}"] if finding.step is not None else []
-    return [*parts, *(part for part in (finding.tensor, finding.amount) if part)]
+    return [*parts, *(plain(part) for part in (finding.tensor, finding.amount) if part)]
 
 
-def _finding(finding: Finding, title: str, width: int) -> list[str]:
-    lines = [f"{MARKS[finding.verdict]} {finding.code} {title} ({finding.verdict.value})"]
+def _finding(finding: Finding, width: int) -> list[str]:
+    check = describe().get(finding.code)
+    title = f" {check.title}" if check else ""
+    lines = [f"{MARKS[finding.verdict]} {plain(finding.code)}{title} ({finding.verdict.value})"]
     for text in (finding.message, finding.proof):
-        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="  ")
+        lines += textwrap.wrap(plain(text), width, initial_indent="  ", subsequent_indent="  ")
     if parts := facts(finding):
         lines += textwrap.wrap("; ".join(parts), width, initial_indent="  ", subsequent_indent="  ")
     if finding.place:
-        lines.append(f"  at {finding.place}")
-    return [*lines, f"  more: doctor --explain {finding.code}"]
+        lines += textwrap.wrap(f"at {plain(finding.place)}", width, initial_indent="  ", subsequent_indent="  ")
+    if check:
+        lines += textwrap.wrap(f"fix: {check.short_fix}", width, initial_indent="  ", subsequent_indent="  ")
+        lines.append(f"  more: doctor --explain {finding.code}")
+    return lines
 
 
 def _grouped(report: Report, verdict: Verdict, width: int) -> list[str]:
-    reasons: dict[str, list[str]] = {}
-    for finding in report.of(verdict):
-        reasons.setdefault(finding.message, []).append(finding.code)
-    if not reasons:
+    texts = [f"{', '.join(codes)}: {message}" for message, codes in by_message(report.of(verdict)).items()]
+    if not texts:
         return []
-    texts = [f"{', '.join(codes)}: {message}" for message, codes in reasons.items()]
     return [*textwrap.wrap(f"{MARKS[verdict]} {verdict.value}: {' '.join(texts)}", width, subsequent_indent="  "), ""]
+
+
+def by_message(findings: Sequence[Finding]) -> dict[str, list[str]]:
+    """Returns the codes of findings by the message that they share."""
+    found: dict[str, list[str]] = {}
+    for finding in findings:
+        found.setdefault(plain(finding.message), []).append(plain(finding.code))
+    return found

@@ -11,6 +11,7 @@ import pytest
 from conftest import CHILD_ENV, Program
 
 from lit_mnist.doctor.checks import describe, load_checks
+from lit_mnist.doctor.flags import help_of_doctor
 
 PROJECT = Path(__file__).parent / "projects" / "faulty" / "ld010_head_replaced.py"
 REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -26,6 +27,12 @@ REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown check": (("a:b", "--only", "LD99"), "no check LD99"),
     "an unknown check to explain": (("--explain", "LD00"), "no check LD00"),
     "no configuration": (("--config", "missing.yaml"), "no file"),
+    "a dot for the colon": (("a.b.Lit",), "did you mean a.b:Lit?"),
+    "a script": (("train.py",), "torchrun"),
+    "a folder for a file": (("a:b", "--html", "."), "cannot be written"),
+    "one file twice": (("a:b", "--json", "r", "--html", "r"), "same file"),
+    "no codes": (("a:b", "--only", ","), "needs a code"),
+    "no check is left": (("a:b", "--only", "LD001", "--skip", "LD001"), "No check is left"),
     "no folder": (("a:b", "--json", "missing/report.json"), "no folder"),
     "data of a command": (("--data", "a:b", "--", "x"), "LightningModule"),
     "no module": (("missing_module:main",), "There is no module missing_module"),
@@ -60,6 +67,21 @@ def test_help_and_rejections_import_no_torch(words: list[str]) -> None:
     command = [sys.executable, "-c", script, "doctor", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=CHILD_ENV, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_outer_launcher_is_rejected(monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1" if name != "RANK" else "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    done = program("doctor", "a:b")
+    assert done.code == 2, done.out + done.err
+    assert "without a launcher" in done.err
+
+
+def test_options_of_the_examined_code_are_its_own() -> None:
+    assert help_of_doctor(["--help"], "p")
+    assert not help_of_doctor(["a:b", "--args", "--help"], "p")
+    assert not help_of_doctor(["--", "torchrun", "x.py", "--help"], "p")
 
 
 @pytest.mark.timeout(200)

@@ -40,6 +40,13 @@ class Description:
     threads: tuple[str, ...]
     structural: bool
 
+    @property
+    def short_fix(self) -> str:
+        """The first sentence of the fix, without its code."""
+        lines = self.fix.strip().splitlines()
+        code = next((n for n, line in enumerate(lines) if line.startswith(" ")), len(lines))
+        return " ".join(lines[:code]).rstrip(":.") + "."
+
 
 @cache
 def describe() -> dict[str, Description]:
@@ -64,17 +71,22 @@ def choose_checks(only: Sequence[str], skip: Sequence[str]) -> dict[str, ModuleT
 
     Args:
         only: Codes, or `structural` for those that need no equal numbers; empty for all.
-        skip: Codes to leave out.
+        skip: Codes to leave out, or `structural`.
 
     Raises:
-        InputError: There is no such check.
+        InputError: There is no such check, or none is left.
     """
     checks = load_checks()
     for code in [*only, *skip]:
         if code not in checks and code != "structural":
             raise InputError(f"There is no check {code}{nearest(code, [*checks, 'structural']) or '.'}")
-    return {
-        code: check
-        for code, check in checks.items()
-        if code not in skip and (not only or code in only or ("structural" in only and check.STRUCTURAL))
+
+    def named(code: str, codes: Sequence[str]) -> bool:
+        return code in codes or ("structural" in codes and checks[code].STRUCTURAL)
+
+    chosen = {
+        code: check for code, check in checks.items() if not named(code, skip) and (not only or named(code, only))
     }
+    if not chosen:
+        raise InputError("No check is left: --skip leaves out all that were asked for.")
+    return chosen
