@@ -1,4 +1,4 @@
-"""All uses of private parts of torch, each with the test in tests/doctor/test_private.py that detects a change.
+"""All uses of private parts of torch, each with the test in tests/doctor/test_doctor_private.py that detects a change.
 
 1. `LoaderIndices`, `watch_workers`: the index lists that a DataLoader's iterator takes, also those that it gives to
    its workers before it is returned. `test_the_indices_of_a_loader_are_seen`.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,12 +125,12 @@ class CallProbe:
         self.recorder.add("scaler", enabled=bool(args[5] if len(args) > 5 else kwargs.get("enabled", True)))
 
     def _on_save(self, original: Callable[..., Any], content: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        """Saves into a temporary folder, so that three steps of training do not replace a checkpoint of the user."""
+        """Saves beside a file that exists, so that three steps of training do not replace a checkpoint of the user."""
         if not isinstance(file, str | os.PathLike):
             return original(content, file, *args, **kwargs)
         path = Path(file).absolute()
         self.recorder.add("save", path=str(path))
-        if Path(tempfile.gettempdir()) in path.parents or self.recorder.folder in path.parents:
+        if str(path) not in self._shadow and (not path.exists() or self.recorder.folder.parent in path.parents):
             return original(content, file, *args, **kwargs)
         folder = self.recorder.folder / f"saved{os.getpid()}"
         folder.mkdir(exist_ok=True)
