@@ -171,4 +171,5 @@ def transformers_33844():
     setup()
     torch.manual_seed(0)
     model = DDP(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 4)))
+    torch.manual_seed(dist.get_rank())
     train(model, sgd(model), wrong_mode=True)
