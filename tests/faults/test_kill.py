@@ -119,7 +119,8 @@ def test_the_next_start_reports_a_killed_launcher(program: Program, monkeypatch:
     whole = program.train(*SMALL, "--devices", 2, "--epochs", 3)
     assert result_of(folder)["weights_sha256"] == result_of(whole)["weights_sha256"]
     assert not list(folder.glob("**/.*tmp")) + list((folder / "logs").glob(".launcher*"))
-    assert not list(temporary.iterdir())
+    # torch keeps its compiler's cache in the temporary folder.
+    assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 
 def trained(group: int, folder: Path, seen: set[int], program: Program) -> dict[int, int]:
