@@ -1,4 +1,4 @@
-# make train | make test | make soak | make lint | make bench: each makes the environment in .venv first where there is none.
+# make train | make test | make soak | make lint | make docs | make bench: each makes the environment in .venv first where there is none.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 DEVICES := $(if $(filter 1,$(GPUS)),1,2)
 
-.PHONY: train test soak lint bench clean
+.PHONY: train test soak lint docs bench clean
 
 train: $(VENV)/.installed
 	@echo "$(GPUS) GPUs found: training on $(DEVICES) device(s)"
@@ -31,6 +31,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.installed-dev
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
 
@@ -44,5 +48,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,engines]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,engines]'
 	touch $@
