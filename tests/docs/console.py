@@ -161,7 +161,7 @@ def matches(shown: str, printed: str) -> bool:
     for token in TOKEN.finditer(shown):
         pattern += re.escape(shown[end : token.start()])
         end = token.end()
-        if token.lastgroup == "number" or token.lastgroup == "count":
+        if token.lastgroup in {"number", "count"}:
             pattern += r"([-+]?[\d.]+(?:e[-+]?\d+)?)"
             numbers.append((float(token[0]), token.lastgroup))
         else:
