@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import CHILD_ENV
 
-from lit_mnist.cli.api import train
+from lit_mnist.cli.api import compare, train
 from lit_mnist.errors import InputError
+from lit_mnist.experiment.registry import NETWORKS, Registered
 
 CELL = """
 import torch
@@ -49,3 +50,19 @@ def test_a_cell_trains_and_compares(tmp_path: Path, work: str) -> None:
 def test_an_unknown_engine_is_rejected() -> None:
     with pytest.raises(InputError, match="Unknown engine 'raw_dpp'"):
         train("raw_dpp")
+
+
+@pytest.mark.parametrize(
+    ("module", "todo"),
+    [("__main__", "write it to a file in this folder"), ("my_parts", "give imports=\\['my_parts'\\]")],
+)
+def test_a_network_that_the_ranks_would_not_know_is_rejected_at_once(
+    monkeypatch: pytest.MonkeyPatch, module: str, todo: str
+) -> None:
+    def network(num_classes: int) -> None: ...
+
+    network.__module__ = module
+    monkeypatch.setitem(NETWORKS, "of_a_cell", Registered("model.net", "of_a_cell", network, frozenset()))
+    for function in (train, compare):
+        with pytest.raises(InputError, match=f"model.net of_a_cell is registered in this process only.*{todo}"):
+            function(settings={"model": {"net": "of_a_cell"}})
