@@ -113,7 +113,11 @@ def _run(module_and_words: list[str], run_dir: str | Path | None, name: str, wri
                     print(line, end="", flush=True)
             except KeyboardInterrupt:
                 process.send_signal(signal.SIGINT)
+                print(process.stdout.read(), end="")
                 process.wait()
+                errors.seek(0)
+                # It says where the run was saved and how to resume it.
+                print(errors.read(), end="", flush=True)
                 raise
         errors.seek(0)
         message = errors.read().strip()
