@@ -171,3 +171,5 @@ def _run_rank(work: Work, logs: Path, status_path: Path, private: PrivateFolder)
         work(rank)
     except BaseException as error:
         exit_rank(convert_disk_error(error))
+    # The work is done. torch's agent waits forever for a rank that ends while it waits for the others.
+    STOP.ignore()

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -457,3 +458,18 @@ def test_a_program_that_launches_ranks_keeps_its_signal_handlers(tmp_path: Path,
 
     done = run_forked(work, tmp_path, 30)
     assert done.code == 0, done.out + done.err
+
+
+def test_a_signal_at_the_end_of_a_rank_does_not_block_the_launcher(tmp_path: Path) -> None:
+    """torch's agent would wait forever for a rank that ended while it was waiting for the others."""
+
+    def work(rank: Rank) -> None:
+        def signal_again_and_again() -> None:
+            time.sleep(0.005)
+            while True:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.001)
+
+        Thread(target=signal_again_and_again, daemon=True).start()
+
+    assert launched(work, tmp_path, world_size=2).code == 0
