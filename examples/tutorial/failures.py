@@ -6,6 +6,7 @@ python -m examples.tutorial.failures          rank 1 fails, and all ranks restar
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -83,6 +84,8 @@ def main() -> int:
     """Trains with the bad disk and with a good one."""
     # The ranks are forked: this process must not start threads before.
     torch.set_num_threads(1)
+    # DDP imports it, which takes seconds: here once, and not on each rank within the timeout.
+    importlib.import_module("torch._dynamo")
     with tempfile.TemporaryDirectory() as bad, tempfile.TemporaryDirectory() as good:
         try:
             weights, expected = run(Path(bad), bad_disk=True), run(Path(good), bad_disk=False)

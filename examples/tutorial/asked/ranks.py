@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +26,8 @@ def on_two_ranks(name: str, work: Callable[[int], str], seconds: float = 60) -> 
     """
     # The ranks are forked: this process must not start threads before.
     torch.set_num_threads(1)
+    # DDP imports it, which takes seconds: here once, and not on each rank within the timeout.
+    importlib.import_module("torch._dynamo")
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder)
         launch(partial(_run, work, said, seconds), world_size=2, max_restarts=0, logs=said / "logs")
