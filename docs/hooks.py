@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = ROOT / match["path"]
         link = posixpath.relpath(uri_of(path) or "", posixpath.dirname(uri) or ".")
         code = source_of(path, match["name"], match["section"])
-        return f"```python title=\"{match['path']}\"\n{code}\n```\n\n<small>[The whole file]({link})</small>"
+        return f'```python title="{match["path"]}"\n{code}\n```\n\n<small>[The whole file]({link})</small>'
 
     def point(match: re.Match[str]) -> str:
         target = resolve(origin, match["target"])

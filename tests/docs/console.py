@@ -114,7 +114,9 @@ def _work(text: str) -> Callable[[], int]:
         case ["python", "-m", name, *rest]:
             return lambda: _script(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), rest)
         case ["python", name, *rest] if name.endswith(".py"):
-            return lambda: _script(lambda: runpy.run_path(str(Path(name).resolve()), run_name="__main__"), [name, *rest])
+            return lambda: _script(
+                lambda: runpy.run_path(str(Path(name).resolve()), run_name="__main__"), [name, *rest]
+            )
     return lambda: subprocess.run(words, check=False).returncode
 
 
@@ -149,7 +151,9 @@ def find_difference(expected: tuple[str, ...], output: str) -> str | None:
             skips = True
             continue
         end = len(printed) if skips else position + 1
-        found = next((index for index in range(position, min(end, len(printed))) if matches(line, printed[index])), None)
+        found = next(
+            (index for index in range(position, min(end, len(printed))) if matches(line, printed[index])), None
+        )
         if found is None:
             return line
         position, skips = found + 1, False
@@ -162,7 +166,7 @@ def matches(shown: str, printed: str) -> bool:
     for token in TOKEN.finditer(shown):
         pattern += re.escape(shown[end : token.start()])
         end = token.end()
-        if token.lastgroup == "number" or token.lastgroup == "count":
+        if token.lastgroup in {"number", "count"}:
             pattern += r"([-+]?[\d.]+(?:e[-+]?\d+)?)"
             numbers.append((float(token[0]), token.lastgroup))
         else:
