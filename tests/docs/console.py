@@ -18,6 +18,7 @@ A page shows a command and its output in a block of the language `console`:
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
@@ -33,6 +34,10 @@ from conftest import ROOT
 from processes import Done, run_forked
 
 from lit_mnist.cli.main import main
+
+# Imported once, before the fork: they take each command seconds. (DDP imports torch's compiler.)
+for _name in ("torch._dynamo", "lightning.pytorch", "accelerate"):
+    importlib.import_module(_name)
 
 # What a checkout has and a page's folder must have, too.
 LINKED = ("train.py", "configs", "examples", "benchmarks", "tests", "docs", "lit_mnist")
