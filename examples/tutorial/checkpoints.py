@@ -99,14 +99,15 @@ def resumed(folder: Path, rank: Rank) -> None:
     dist.init_process_group("gloo", rank=rank.rank, world_size=rank.world_size)
     saved, expected = (torch.load(folder / name, weights_only=True) for name in ("last.pt", "end.pt"))
     begin = torch.cat([weight.flatten() for weight in saved["weights"].values()])
-    for missing in ("optimizer", "schedule", "generators", "batch") if "--bug" in sys.argv else ("nothing",):
+    for missing in ("optimizer", "schedule", "generators", "batch") if "--bug" in sys.argv else (None,):
         end, trained = train(rank, folder / "new.pt", {name: saved[name] for name in saved if name != missing})
         error = float((end - expected).norm() / (expected - begin).norm())
         if rank.is_first:
             weights = (
                 "bit-identical" if torch.equal(end, expected) else f"off by {error:.2f} x the change since the save"
             )
-            print(f"without {missing}: {trained} more samples in epoch {saved['epoch']}, weights {weights}")
+            what = f"without {missing}" if missing else "with all parts"
+            print(f"{what}: {trained} more samples in epoch {saved['epoch']}, weights {weights}")
     dist.destroy_process_group()
 
 
