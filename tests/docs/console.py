@@ -90,6 +90,7 @@ def run(command: Command, folder: Path, timeout: float = 120) -> Done:
         os.dup2(1, 2)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         os.chdir(folder)
+        os.environ["COLUMNS"] = "100"
         code = _work(text)()
         if shown_code:
             print("exit code", code)
