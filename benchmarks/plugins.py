@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,27 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.topics import PLUGIN_STEPS, PLUGINS, STEPS_BETWEEN_SAVES, STOCK, STOCK_SAVING
+from benchmarks.topics import (
+    PLUGIN_STEPS,
+    PLUGINS,
+    STEPS_BETWEEN_SAVES,
+    STOCK,
+    STOCK_16_BIT,
+    STOCK_SAVING,
+    STOCK_VALIDATING,
+)
 from lit_mnist.data.digits.mnist import load_mnist
 from lit_mnist.plugins import (
     ExactCheckpoint,
     ExactDistributedSampler,
     FailureReport,
+    Float16OnCPU,
     PortableSyncBatchNorm,
     VerifiedCheckpointIO,
+    exact_metric,
 )
 
-_RANKS, _WARM_UP = 2, 20
+_RANKS, _WARM_UP, _VALIDATED = 2, 20, 5000
 
 
 class _Module(LightningModule):
@@ -59,10 +70,39 @@ class _Module(LightningModule):
         """Returns the optimizer."""
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Logs the loss as most scripts do."""
+        self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]), sync_dist=True)
+
+
+class _ExactModule(_Module):
+    """Logs the exact loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.val_loss = exact_metric(partial(F.cross_entropy, reduction="none"))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Adds a batch."""
+        self.val_loss.update(self.net(batch[0]), batch[1])
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the loss of all ranks."""
+        self.log("val_loss", self.val_loss.result())
+
 
 class _Clock(Callback):
     def __init__(self) -> None:
         self.times: list[float] = []
+        self.seconds = 0.0
+
+    def on_validation_start(self, trainer: Trainer, *args: Any) -> None:
+        """Notes when a validation begins."""
+        self.seconds = -time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, *args: Any) -> None:
+        """Notes how long the last validation took, with the reduction over the ranks."""
+        self.seconds += time.perf_counter()
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
         """Notes when a batch begins; the time to the next includes loading and saving."""
@@ -80,6 +120,7 @@ def _trainer(name: str, folder: Path, clock: _Clock) -> Trainer:
         callbacks.append(FailureReport(folder))
     parts: list[Any] = [VerifiedCheckpointIO()] if name in {"VerifiedCheckpointIO", "all"} else []
     parts += [PortableSyncBatchNorm()] if name in {"PortableSyncBatchNorm", "all"} else []
+    parts += [Float16OnCPU()] if name == "Float16OnCPU" else []
     return Trainer(
         accelerator="cpu",
         devices=_RANKS,
@@ -87,6 +128,7 @@ def _trainer(name: str, folder: Path, clock: _Clock) -> Trainer:
         max_steps=PLUGIN_STEPS,
         callbacks=callbacks,
         plugins=parts,
+        precision="bf16-mixed" if name == STOCK_16_BIT else None,
         use_distributed_sampler=name not in {"ExactDistributedSampler", "all"},
         enable_checkpointing=saves,
         logger=False,
@@ -103,10 +145,21 @@ def _loader(name: str, batch: int) -> DataLoader[Any]:
     return DataLoader(data, batch // _RANKS, shuffle=True)
 
 
+def _validate(trainer: Trainer, name: str, batch: int, clock: _Clock) -> None:
+    """Prints the images per second of the second of two validations."""
+    _, _, test, _ = load_mnist(None)
+    data = TensorDataset(test.images[:_VALIDATED].unsqueeze(1).float() / 255, test.labels[:_VALIDATED].long())
+    module = _ExactModule() if name == "exact_metric" else _Module()
+    for _ in range(2):
+        trainer.validate(module, DataLoader(data, batch // _RANKS), verbose=False)
+    if trainer.is_global_zero:
+        print(json.dumps({"images_per_s": _VALIDATED / clock.seconds}))
+
+
 def main() -> None:
-    """Trains with one plugin, and prints the images per second."""
+    """Trains or validates with one plugin, and prints the images per second."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=[STOCK, STOCK_SAVING, *PLUGINS])
+    parser.add_argument("name", choices=[STOCK, STOCK_SAVING, STOCK_16_BIT, STOCK_VALIDATING, *PLUGINS])
     parser.add_argument("--batch-size", type=int, default=64)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -116,8 +169,11 @@ def main() -> None:
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = _trainer(options.name, Path(folder), clock)
-        trainer.fit(_Module(), _loader(options.name, options.batch_size))
-        if trainer.is_global_zero:
+        if PLUGINS.get(options.name, options.name) != STOCK_VALIDATING:
+            trainer.fit(_Module(), _loader(options.name, options.batch_size))
+        if PLUGINS.get(options.name, options.name) == STOCK_VALIDATING:
+            _validate(trainer, options.name, options.batch_size, clock)
+        elif trainer.is_global_zero:
             steps = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)][_WARM_UP:]
             mean: Callable[[list[float]], float] = (
                 statistics.fmean if PLUGINS.get(options.name, options.name) == STOCK_SAVING else statistics.median

@@ -27,6 +27,7 @@ _SAVING = ("--batch-size", 64, "--save-every", 1)
 _UNSYNCED = ("--trainer.sync_batchnorm", "false")
 # Each plugin, and the variant of a stock Trainer that it is compared with; benchmarks/plugins.py trains them.
 STOCK, STOCK_SAVING = "stock", "stock, saving"
+STOCK_16_BIT, STOCK_VALIDATING = "stock, bf16-mixed", "stock, validating"
 PLUGINS = {
     "ExactDistributedSampler": STOCK,
     "PortableSyncBatchNorm": STOCK,
@@ -34,6 +35,8 @@ PLUGINS = {
     "VerifiedCheckpointIO": STOCK_SAVING,
     "ExactCheckpoint": STOCK_SAVING,
     "all": STOCK_SAVING,
+    "Float16OnCPU": STOCK_16_BIT,
+    "exact_metric": STOCK_VALIDATING,
 }
 PLUGIN_STEPS, STEPS_BETWEEN_SAVES = 120, 20
 _IMPORT = ("-c", "import lightning.pytorch")
@@ -218,7 +221,7 @@ def plugins() -> Topic:
             Measurement(
                 f"{name}, batch {batch}", partial(_printed, ("-m", "benchmarks.plugins", name, "--batch-size", batch))
             )
-            for name in (STOCK, STOCK_SAVING, *PLUGINS)
+            for name in (STOCK, STOCK_SAVING, STOCK_16_BIT, STOCK_VALIDATING, *PLUGINS)
         ]
         ratios += [Ratio(f"{name}, batch {batch}", f"{other}, batch {batch}") for name, other in PLUGINS.items()]
     return Topic(
@@ -229,7 +232,8 @@ def plugins() -> Topic:
         notes=(
             f"A ConvNet with two batch norm layers in float32, {PLUGIN_STEPS} steps. `{STOCK_SAVING}` saves by "
             f"ModelCheckpoint every {STEPS_BETWEEN_SAVES} steps, and so do the rows that are compared with it; they "
-            "count the mean over the steps, the others the median.",
+            "count the mean over the steps, the others the median. "
+            f"`{STOCK_VALIDATING}` and `exact_metric` evaluate 5,000 images; the former logs the loss with sync_dist.",
         ),
     )
 

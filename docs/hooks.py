@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
 # The folder of the site with the files from outside `docs/`.
@@ -39,7 +39,8 @@ def on_files(files: Files, config: Any) -> Files:
             uri = uri_of(target)
             if uri is None or files.get_file_from_path(uri) is not None:
                 continue
-            files.append(File.generated(config, uri, abs_src_path=str(target)))
+            file = File.generated(config, uri, abs_src_path=str(target), inclusion=InclusionLevel.NOT_IN_NAV)
+            files.append(file)
             if uri.endswith(".md"):
                 waiting.append(uri)
     return files
@@ -53,7 +54,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = ROOT / match["path"]
         link = posixpath.relpath(uri_of(path) or "", posixpath.dirname(uri) or ".")
         code = source_of(path, match["name"], match["section"])
-        return f"```python title=\"{match['path']}\"\n{code}\n```\n\n<small>[The whole file]({link})</small>"
+        return f'```python title="{match["path"]}"\n{code}\n```\n\n<small>[The whole file]({link})</small>'
 
     def point(match: re.Match[str]) -> str:
         target = resolve(origin, match["target"])

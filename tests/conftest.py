@@ -9,6 +9,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,22 @@ def shared_program(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "result.json").read_text()))
+    """Returns a run's `result.json`, which must have the published form."""
+    result = dict(json.loads((folder / "result.json").read_text()))
+    validator = result_schema()
+    if validator is not None:
+        validator.validate(result)
+    return result
+
+
+@cache
+def result_schema() -> Any:
+    """Returns the validator of `result.json`, or None on a machine with GPUs on which the `dev` extra is missing."""
+    if find_spec("jsonschema") is None:
+        return None
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(json.loads((ROOT / "lit_mnist" / "run" / "result.schema.json").read_text()))
 
 
 def weights_of(folder: Path, name: str = "last.ckpt") -> dict[str, torch.Tensor]:

@@ -33,6 +33,7 @@ from examples.collectives.plot import FORMATS, write_plot
 from examples.collectives.traffic import show_traffic
 from lit_mnist.distributed.launcher import Work, launch
 from lit_mnist.distributed.rank import Rank, threads_per_rank
+from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import print_error, print_stop
 from lit_mnist.errors import InputError, LitMnistError
 
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     try:
         options = _options(sys.argv[1:] if argv is None else argv)
+        STOP.listen()
         with tempfile.TemporaryDirectory(prefix="lit_mnist-") as name:
             scratch = Path(name)
             for part in _parts(options, scratch):

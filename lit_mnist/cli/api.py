@@ -23,6 +23,7 @@ from lit_mnist.comparison.command import JSON
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.experiment import flatten
+from lit_mnist.experiment.registry import registered_by
 from lit_mnist.run.folder import RESULT, default_path
 
 
@@ -79,9 +80,21 @@ def compare(
 
 
 def _words(settings: Mapping[str, Any] | None, imports: Sequence[str], flags: Mapping[str, Any]) -> list[str]:
+    if not imports:
+        _reject_cells(settings)
     short = {name.replace("_", "-"): value for name, value in flags.items()}
     words = [f"--{name}={_text(value)}" for name, value in [*short.items(), *flatten(settings or {})]]
     return [*(f"--import={name}" for name in imports), *words]
+
+
+def _reject_cells(settings: Mapping[str, Any] | None) -> None:
+    """Raises an InputError for a network or data set that only this process has registered."""
+    for own in registered_by(dict(flatten(settings or {}))):
+        module = own.make.__module__
+        todo = f"give imports=[{module!r}]"
+        if module == "__main__":
+            todo = "write it to a file in this folder, such as my_parts.py, and give imports=['my_parts']"
+        raise InputError(f"{own.title} is registered in this process only, but the ranks run in a new Python: {todo}.")
 
 
 def _text(value: Any) -> str:
@@ -100,7 +113,11 @@ def _run(module_and_words: list[str], run_dir: str | Path | None, name: str, wri
                     print(line, end="", flush=True)
             except KeyboardInterrupt:
                 process.send_signal(signal.SIGINT)
+                print(process.stdout.read(), end="")
                 process.wait()
+                errors.seek(0)
+                # It says where the run was saved and how to resume it.
+                print(errors.read(), end="", flush=True)
                 raise
         errors.seek(0)
         message = errors.read().strip()

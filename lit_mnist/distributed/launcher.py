@@ -68,7 +68,8 @@ def launch(
         tempfile.TemporaryDirectory(prefix=LAUNCHER_FOLDER, dir=logs.absolute(), ignore_cleanup_errors=True) as folder,
         closing(StatusFile(status_path := Path(folder) / STATUS_FILE, world_size)) as status_file,
         private_folder() as private,
-        STOP.record_only(),
+        # A notebook keeps its own handlers: an interrupted cell must not end the kernel.
+        STOP.listening(),
     ):
 
         def on_failure(attempt: FailedAttempt, restarting: bool) -> None:
@@ -170,3 +171,5 @@ def _run_rank(work: Work, logs: Path, status_path: Path, private: PrivateFolder)
         work(rank)
     except BaseException as error:
         exit_rank(convert_disk_error(error))
+    # The work is done. torch's agent waits forever for a rank that ends while it waits for the others.
+    STOP.ignore()

@@ -62,6 +62,11 @@ class StopSignals:
                 signal.signal(signum, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
+    def ignore(self) -> None:
+        """Ignores the signals from now on."""
+        for signum in STOPPING:
+            signal.signal(signum, signal.SIG_IGN)
+
     def _handle(self, signum: int, _: object) -> None:
         self.received_signal = self.received_signal or signal.Signals(signum)
         # An exception raised here could be swallowed by any code, and a collective could hang.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import sysconfig
@@ -23,6 +24,8 @@ _LIBRARIES = (
 )
 
 _PROBES = str(Path(__file__).parent)
+# These events are also written as they happen: a mismatch of collectives can kill the process.
+_JOURNALED = {"collective", "ddp_forward", "backward"}
 
 
 class Recorder:
@@ -49,11 +52,17 @@ class Recorder:
         self.rank = int(os.environ.get("RANK", "0"))
         self.active = False
         self._lock = threading.Lock()
+        self._journal: int | None = None
 
     def add(self, kind: str, **values: Any) -> dict[str, Any]:
         """Adds an event, with the user's file and line."""
         event = {"kind": kind, "step": self.step, "place": user_place(), **values}
         self.events.append(event)
+        if kind in _JOURNALED:
+            if self._journal is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._journal = os.open(self.folder / f"journal{self.rank}.jsonl", flags, 0o600)
+            os.write(self._journal, (json.dumps(event, default=str) + "\n").encode())
         return event
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:

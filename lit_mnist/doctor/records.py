@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ class RankRecord:
         output: What it printed.
         stack: The stacks of its threads if it hung.
         code: Its exit code; None for a rank that was stopped after it had recorded everything.
+        journal: Its collectives and passes, in order, which are known of a lost rank, too.
     """
 
     rank: int
@@ -30,6 +32,7 @@ class RankRecord:
     output: str = ""
     stack: str = ""
     code: int | None = None
+    journal: list[dict[str, Any]] = field(default_factory=list)
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         """Returns the events of some kinds, in order."""
@@ -97,7 +100,10 @@ def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:
     path = folder / f"rank{rank}.pt"
     loaded = torch.load(path, weights_only=True) if path.exists() else {"events": [], "tensors": {}}
     output, stack = _text(folder / f"output{rank}.txt"), _text(folder / f"stack{rank}.txt")
-    return RankRecord(rank, loaded["events"], loaded["tensors"], output, stack, code)
+    # The last line of a process that was killed may be incomplete.
+    lines = _text(folder / f"journal{rank}.jsonl").splitlines(keepends=True)
+    journal = [json.loads(line) for line in lines if line.endswith("\n")]
+    return RankRecord(rank, loaded["events"], loaded["tensors"], output, stack, code, journal)
 
 
 def _text(path: Path) -> str:

@@ -102,7 +102,10 @@ def target_name(target: Any) -> str:
 
         path = getattr(__main__, "__file__", None)
         if path is None:
-            raise InputError(f"{name} must be in a file: new processes import it.")
+            raise InputError(
+                f"{name} is defined in a notebook or an interactive session, but new processes import it: write it to "
+                f"a file, and name it as path/to/file.py:{name}."
+            )
         return f"{path}:{name}"
     path = getattr(sys.modules[module], "__file__", None)
     return f"{path}:{name}" if path and "." not in module else f"{module}:{name}"

@@ -112,8 +112,9 @@ class RunFolder:
         write_text(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """Writes `result.json`."""
-        write_text(self.path / RESULT, json.dumps(result, indent=2) + "\n")
+        """Writes `result.json`. A metric that is not a number becomes null: JSON has no word for it."""
+        valid = json.loads(json.dumps(result), parse_constant=lambda _: None)
+        write_text(self.path / RESULT, json.dumps(valid, indent=2, allow_nan=False) + "\n")
 
 
 def lock_folder(path: Path, patience: float = 0) -> IO[str]:

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -432,3 +433,43 @@ def test_a_launch_from_a_thread_is_rejected(tmp_path: Path, start: str) -> None:
     assert "Traceback" not in done.err
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGUSR1], ids=lambda signum: signum.name)
+def test_a_program_that_launches_ranks_keeps_its_signal_handlers(tmp_path: Path, signum: signal.Signals) -> None:
+    """As a notebook does: a signal stops the ranks, and then reaches the program's own handler."""
+    received: list[int] = []
+
+    def interrupt(rank: Rank) -> None:
+        if rank.is_first:
+            os.kill(os.getppid(), signum)
+        signal.pause()
+
+    def work() -> int:
+        signal.signal(signum, lambda number, _: received.append(number))
+        before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+        launch(lambda rank: None, world_size=2, max_restarts=0, logs=tmp_path / "logs")
+        assert not received
+        with suppress(LitMnistError):
+            launch(interrupt, world_size=2, max_restarts=0, logs=tmp_path / "logs")
+        assert received == [signum]
+        assert before == [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+        return 0
+
+    done = run_forked(work, tmp_path, 30)
+    assert done.code == 0, done.out + done.err
+
+
+def test_a_signal_at_the_end_of_a_rank_does_not_block_the_launcher(tmp_path: Path) -> None:
+    """torch's agent would wait forever for a rank that ended while it was waiting for the others."""
+
+    def work(rank: Rank) -> None:
+        def signal_again_and_again() -> None:
+            time.sleep(0.005)
+            while True:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.001)
+
+        Thread(target=signal_again_and_again, daemon=True).start()
+
+    assert launched(work, tmp_path, world_size=2).code == 0

@@ -18,6 +18,7 @@ A page shows a command and its output in a block of the language `console`:
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
@@ -33,6 +34,10 @@ from conftest import ROOT
 from processes import Done, run_forked
 
 from lit_mnist.cli.main import main
+
+# Imported once, before the fork: they take each command seconds. (DDP imports torch's compiler.)
+for _name in ("torch._dynamo", "lightning.pytorch", "accelerate"):
+    importlib.import_module(_name)
 
 # What a checkout has and a page's folder must have, too.
 LINKED = ("train.py", "configs", "examples", "benchmarks", "tests", "docs", "lit_mnist")
@@ -109,7 +114,9 @@ def _work(text: str) -> Callable[[], int]:
         case ["python", "-m", name, *rest]:
             return lambda: _script(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), rest)
         case ["python", name, *rest] if name.endswith(".py"):
-            return lambda: _script(lambda: runpy.run_path(str(Path(name).resolve()), run_name="__main__"), [name, *rest])
+            return lambda: _script(
+                lambda: runpy.run_path(str(Path(name).resolve()), run_name="__main__"), [name, *rest]
+            )
     return lambda: subprocess.run(words, check=False).returncode
 
 
@@ -144,7 +151,9 @@ def find_difference(expected: tuple[str, ...], output: str) -> str | None:
             skips = True
             continue
         end = len(printed) if skips else position + 1
-        found = next((index for index in range(position, min(end, len(printed))) if matches(line, printed[index])), None)
+        found = next(
+            (index for index in range(position, min(end, len(printed))) if matches(line, printed[index])), None
+        )
         if found is None:
             return line
         position, skips = found + 1, False
@@ -157,7 +166,7 @@ def matches(shown: str, printed: str) -> bool:
     for token in TOKEN.finditer(shown):
         pattern += re.escape(shown[end : token.start()])
         end = token.end()
-        if token.lastgroup == "number" or token.lastgroup == "count":
+        if token.lastgroup in {"number", "count"}:
             pattern += r"([-+]?[\d.]+(?:e[-+]?\d+)?)"
             numbers.append((float(token[0]), token.lastgroup))
         else:

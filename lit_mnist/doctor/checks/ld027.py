@@ -11,8 +11,9 @@ from lit_mnist.doctor.records import RankRecord
 TITLE = "A collective runs on one rank only"
 CAUSE = """\
 Every rank must call the same collectives in the same order. A validation, a log with `sync_dist` or a
-checkpoint on rank 0 alone breaks the order. Collectives of the same shape then pair up incorrectly, which
-silently mixes values, and the hang comes later or never.
+checkpoint on rank 0 alone breaks the order, and so does a number of collectives that depends on the rank's
+own samples. Collectives of the same shape then pair up incorrectly, which silently mixes values, and the hang
+comes later or never.
 """
 FIX = """\
 Call collectives on all ranks, and restrict only the output to rank 0:
@@ -27,6 +28,7 @@ THREADS = (
 )
 STRUCTURAL = True
 _TRAINING = "a training step"
+_BACKWARD = "a backward pass"
 _BUFFERS = "DistributedDataParallel.forward"
 
 
@@ -55,7 +57,7 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[s
         if names[0] == names[1]:
             continue
         # A rank that goes on with its training is not the one that leaves the sequence.
-        extra = next((place for place in (0, 1) if names[place] not in {"", _TRAINING}), None)
+        extra = next((place for place in (0, 1) if names[place] not in {"", _TRAINING, _BACKWARD}), None)
         if extra is None:
             return None
         end, name = ends[extra], names[1 - extra]
@@ -67,7 +69,7 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[s
 
 def _finding(evidence: Evidence, rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
     broadcasts = event["kind"] == "ddp_forward"
-    instead = f"is in {name}" if name == _TRAINING else f"calls {name}" if name else "has ended"
+    instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended"
     message = f"Rank {rank.rank} calls {_BUFFERS if broadcasts else event['op']}, but rank {other.rank} {instead}."
     if broadcasts:
         message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
@@ -83,13 +85,18 @@ def _finding(evidence: Evidence, rank: RankRecord, event: dict[str, Any], other:
 
 def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
     """Returns the collectives of all ranks that a rank has called, in order, with those of DDP."""
-    found = []
-    for event in record.of_kind("collective", "ddp_forward"):
+    found, reduces = [], False
+    for event in record.journal:
         if event["kind"] == "collective":
             if not event["subgroup"]:
                 found.append((event["op"], event))
+        elif event["kind"] == "backward":
+            if reduces:
+                found.append((_BACKWARD, event))
+            reduces = False
         elif event["gradients"] and event["synchronizes"]:
             found.append((_TRAINING, event))
+            reduces = True
         elif event["buffers"] and not event["gradients"]:
             found.append((_BUFFERS, event))
     return found

@@ -1,17 +1,18 @@
 """Errors of TrainCheck's list (OSDI 2025; OrderLab/TrainCheck) that CPUs can express, one function each.
 
 Three are written as they were reported, three let a communication hook return wrong values as TrainCheck's own scripts
-do, and three are analogues with the same symptom. Each is a training of its own, on each rank.
+do, and five are analogues with the same symptom. Each is a training of its own, on each rank.
 """
 
 import os
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 EXPECTED = {
@@ -24,6 +25,8 @@ EXPECTED = {
     "deepspeed_1801": "LD011",
     "pytorch_104336": "LD010",
     "transformers_33844": "LD022",
+    "stackoverflow_67180955": "LD007",
+    "deepspeed_5794": "LD027",
 }
 
 
@@ -173,3 +176,56 @@ def transformers_33844():
     model = DDP(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 4)))
     torch.manual_seed(dist.get_rank())
     train(model, sgd(model), wrong_mode=True)
+
+
+class NoisyPoints(Dataset):
+    """Adds NumPy's noise to each sample."""
+
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        x = torch.randn(16, generator=torch.Generator().manual_seed(index))
+        noise = torch.from_numpy(np.random.standard_normal(16)).float()
+        return x + 0.1 * noise, int(x[:4].argmax())
+
+
+def stackoverflow_67180955():
+    """NumPy's generator is the same in each worker, as in torch 1.8, which did not seed it."""
+    rank, world_size = setup()
+    torch.manual_seed(rank)
+    model = DDP(make_net())
+    dataset, optimizer = NoisyPoints(), sgd(model)
+    sampler = DistributedSampler(dataset, world_size, rank)
+    loader = DataLoader(dataset, 8, sampler=sampler, num_workers=2, worker_init_fn=lambda worker: np.random.seed(0))
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    dist.destroy_process_group()
+
+
+class Routed(nn.Module):
+    """Exchanges the load of the experts once per sample that this rank sends to the second one."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(16, 2)
+        self.net = make_net()
+
+    def forward(self, x):
+        expert = self.router(x).argmax(1)
+        for _ in range(int((expert == 1).sum())):
+            load = torch.bincount(expert, minlength=2)
+            dist.all_reduce(load)
+        return self.net(x) + self.router(x).mean(1, keepdim=True)
+
+
+def deepspeed_5794():
+    """The number of exchanges between experts depends on the samples of each rank: training hangs."""
+    setup()
+    torch.manual_seed(0)
+    model = DDP(Routed())
+    train(model, sgd(model))
