@@ -29,7 +29,10 @@ from lit_mnist.trainer import quieten
 RANKS, VALIDATED = 2, 101
 DATA = MNISTDataModule(train_size=640, val_size=VALIDATED)
 QUIET: dict[str, Any] = {
-    **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
 }
 ON_CPUS: dict[str, Any] = {"accelerator": "cpu", "devices": RANKS, "max_epochs": 1, "num_sanity_val_steps": 0, **QUIET}
 
