@@ -390,6 +390,7 @@ def test_what_cannot_be_timed_is_refused_before_anything_is_measured(
     assert not (program.folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_training_is_timed_from_the_command_line_to_the_page(program: Program, cache: Path) -> None:
     (program.folder / "tiny.yaml").write_text(TINY)
     words = ("--config", "tiny.yaml", "--steps", 4, "--repeats", 1, "--run-dir", "bench")

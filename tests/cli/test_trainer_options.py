@@ -119,7 +119,7 @@ SHORTER: dict[str, tuple[tuple[object, ...], tuple[int, int, int | None, int]]] 
 }
 
 
-@pytest.mark.parametrize("engine", ["lightning", "single"])
+@pytest.mark.parametrize("engine", ["lightning", pytest.param("single", marks=pytest.mark.slow)])
 def test_options_that_shorten_are_planned(program: Program, engine: str) -> None:
     """All engines do the same, and the result says where a metric is of a part."""
     for name, (words, expected) in SHORTER.items():

@@ -7,8 +7,8 @@ from projects.cases import CASES, Case
 from suite import TRAINCHECK, examine_case
 
 ALL = (*CASES, *TRAINCHECK)
-# One of each stage: order, gradients of the ranks, the comparison with one process, evaluation, resume, a command.
-QUICK = ("ld001_no_set_epoch", "ld010_head_replaced", "ld013_padded_tokens", "ld024_lightning_mean", "lightning_digits")
+# The comparison with one process, evaluation, and a healthy Lightning project with all stages.
+QUICK = ("ld013_padded_tokens", "ld024_lightning_mean", "lightning_digits")
 
 
 @pytest.mark.timeout(300)
