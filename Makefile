@@ -48,5 +48,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,engines]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,engines,export]'
 	touch $@

@@ -14,6 +14,7 @@ from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.trainer_options import POLICY
 from lit_mnist.doctor.flags import help_of_doctor
 from lit_mnist.experiment.schema import options
+from lit_mnist.export.flags import help_of_export
 
 _INDENT = 26
 
@@ -23,6 +24,8 @@ def help_text(words: Sequence[str], engine: str) -> str:
     program = Path(sys.argv[0]).name if engine == "lightning" else f"python -m lit_mnist.engines.{engine}"
     if words[:1] == ["doctor"]:
         return help_of_doctor(words[1:], program)
+    if words[:1] == ["export"]:
+        return help_of_export(words[1:], program)
     imports, words = split_imports(words)
     if "--version" in words:
         return f"lit_mnist {lit_mnist.__version__}"
@@ -48,7 +51,7 @@ def _overview(program: str, engine: str) -> str:
             "",
             "commands:",
             *(_row(name, COMMANDS[name][0]) for name in commands_of(engine)),
-            *([_row("doctor", "examine another training for silent faults")] if engine == "lightning" else ()),
+            *(_own_commands() if engine == "lightning" else ()),
             "",
             "flags of every command that trains:",
             *(_row(flag, options()[key].help) for flag, key in SHORT_FLAGS.items() if key in keys),
@@ -59,6 +62,13 @@ def _overview(program: str, engine: str) -> str:
             *_see_trainer_help(program, engine),
         ]
     )
+
+
+def _own_commands() -> list[str]:
+    return [
+        _row("doctor", "examine another training for silent faults"),
+        _row("export", "write the network of a run as safetensors, ONNX or pt2"),
+    ]
 
 
 def _command_help(program: str, command: str, engine: str) -> str:

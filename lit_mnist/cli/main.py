@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lit_mnist.cli.help import help_text
+from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.own_module import read_own_request
 from lit_mnist.cli.parser import parse
 from lit_mnist.distributed.rank import (
@@ -29,6 +30,7 @@ from lit_mnist.distributed.signals import STOP, require_main_thread
 from lit_mnist.distributed.terminal import clear_bar, guard_streams, print_error, print_failure, print_line
 from lit_mnist.engines.capabilities import check_engine
 from lit_mnist.errors import InputError, LitMnistError, RankLostError
+from lit_mnist.export.flags import parse_export
 
 
 def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
@@ -77,6 +79,16 @@ def _run(words: list[str], engine: str, command: str) -> int:
         from lit_mnist.doctor.command import run_doctor
 
         return run_doctor(words[1:])
+    if words[:1] == ["export"]:
+        if engine != "lightning":
+            raise InputError("Only train.py has the command export: python train.py export ...")
+        packages, words = split_imports(words[1:])
+        # Wrong flags are rejected before anything is imported.
+        parse_export(words)
+        import_packages(packages)
+        from lit_mnist.export.command import run_export
+
+        return run_export(words)
     own = read_own_request(words)
     if own:
         if engine != "lightning":

@@ -82,17 +82,27 @@ def load(run_dir_or_ckpt: str | Path, device: str | torch.device = "cpu") -> Tra
         InputError: There is no valid checkpoint, or it contains a segmentation network.
     """
     path = find_weights(Path(run_dir_or_ckpt).expanduser(), print)
-    saved = Saved.read(path, hashed=False)
-    experiment = make_experiment({}, saved.to_evaluate())
+    net, experiment, _ = load_net(path)
     if experiment.data.task.pixelwise or experiment.model.net in SEGMENTATION.nets:
         raise InputError(f"{path} contains a segmentation network: use the command predict, which writes its masks.")
-    net = build_net(experiment.model, num_classes=saved.section["num_classes"], seed=0)
+    return TrainedNetwork(net, experiment, torch.device(device))
+
+
+def load_net(path: Path) -> tuple[nn.Module, Experiment, int]:
+    """Returns the network of a checkpoint with its weights, on the CPU, its experiment, and its number of classes.
+
+    Raises:
+        InputError: The checkpoint is damaged, or its network is not registered.
+    """
+    saved = Saved.read(path, hashed=False)
+    experiment, num_classes = make_experiment({}, saved.to_evaluate()), saved.section["num_classes"]
+    net = build_net(experiment.model, num_classes=num_classes, seed=0)
     weights = read_checkpoint(path, hashed=False)["state_dict"]
     state_dict = {name.removeprefix(_NET): tensor for name, tensor in weights.items() if name.startswith(_NET)}
     if experiment.trainer.precision == "64-true":
         net = net.double()
     net.load_state_dict(state_dict)
-    return TrainedNetwork(net, experiment, torch.device(device))
+    return net, experiment, num_classes
 
 
 def _to_pixels(images: Images, data_name: str) -> torch.Tensor:

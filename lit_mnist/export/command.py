@@ -1,0 +1,82 @@
+"""The command `export`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from lit_mnist.checkpoint.format import find_weights
+from lit_mnist.distributed.terminal import print_line
+from lit_mnist.errors import InputError
+from lit_mnist.export.flags import SUFFIXES, Request, parse_export
+from lit_mnist.export.formats import FORMATS
+from lit_mnist.export.network import Exported, load_exported
+
+# Largest difference of the logits in float32, relative to the largest logit if that is above 1.
+TOLERANCE = 1e-5
+_USE = {
+    "safetensors": 'safetensors.torch.load_file("{}"), and net.load_state_dict(...)',
+    "onnx": 'onnxruntime.InferenceSession("{}").run(["logits"], {{"pixels": pixels}})',
+    "pt2": 'torch.export.load("{}").module()(pixels)',
+}
+
+
+def run_export(words: Sequence[str]) -> int:
+    """Exports a network, and returns the exit code.
+
+    Args:
+        words: The words after `export`, without `--import`.
+
+    Raises:
+        InputError: The flags, the checkpoint or the file are wrong, or the file would give other logits.
+    """
+    request = parse_export(words)
+    path = find_weights(request.place, print_line)
+    output = request.output or Path(f"{path.stem}{SUFFIXES[request.form]}")
+    _check_output(output)
+    exported = load_exported(path)
+    difference = _write(exported, request, output)
+    print_line(f"network   {exported.metadata['network']} of {path}")
+    print_line(f"written   {output} ({output.stat().st_size:,} bytes)")
+    print_line(f"compared  largest difference of the logits {difference:.1e}, on {len(exported.pixels)} images")
+    if request.form != "safetensors":
+        print_line(f"input     {exported.metadata['input']}")
+    print_line(f"use       {_USE[request.form].format(output)}")
+    return 0
+
+
+def _check_output(output: Path) -> None:
+    if output.exists() or output.is_symlink():
+        raise InputError(f"{output} exists: choose another --output, or remove it.")
+    if not output.parent.is_dir():
+        raise InputError(f"There is no folder {output.parent} for {output.name}.")
+
+
+def _write(exported: Exported, request: Request, output: Path) -> float:
+    """Writes and compares the file, which appears under its name only if the logits are equal."""
+    write, read = FORMATS[request.form]
+    with torch.no_grad():
+        expected = exported.net(exported.pixels)
+    try:
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+            temporary = Path(folder) / output.name
+            write(exported, temporary)
+            found = read(exported, temporary)
+            difference = float((found - expected).abs().max()) if found.shape == expected.shape else float("inf")
+            allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
+            if not difference <= allowed:
+                raise InputError(
+                    f"{output} was not written: its logits differ from those of the network by up to {difference:.1e}, "
+                    f"and {allowed:.1e} is allowed."
+                )
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            # Fails if the file has been created meanwhile, unlike a rename.
+            os.link(temporary, output)
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror or error}.") from error
+    return difference

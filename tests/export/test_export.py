@@ -1,0 +1,141 @@
+"""Exported files give the logits of the network, and nothing is written otherwise."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, Program
+from safetensors import safe_open
+
+from lit_mnist.data.digits.mnist import load_mnist
+from lit_mnist.export import command
+from lit_mnist.predict.trained import load, load_net
+
+pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
+
+SMALL = ("--data.train_size", 320, "--data.val_size", 100, "--data.test_size", 100, "--run.threads", 1)
+SHAPES = (
+    *("--config", "lit_mnist:shapes.yaml", "--data.train_size", 8, "--data.val_size", 2, "--data.test_size", 2),
+    *("--data.image_size", 64, "--batch-size", 4, "--epochs", 1, "--precision", "32-true", "--run.threads", 1),
+)
+FORMATS = ("safetensors", "onnx", "pt2")
+
+
+@pytest.fixture(scope="module")
+def run(shared_program: Program) -> Path:
+    return shared_program.train(*SMALL)
+
+
+def logits_of(file: Path, pixels: torch.Tensor) -> torch.Tensor:
+    """Computes logits as the page about exports shows."""
+    if file.suffix == ".pt2":
+        return torch.export.load(file).module()(pixels).detach()
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file))
+    return torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_export_predicts_what_the_network_predicts(program: Program, run: Path, form: str) -> None:
+    done = program("export", "--ckpt", run, "--to", form, "--output", "net.file")
+    assert done.code == 0, done.err
+    assert "largest difference" in done.out
+    file = program.folder / "net.file"
+    file = file.rename(file.with_suffix(f".{form}"))
+    # Not the number of images that the export was compared on.
+    images = load_mnist(None)[3].images[100:107]
+    expected, _ = load(run).predict(images)
+    if form == "safetensors":
+        net, _, _ = load_net(run / "checkpoints" / "best.ckpt")
+        with safe_open(file, "pt") as opened:
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            metadata = opened.metadata()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in net.state_dict().items())
+        assert json.loads(metadata["classes"]) == list("0123456789")
+        assert json.loads(metadata["mean"]) == [0.1307]
+        return
+    logits = logits_of(file, images.unsqueeze(1).float())
+    assert logits.shape == (7, 10)
+    assert torch.equal(logits.argmax(1), expected)
+
+
+def test_the_python_lines_of_the_page_run(program: Program, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form in FORMATS:
+        assert program("export", "--ckpt", run, "--to", form, "--output", f"digits.{form}").code == 0
+    (program.folder / "runs").mkdir()
+    (program.folder / "runs" / "small").symlink_to(run)
+    monkeypatch.chdir(program.folder)
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL | re.MULTILINE)
+    exec(compile(block, "docs/export.md", "exec"), {})  # noqa: S102
+
+
+def test_onnx_and_pt2_contain_the_class_names(program: Program, run: Path) -> None:
+    import onnx
+
+    for form in ("onnx", "pt2"):
+        assert program("export", "--ckpt", run, "--to", form).code == 0
+    properties = {prop.key: prop.value for prop in onnx.load(program.folder / "best.onnx").metadata_props}
+    extra = {"classes": "", "input": ""}
+    torch.export.load(program.folder / "best.pt2", extra_files=extra)
+    for found in (properties, extra):
+        assert json.loads(found["classes"]) == list("0123456789")
+        assert "[batch, 1, 28, 28]" in found["input"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--model.net", "basicnet", *SMALL), SHAPES], ids=["basicnet", "segmentation"])
+def test_other_networks_are_exported(program: Program, options: tuple[object, ...]) -> None:
+    folder = program.train(*options)
+    for form in FORMATS:
+        done = program("export", "--ckpt", folder, "--to", form)
+        assert done.code == 0, done.err
+
+
+def test_a_registered_network_is_exported(program: Program) -> None:
+    flags = ("--import", "examples.own_network")
+    folder = program.train(*flags, "--config", Path("examples/own_network/stripes.yaml").resolve())
+    done = program("export", *flags, "--ckpt", folder, "--to", "pt2")
+    assert done.code == 0, done.err
+    assert program("export", "--ckpt", folder, "--to", "onnx").code == 2
+
+
+def test_a_file_with_other_logits_is_not_kept(program: Program, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, read = command.FORMATS["pt2"]
+    monkeypatch.setitem(command.FORMATS, "pt2", (write, lambda exported, path: read(exported, path) + 0.01))
+    done = program("export", "--ckpt", run, "--to", "pt2")
+    assert done.code == 2
+    assert "differ from those of the network by up to 1.0e-02" in done.err
+    assert not list(program.folder.glob("**/*pt2*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--to", "pickle"), "not a format: use safetensors, onnx, pt2"),
+        ((), "export needs --to"),
+        (("--to", "pt2", "--fast", "1"), "does not know --fast"),
+        (("--to", "pt2", "--output", "there.pt2"), "there.pt2 exists"),
+        (("--to", "pt2", "--output", "no/folder.pt2"), "no folder no"),
+    ],
+)
+def test_a_wrong_export_is_rejected(program: Program, run: Path, words: tuple[str, ...], message: str) -> None:
+    (program.folder / "there.pt2").write_text("mine")
+    done = program("export", "--ckpt", run, *words)
+    assert done.code == 2
+    assert message in done.err
+    assert (program.folder / "there.pt2").read_text() == "mine"
+
+
+def test_a_missing_or_damaged_run_is_rejected(program: Program, run: Path) -> None:
+    assert program("export", "--ckpt", "nowhere", "--to", "pt2").code == 2
+    damaged = program.folder / "damaged.ckpt"
+    content = bytearray((run / "checkpoints" / "best.ckpt").read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    done = program("export", "--ckpt", damaged, "--to", "pt2")
+    assert (done.code, "damaged" in done.err) == (2, True), done.err
