@@ -20,6 +20,7 @@ from lit_mnist.cli.own_cli import OwnModuleCLI
 from lit_mnist.cli.own_request import OwnRequest
 from lit_mnist.cli.start import Ranks, run_ranks
 from lit_mnist.cli.validate import check_accelerate, check_launch, choose_ranks
+from lit_mnist.distributed.debugger import wait_for_debugger
 from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, threads_per_rank, warn_once
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.terminal import display_path
@@ -67,6 +68,7 @@ def start_own(request: OwnRequest, command: str) -> None:
 def _work(job: OwnJob, rank: Rank) -> None:
     """Runs the job in one rank; after a restart, from the newest checkpoint."""
     prepare_process(job.threads, deterministic=bool(job.trainer.get("deterministic")))
+    wait_for_debugger(rank, job.run.timeout)
     if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         found = _find_newest(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)
         job = replace(job, checkpoint=found.path if found else job.checkpoint)
