@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from dap import DebugClient
 from lit_mnist.distributed.debugger import FIRST_PORT, VARIABLE
 from lit_mnist.training import loss
 
-pytest.importorskip("debugpy", reason="debugpy is not installed (the extra `dev`)")
+if find_spec("debugpy") is None:
+    pytest.skip("debugpy is not installed (the extra `dev`)", allow_module_level=True)
 SMALL = ("--data.train_size", 320, "--data.val_size", 100, "--data.test_size", 100, "--run.threads", 1)
 LOSS = Path(loss.__file__)
 LINE = next(number for number, text in enumerate(LOSS.read_text().splitlines(), 1) if "return" in text)

@@ -91,6 +91,8 @@ def run(command: Command, folder: Path, timeout: float = 120) -> Done:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         os.chdir(folder)
         os.environ["COLUMNS"] = "100"
+        # The commands of the environment that runs the tests, which need not be activated.
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         code = _work(text)()
         if shown_code:
             print("exit code", code)
