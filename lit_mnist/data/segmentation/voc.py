@@ -8,10 +8,10 @@ described at http://host.robots.ox.ac.uk/pascal/VOC/voc2012/.
 from __future__ import annotations
 
 import re
+import shutil
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from lit_mnist.data._private import voc2012_archive
@@ -76,7 +76,7 @@ def _download(root: Path) -> None:
     with partial_folder(root / ".partial") as partial:
         try:
             with tarfile.open(path) as file:
-                file.extractall(partial, members=_select_members(file), filter="data")
+                _extract(file, partial)
         except (tarfile.TarError, EOFError) as error:
             raise InputError(f"{path} cannot be unpacked ({error}): it is not the published archive.") from error
         (root / FOLDER).parent.mkdir(exist_ok=True)
@@ -85,11 +85,23 @@ def _download(root: Path) -> None:
         path.unlink()
 
 
-def _select_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _extract(archive: tarfile.TarFile, folder: Path) -> None:
+    """Extracts the wanted files; Python before 3.11.4 cannot reject unsafe ones itself.
+
+    Raises:
+        tarfile.ExtractError: One of them is a link or a device, or would be outside of the folder.
+    """
     for member in archive:
         parts = PurePosixPath(member.name).parts
-        if parts[:2] == FOLDER.parts and len(parts) > 2 and parts[2] in _EXTRACTED:
-            yield member
+        if parts[:2] != FOLDER.parts or len(parts) < 3 or parts[2] not in _EXTRACTED or member.isdir():
+            continue
+        source = archive.extractfile(member) if member.isreg() and ".." not in parts else None
+        if source is None:
+            raise tarfile.ExtractError(f"{member.name!r} is not a file within the folder")
+        target = folder.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source, target.open("wb") as file:
+            shutil.copyfileobj(source, file)
 
 
 def load_folder(folder: Path, num_classes: int) -> Loaded:
