@@ -45,6 +45,8 @@ FLOAT32, FLOAT16 = "32-true", "16-mixed"
 INITIAL = build_net(ModelSettings(), num_classes=10, seed=42).state_dict()
 STATISTICS = {name for name in INITIAL if name.endswith(("running_mean", "running_var"))}
 LEARNED = {name for name in INITIAL if name.endswith(("weight", "bias"))}
+# Batch norm subtracts the bias of the convolution before it: its gradient is rounding, which may be equal on two ranks.
+SUBTRACTED = {"layer1.0.bias", "layer2.0.bias"}
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ class Naive(NamedTuple):
 
 def trains_alone(naive: Observed, control: Observed) -> None:
     """The ranks' weights are never the same, and rank 0 counts its own part of each evaluation."""
-    assert all(names == LEARNED | STATISTICS for names in naive.apart)
+    assert all(names | SUBTRACTED == LEARNED | STATISTICS for names in naive.apart)
     assert naive.counts == (VALIDATED // 2, VALIDATED // 2, TESTED // 2, TESTED // 2)
     assert naive.samples == control.samples
 
@@ -221,7 +223,7 @@ def normalises_by_own_samples(naive: Observed, control: Observed) -> None:
 
 def shares_no_gradient(naive: Observed, control: Observed) -> None:
     """The ranks drift apart in every weight; only batch norm's statistics are shared still."""
-    assert all(names == LEARNED for names in naive.apart)
+    assert all(names | SUBTRACTED == LEARNED for names in naive.apart)
     assert "all_reduce" in control.collectives[0]
     assert "all_reduce" not in naive.collectives[0]
     assert naive.samples == control.samples
