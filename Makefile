@@ -1,4 +1,4 @@
-# make train | make test | make soak | make lint | make docs | make bench: each makes the environment in .venv first where there is none.
+# make train | make test | make soak | make lint | make docs | make browser | make bench: each makes the environment in .venv first where there is none.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 DEVICES := $(if $(filter 1,$(GPUS)),1,2)
 
-.PHONY: train test soak lint docs bench clean
+.PHONY: train test soak lint docs browser bench clean
 
 train: $(VENV)/.installed
 	@echo "$(GPUS) GPUs found: training on $(DEVICES) device(s)"
@@ -32,8 +32,15 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "build/site/index.html"
+	@# Not --quiet: with it, mkdocs does not count warnings.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site/index.html; with the search: python3 -m http.server --directory build/site"
+
+# Opens every page in light and dark at 390 and 1,400 pixels, and leaves images of them.
+browser: $(VENV)/.installed-dev
+	@command -v chromedriver > /dev/null || { echo "This takes Chromium and its driver: apt-get install chromium chromium-driver" >&2; exit 2; }
+	LIT_MNIST_TEST_SCREENSHOTS=$(CURDIR)/build/browser $(BIN)/python -m pytest tests/browser
+	@echo "build/browser"
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

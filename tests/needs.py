@@ -20,7 +20,15 @@ from typing import Any
 import pytest
 
 # The Debian packages of the tools that tests need. .ci/run installs them if possible.
-PACKAGES = {"hostname": "hostname", "ip": "iproute2", "mount": "mount", "umount": "mount", "unshare": "util-linux"}
+PACKAGES = {
+    "chromedriver": "chromium-driver",
+    "chromium": "chromium",
+    "hostname": "hostname",
+    "ip": "iproute2",
+    "mount": "mount",
+    "umount": "mount",
+    "unshare": "util-linux",
+}
 # Error messages for requests that this machine does not permit.
 _REFUSALS = ("not permitted", "Permission denied", "not supported", "not implemented", "Unknown device type")
 _KEY = "lack"
@@ -41,12 +49,18 @@ class Lack:
     expected: bool = True
 
 
+def _missing(what: str, tools: tuple[str, ...]) -> Lack | None:
+    missing = tuple(tool for tool in tools if shutil.which(tool) is None)
+    if not missing:
+        return None
+    packages = " ".join(sorted({PACKAGES[tool] for tool in missing}))
+    return Lack(f"{what} takes the tools {', '.join(missing)} (apt-get install {packages})", missing)
+
+
 def _privileged(what: str, tools: tuple[str, ...], probe: Callable[[], list[list[str]]]) -> Lack | None:
     """Runs commands that require root, and returns why they fail, or None."""
-    missing = tuple(tool for tool in tools if shutil.which(tool) is None)
-    if missing:
-        packages = " ".join(sorted({PACKAGES[tool] for tool in missing}))
-        return Lack(f"{what} takes the tools {', '.join(missing)} (apt-get install {packages})", missing)
+    if lack := _missing(what, tools):
+        return lack
     if os.geteuid() != 0:
         return Lack(f"{what} takes root")
     for command in probe():
@@ -72,6 +86,12 @@ def _namespaces() -> Lack | None:
     return _privileged("making a machine of namespaces", tools, lambda: commands)
 
 
+def _browser() -> Lack | None:
+    # Google's own package has another name than Debian's.
+    browser = () if shutil.which("google-chrome") else ("chromium",)
+    return _missing("opening a page", (*browser, "chromedriver"))
+
+
 def _gpus() -> Lack | None:
     # conftest.py moves the GPUs to this variable.
     return None if os.environ.get("LIT_MNIST_TEST_GPUS") else Lack("this machine has no GPU")
@@ -81,7 +101,7 @@ def _ptrace() -> Lack | None:
     return None if platform.system() == "Linux" else Lack("ptrace is Linux's")
 
 
-_NEEDS = {"gpu": _gpus, "mounts": _mounts, "namespaces": _namespaces, "ptrace": _ptrace}
+_NEEDS = {"browser": _browser, "gpu": _gpus, "mounts": _mounts, "namespaces": _namespaces, "ptrace": _ptrace}
 
 
 @cache
