@@ -134,7 +134,7 @@ def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
         for name in preference:
             if (folder / name).is_file():
                 return folder / name
-    raise InputError(f"The folder {place} holds no checkpoint ({' or '.join(preference)}).")
+    raise InputError(f"The folder {place} contains no checkpoint ({' or '.join(preference)}).")
 
 
 def find_weights(place: Path, report: Callable[[str], None]) -> Path:

@@ -65,7 +65,7 @@ def check_archive(file: IO[bytes]) -> None:
             if entry.filename != f"{folder}/{name}" or not is_harmless_record(name):
                 raise UnsafeError(f"it holds {entry.filename!r:.100}")
         if VALUES_RECORD not in records:
-            raise UnsafeError(f"it holds no {VALUES_RECORD}")
+            raise UnsafeError(f"it contains no {VALUES_RECORD}")
         if records[VALUES_RECORD].file_size > _LARGEST_PICKLE:
             raise UnsafeError("it holds too much beside tensors")
         content = archive.read(records[VALUES_RECORD])

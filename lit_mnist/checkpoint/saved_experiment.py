@@ -82,7 +82,7 @@ def read_trainer_experiment(path: Path, checkpoint: Mapping[str, Any]) -> tuple[
     model = dict(found)
     num_classes, seed = model.pop("num_classes", None), model.pop("seed", None)
     if not isinstance(num_classes, int) or not isinstance(seed, int):
-        raise InputError(f"{path} is not a checkpoint of a LitClassifier: it holds no num_classes and seed.")
+        raise InputError(f"{path} is not a checkpoint of a LitClassifier: it contains no num_classes and seed.")
     known = _parse_experiment({"model": model, "seed_everything": seed}, path)
     _check_weights(path, weights, num_classes, known)
     exact = any(tensor.dtype == torch.float64 for tensor in weights.values())

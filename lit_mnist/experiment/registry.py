@@ -168,7 +168,10 @@ def explain_unknown(key: str, name: str, choices: Collection[Any]) -> str:
         return "."
     hint = nearest(name, map(str, choices)) or "."
     decorator = "register_network" if key == "model.net" else "register_dataset"
-    return f'{hint} If {name} is your own, add --import PACKAGE, with the package that has @{decorator}("{name}").'
+    return (
+        f"{hint} If {name} is your own, add --import PACKAGE, with the package that has "
+        f'@{decorator}("{name}"). In Python, import it first.'
+    )
 
 
 def _check_name(key: str, decorator: str, name: object) -> None:
