@@ -83,11 +83,11 @@ def infer_by_lightning(precision: UsedPrecision) -> dict[str, float]:
     """Evaluates by the Trainer, as `infer` does."""
     # Here, since the other modes do without Lightning.
     from lit_mnist.datamodule import MNISTDataModule
-    from lit_mnist.engines.lightning import quieten
+    from lit_mnist.engines.lightning import silence_lightning
     from lit_mnist.module import LitClassifier
     from lit_mnist.trainer import LitTrainer
 
-    quieten()
+    silence_lightning()
     data = MNISTDataModule()
     trainer = LitTrainer(
         precision=precision,

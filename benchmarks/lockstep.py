@@ -114,7 +114,7 @@ def train_in_step(options: Options, splits: Splits, rank: Rank) -> None:
             rank=rank.rank,
         ):
             with autocast(precision, _CPU):
-                loss = F.cross_entropy(model(batch.images, batch.draw), batch.targets)
+                loss = F.cross_entropy(model(batch.images, batch.rng), batch.targets)
             loss.backward()
             if shared == "flat":
                 average_flat(net, rank.world_size)

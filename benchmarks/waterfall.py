@@ -150,7 +150,7 @@ class NearlyNothing(nn.Module):
         super().__init__()
         self.fc = nn.Linear(28, num_classes)
 
-    def forward(self, images: torch.Tensor, draw: object = None) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, rng: object = None) -> torch.Tensor:
         """Returns logits, [batch, num_classes], of images [batch, 1, 28, 28]."""
         return self.fc(images[:, 0, 0])
 

@@ -29,8 +29,8 @@ class RunLogger(Logger):
 
     Args:
         log: The log files on rank 0, None on the other ranks.
-        monitor: Counts the steps from 1; a Trainer counts the steps of its loggers from 0. None for a subclass that
-            counts otherwise.
+        monitor: Counts the steps from 1; a Trainer counts the steps of its loggers from 0. None if a
+            subclass counts the steps itself.
     """
 
     def __init__(self, log: MetricsLog | None, monitor: StepMonitor | None) -> None:
@@ -39,7 +39,7 @@ class RunLogger(Logger):
 
     @property
     def name(self) -> str:
-        """Name of the logger."""
+        """Returns the name of the logger."""
         return "lit_mnist"
 
     @property
@@ -51,7 +51,7 @@ class RunLogger(Logger):
         """Does nothing: `config.yaml` in the run folder has the hyperparameters."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Logs the metrics of the current step, until the training ends."""
+        """Logs the metrics of the current step, until training ends."""
         if self._log and self._monitor:
             self._log.log_metrics(metrics, self._monitor.step)
 
@@ -63,7 +63,7 @@ class RunLogger(Logger):
 
 
 class RunProgressBar(ProgressBar):
-    """Displays the progress of a training: a bar on a terminal, otherwise a line every few seconds.
+    """Displays the training progress: a bar on a terminal, otherwise a line every few seconds.
 
     Args:
         display: The display on rank 0, None on the other ranks.
@@ -88,13 +88,13 @@ class RunProgressBar(ProgressBar):
             self.display.update(self.monitor.step, metrics["train_loss"], metrics["train_accuracy"], speed)
 
     def show_epoch(self) -> None:
-        """Displays the last epoch. `SaveCheckpoints` calls it after saving, which a blocked terminal must not delay."""
+        """Displays the last epoch. `RunCheckpoint` calls it after saving: a blocked terminal cannot delay it."""
         if self.display:
             self.display.line(self.monitor.epoch_line)
 
 
-class MonitorSteps(Callback):
-    """Passes each step to a `StepMonitor`, and logs the steps that are due but that the Trainer does not log.
+class StepMonitorCallback(Callback):
+    """Passes each step to a `StepMonitor`, and logs the due steps that the Trainer skips.
 
     Args:
         monitor: The monitor of this rank.
@@ -150,7 +150,7 @@ def _grad_scaler(trainer: Trainer) -> GradScaler:
     return scaler
 
 
-class SaveCheckpoints(Checkpoint):
+class RunCheckpoint(Checkpoint):
     """Saves checkpoints when the manager decides, in the format shared by all engines.
 
     Args:
@@ -168,7 +168,7 @@ class SaveCheckpoints(Checkpoint):
     @property
     def state_key(self) -> str:
         """The key of the best score in a checkpoint."""
-        # The name of an earlier class, so that older checkpoints stay readable.
+        # Keep this key for compatibility with older checkpoints.
         return "KeepCheckpoints"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

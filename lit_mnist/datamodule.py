@@ -1,4 +1,4 @@
-"""The LightningDataModule: verified data in batches whose order depends on the seed and the epoch alone."""
+"""The LightningDataModule: verified data in batches whose order depends only on the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.precision import weight_dtype
 
 # The Trainer, not the plan, limits the number of epochs.
-_MANY_EPOCHS = 10**9
+_UNLIMITED_EPOCHS = 10**9
 
 
 class MNISTDataModule(LightningDataModule):
-    """Batches of MNIST, of a data set of its family, or of segmentation images, for any Trainer or your own loop.
+    """Batches of MNIST, of a data set like it, or of segmentation images, for any Trainer or your own loop.
 
-    The loaders return the batches of this rank. They are not torch DataLoaders, so that a Trainer does not shard them
+    The loaders return the batches of this rank. They are not torch DataLoaders, so the Trainer does not shard them
     again.
 
     Args:
@@ -42,7 +42,7 @@ class MNISTDataModule(LightningDataModule):
         self._plan: Plan | None = None
 
     @classmethod
-    def of(cls, experiment: Experiment, splits: Splits, plan: Plan) -> MNISTDataModule:
+    def from_splits(cls, experiment: Experiment, splits: Splits, plan: Plan) -> MNISTDataModule:
         """Returns a data module for data that are already loaded."""
         module = cls()
         module.settings, module.experiment = experiment.data, experiment
@@ -59,23 +59,23 @@ class MNISTDataModule(LightningDataModule):
 
     @property
     def splits(self) -> Splits:
-        """The samples to train, validate and test on, loaded at the first access."""
+        """The samples to train, validate and test on, loaded on first access."""
         if self._splits is None:
             self._splits = split_dataset(self.experiment, load_dataset(self.settings))
         return self._splits
 
     @property
     def plan(self) -> Plan:
-        """The batches of an epoch. Its numbers of epochs and steps are valid only if the plan was passed to `of`."""
+        """The batches of an epoch. Its numbers of epochs and steps are valid only if it came from `from_splits`."""
         if self._plan is not None:
             return self._plan
-        endless = self.experiment.replace("trainer", max_epochs=_MANY_EPOCHS)
-        plan = plan_for(endless, self.splits, self._rank[1])
+        unlimited = self.experiment.replace("trainer", max_epochs=_UNLIMITED_EPOCHS)
+        plan = plan_for(unlimited, self.splits, self._rank_and_world_size[1])
         # With `overfit_batches`, every epoch has the same batches.
         return replace(plan, overfits=bool(getattr(self.trainer, "overfit_batches", 0)))
 
     @property
-    def _rank(self) -> tuple[int, int]:
+    def _rank_and_world_size(self) -> tuple[int, int]:
         """The index of this rank, and the number of ranks."""
         if self.trainer is not None:
             return self.trainer.global_rank, self.trainer.world_size
@@ -92,7 +92,8 @@ class MNISTDataModule(LightningDataModule):
 
     def train_dataloader(self) -> EpochLoader:
         """Returns the training batches of this rank. The order changes with the epoch; a resumed epoch continues."""
-        return EpochLoader(self._train_batches, self._first, self.trainer.current_epoch if self.trainer else 0)
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        return EpochLoader(self._train_batches, self._first_batch_idx, epoch)
 
     def _train_batches(self, epoch: int, first: int) -> TrainBatches:
         return TrainBatches(
@@ -101,15 +102,15 @@ class MNISTDataModule(LightningDataModule):
             settings=self.settings,
             seed=self.experiment.seed_everything,
             epoch=epoch,
-            rank=self._rank[0],
+            rank=self._rank_and_world_size[0],
             first=first,
             dtype=self._dtype,
             device=self._device,
         )
 
-    def _first(self) -> int:
-        """Returns the index of the next batch in the epoch, which is not 0 only if the epoch is resumed."""
-        # The Trainer's count, not a function of the step: limits and accumulation change the steps of an epoch.
+    def _first_batch_idx(self) -> int:
+        """Returns the index of the next batch in the epoch, 0 unless the epoch is resumed."""
+        # The Trainer's batch index, not a function of the step: limits and accumulation change the steps of an epoch.
         return self.trainer.fit_loop.batch_idx + 1 if self.trainer is not None and self.trainer.training else 0
 
     def val_dataloader(self) -> EvaluationBatches:
@@ -129,12 +130,12 @@ class MNISTDataModule(LightningDataModule):
         if not isinstance(batch, Batch):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
         moved = batch.to(device)
-        fits = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        # On GPUs, DDP would also move the indices of the samples and wait for them; only a test uses them.
-        return moved._replace(indices=moved.targets[:0]) if fits and device.type == "cuda" else moved
+        is_fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        # DDP would copy the sample indices to the GPU, too, and synchronize. Only a test uses them.
+        return moved._replace(indices=moved.targets[:0]) if is_fitting and device.type == "cuda" else moved
 
     def _evaluation(self, split: AnySplit, batch_size: int | None = None) -> EvaluationBatches:
-        rank, world_size = self._rank
+        rank, world_size = self._rank_and_world_size
         return EvaluationBatches(
             split,
             rank=rank,

@@ -11,7 +11,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_mnist.checkpoint.format import find_verified_checkpoint
-from lit_mnist.data.batch import Batch, make_draw
+from lit_mnist.data.batch import Batch, make_rng
+from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.models.build import build_net
@@ -26,10 +27,10 @@ from lit_mnist.training.train_metrics import TrainMetrics
 
 
 class LitClassifier(LightningModule):
-    """Classifies images, or the pixels of images. It trains on `MNISTDataModule` or on any loader of the same batches.
+    """Image classifier or semantic segmenter. It trains on `MNISTDataModule` or on any loader of (images, targets).
 
-    A batch is (images, targets): float [batch, channels, height, width] and int64 [batch], or [batch, height, width]
-    for segmentation.
+    Images are float [batch, channels, height, width]. Targets are int64 [batch], or [batch, height, width] for
+    segmentation.
 
     Args:
         num_classes: Number of classes.
@@ -54,8 +55,8 @@ class LitClassifier(LightningModule):
         return self.net(images, None)
 
     def setup(self, stage: str) -> None:
-        """Converts the weights to channels-last, the fastest memory format, and forgets an earlier evaluation."""
-        # The Trainer skips a loop without batches, and the evaluation of another split must not stand for its own.
+        """Converts the weights to the channels-last memory format, and clears the previous evaluation."""
+        # The Trainer skips a loop without batches. The previous result may belong to another split.
         self.evaluation = None
         self.net.to(memory_format=torch.channels_last)
 
@@ -67,7 +68,7 @@ class LitClassifier(LightningModule):
         """Returns the optimizer and its learning-rate schedule, which is stepped after each optimizer step."""
         lr = scaled_lr(self.settings, self.trainer.world_size)
         optimizer = make_optimizer(self.net, self.settings, lr)
-        # The GradScaler skips a step whose gradient overflowed. Then the hook does not run.
+        # The GradScaler skips a step whose gradient overflowed. The hook does not run for a skipped step.
         optimizer.register_step_post_hook(self._count_step)
         steps = schedule_length(self.settings, self.total_steps or self.trainer.estimated_stepping_batches)
         schedule = make_schedule(optimizer, self.settings, steps)
@@ -83,13 +84,14 @@ class LitClassifier(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         """Returns the loss and the logits of a micro-batch."""
-        batch = Batch.of(batch)
-        logits = self.net(batch.images, batch.draw or make_draw(self.hparams["seed"], self.trainer, batch))
+        batch = Batch.from_loader(batch)
+        logits = self.net(batch.images, batch.rng or make_rng(self.hparams["seed"], self.trainer, batch))
         loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
         self.log_training(loss, logits, batch.targets, batch_idx)
         # The Trainer divides by the length of a full accumulation window; the last window of an epoch may be shorter.
-        window, accumulate = accumulation_window(self.trainer, batch_idx), self.trainer.accumulate_grad_batches
-        return {"loss": accumulated_loss(loss, window, accumulate), "logits": logits.detach()}
+        window_length = accumulation_window(self.trainer, batch_idx)
+        loss = accumulated_loss(loss, window_length, self.trainer.accumulate_grad_batches)
+        return {"loss": loss, "logits": logits.detach()}
 
     def log_training(self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, batch_idx: int) -> None:
         """Logs the loss and the accuracy over all ranks, and the learning rate, every `log_every_n_steps` steps."""
@@ -106,13 +108,13 @@ class LitClassifier(LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Updates this rank's metrics."""
-        batch = Batch.of(batch)
-        self.metrics.update(self.net(batch.images, None), batch.targets)
+        batch = Batch.from_loader(batch)
+        self.metrics.update(self(batch.images), batch.targets)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Updates this rank's metrics and examples."""
-        batch = Batch.of(batch)
-        logits = self.net(batch.images, None)
+        batch = Batch.from_loader(batch)
+        logits = self(batch.images)
         self.metrics.update(logits, batch.targets)
         self.examples.add(logits, batch.targets, batch.indices)
 
@@ -130,10 +132,10 @@ class LitClassifier(LightningModule):
     on_test_epoch_end = on_validation_epoch_end
 
     def predict_step(self, batch: Any, batch_idx: int) -> Prediction:
-        """Returns the indices of the samples, if the loader provides them, their classes and their probabilities."""
+        """Returns the sample indices (if the loader provides them), the predicted classes and their probabilities."""
         # A predict loader may yield images without targets.
-        batch = Batch.of((batch, batch) if isinstance(batch, torch.Tensor) else batch)
-        return batch.indices, *predict_with_probability(self.net(batch.images, None))
+        batch = Batch.from_loader((batch, batch) if isinstance(batch, torch.Tensor) else batch)
+        return batch.indices, *predict_with_probability(self(batch.images))
 
     def _log(self, metrics: dict[str, float], **options: Any) -> None:
         # Double precision represents each value exactly.
@@ -143,12 +145,14 @@ class LitClassifier(LightningModule):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
         """Loads a checkpoint, or the best one of a run folder, verified and without executing pickled code."""
+        if kwargs.get("weights_only") is False:
+            raise InputError("A checkpoint never executes code: weights_only=False is not available.")
         path = find_verified_checkpoint(Path(checkpoint_path), rank_zero_warn)
         return super().load_from_checkpoint(path, *args, **{**kwargs, "weights_only": True})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the number of optimizer steps, and makes the weights contiguous."""
-        # The key keeps its name, so that older checkpoints stay readable.
+        # Keep this key for compatibility with older checkpoints.
         checkpoint["steps_made"] = self.optimizer_steps
         checkpoint["state_dict"] = {name: tensor.contiguous() for name, tensor in checkpoint["state_dict"].items()}
 

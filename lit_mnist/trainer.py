@@ -1,4 +1,4 @@
-"""Lightning's Trainer with the parts of `lit_mnist.plugins` in place."""
+"""Lightning's Trainer, configured with the plugins of `lit_mnist.plugins`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import warnings
 from typing import Any, Literal
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, LayerSync, Precision
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
-from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
 from lit_mnist import experiment as settings
 from lit_mnist.distributed.devices import choose_devices
 from lit_mnist.distributed.rank import launched_from_outside
+from lit_mnist.errors import InputError
 from lit_mnist.plugins._private import inspect_signature_once
 from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
@@ -30,14 +31,19 @@ class LitTrainer(Trainer):
         precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed` or `auto`, which selects 16-mixed on GPUs. On CPUs it
             selects bf16-mixed if the processor has the instructions, otherwise 32-true.
         sync_batchnorm: Whether batch norm uses the statistics of all ranks. Defaults to True for several ranks.
-        strategy: `auto` or `ddp`; both use distributed data parallel for several ranks. Or a strategy of Lightning.
+        strategy: `auto` or `ddp`; both use distributed data parallel for several ranks. Alternatively, any strategy of
+            Lightning, or its name.
         accelerator: `cpu`, `gpu`, or `auto`, which selects GPUs if there are any.
         devices: Number of ranks on this machine, a list of GPU indices, or `auto`, which selects all GPUs or one CPU.
         num_nodes: Number of machines.
-        timeout: Seconds that a rank waits for the others.
+        timeout: Seconds that a rank waits for the others; another strategy has its own timeout.
         profiler: One of Lightning's profilers, or its name. Disabled by default.
+        plugins: Plugins of Lightning. They replace this Trainer's plugins of the same kind.
         **kwargs: Further arguments of Lightning's Trainer. It trains for one epoch unless `max_epochs`, `max_steps` or
             `max_time` is given.
+
+    Raises:
+        InputError: The device does not support the precision, or the precision is given twice.
     """
 
     def __init__(
@@ -45,37 +51,45 @@ class LitTrainer(Trainer):
         *,
         precision: settings.Precision = "auto",
         sync_batchnorm: bool | None = None,
-        strategy: Literal["auto", "ddp"] | Strategy = "auto",
+        strategy: str | Strategy = "auto",
         accelerator: Literal["auto", "cpu", "gpu"] = "auto",
         devices: int | list[int] | Literal["auto"] = "auto",
         num_nodes: int = 1,
         timeout: float = 120.0,
         profiler: Profiler | str | None = None,
+        plugins: Any = None,
         **kwargs: Any,
     ) -> None:
-        found = choose_devices(settings.TrainerSettings(accelerator=accelerator, devices=devices))
-        several = found.count * num_nodes > 1
-        plugins: list[Any] = [precision_plugin(resolve_precision(precision, found.kind), found.kind)]
-        plugins += kwargs.pop("plugins", None) or []
-        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        chosen = choose_devices(settings.TrainerSettings(accelerator=accelerator, devices=devices))
+        is_distributed = chosen.count * num_nodes > 1
+        plugins = list(plugins) if isinstance(plugins, list | tuple) else [plugins] if plugins else []
+
+        def is_given(kind: type) -> bool:
+            return any(isinstance(plugin, kind) for plugin in plugins)
+
+        if not is_given(Precision):
+            plugins.append(precision_plugin(resolve_precision(precision, chosen.kind), chosen.kind))
+        elif precision != "auto":
+            raise InputError(f"The precision is given twice: as {precision} and as a plugin.")
+        if not is_given(CheckpointIO):
             plugins.append(VerifiedCheckpointIO())
-        if several and sync_batchnorm is not False:
+        if is_distributed and sync_batchnorm is not False and not is_given(LayerSync):
             plugins.append(PortableSyncBatchNorm(timeout))
-        if several and launched_from_outside():
-            plugins.append(TorchElasticEnvironment())
-        elif not several:
-            # By default, Lightning interprets the variables of a Slurm job as ranks.
-            plugins.append(LightningEnvironment())
+        if not is_given(ClusterEnvironment):
+            if is_distributed and launched_from_outside():
+                plugins.append(TorchElasticEnvironment())
+            elif not is_distributed:
+                # By default, Lightning interprets the variables of a Slurm job as ranks.
+                plugins.append(LightningEnvironment())
         if kwargs.get("max_time") is None and kwargs.get("max_steps", -1) == -1 and kwargs.get("max_epochs") is None:
             kwargs["max_epochs"] = settings.TrainerSettings().max_epochs
-        accumulate = kwargs.get("accumulate_grad_batches", 1)
+        if is_distributed and strategy in ("auto", "ddp"):
+            strategy = ddp_strategy(chosen.kind, timeout, kwargs.get("accumulate_grad_batches", 1))
         super().__init__(
-            accelerator=found.kind,
-            devices=list(found.numbers) if found.kind == "cuda" else found.count,
+            accelerator=chosen.kind,
+            devices=list(chosen.numbers) if chosen.kind == "cuda" else chosen.count,
             num_nodes=num_nodes,
-            strategy=ddp_strategy(found.kind, timeout, accumulate)
-            if several and isinstance(strategy, str)
-            else strategy,
+            strategy=strategy,
             plugins=plugins,
             profiler=profiler or NoProfiler(),
             **kwargs,
@@ -83,8 +97,8 @@ class LitTrainer(Trainer):
         inspect_signature_once(self)
 
 
-def quieten() -> None:
-    """Silences Lightning's messages that appear in every run, and a warning."""
+def silence_lightning() -> None:
+    """Silences the messages of Lightning that appear in every run, and one warning."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # A profiler prints its summary at the end of a stage.

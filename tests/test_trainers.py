@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from conftest import Program, flipped, on_ranks, result_of, run_forked
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
-from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.plugins import MixedPrecision, TorchCheckpointIO, TorchSyncBatchNorm
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_mnist.checkpoint.digest import weights_sha256
@@ -29,6 +31,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, ModelSettings
 from lit_mnist.module import LitClassifier
+from lit_mnist.plugins.strategy import SafeDDPStrategy
 from lit_mnist.trainer import LitTrainer
 from lit_mnist.training.schedule import lr_factor
 
@@ -59,7 +62,7 @@ def in_fork(folder: Path, work: Callable[[], None], timeout: float = 120) -> str
 
 
 class Seen(Callback):
-    """Notes the samples of each micro-batch, by epoch, and writes them where all ranks can be looked at together."""
+    """Notes the samples of each micro-batch, by epoch, and writes them where all ranks can be compared."""
 
     def __init__(self, path: Path, indices: Callable[[Any], torch.Tensor]) -> None:
         self.path, self.indices = path, indices
@@ -264,6 +267,30 @@ def pairs(count: int, split: str = "train") -> TensorDataset:
     """Returns images and targets as a user may have them."""
     data: Any = getattr(load_dataset(DataSettings()), split)
     return TensorDataset(normalize(data.images[:count].unsqueeze(1).float()), data.labels[:count])
+
+
+def own_plugins() -> None:
+    """Builds Trainers of two ranks with plugins and strategies of the user's own."""
+    trainer = LitTrainer(accelerator="cpu", devices=2, plugins=MixedPrecision("bf16-mixed", "cpu"))
+    assert type(trainer.precision_plugin) is MixedPrecision
+    assert isinstance(trainer.strategy, SafeDDPStrategy)
+    own: list[Any] = [TorchCheckpointIO(), TorchSyncBatchNorm(), LightningEnvironment()]
+    strategy: Any = LitTrainer(accelerator="cpu", devices=2, plugins=own, precision="32-true").strategy
+    assert [strategy.checkpoint_io, strategy._layer_sync, strategy.cluster_environment] == own
+    strategy = LitTrainer(accelerator="cpu", devices=2, strategy="ddp_find_unused_parameters_true").strategy
+    assert type(strategy) is DDPStrategy
+    assert strategy._ddp_kwargs["find_unused_parameters"] is True
+    with pytest.raises(InputError, match="precision is given twice: as 32-true"):
+        LitTrainer(accelerator="cpu", plugins=[MixedPrecision("bf16-mixed", "cpu")], precision="32-true")
+
+
+def test_plugins_and_strategies_of_the_user_replace_the_trainer_s(tmp_path: Path) -> None:
+    in_fork(tmp_path, own_plugins)
+
+
+def test_loading_weights_never_runs_their_code(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="weights_only=False is not available"):
+        LitClassifier.load_from_checkpoint(tmp_path, weights_only=False)
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("Lightning's", 1), ("Lightning's", 2), ("the project's", 2)])

@@ -92,7 +92,10 @@ def _verified(path: Path, checkpoint: object, *, hashed: bool) -> dict[str, Any]
             "from: evaluate it with test --ckpt, or resume it in Python with trainer.fit(..., ckpt_path=...)."
         )
     if not isinstance(checkpoint, dict) or not isinstance(section, dict) or "sha256" not in section:
-        raise InputError(f"{path} is not a checkpoint of this project: it has no {SECTION} section.")
+        raise InputError(
+            f"{path} is not a checkpoint of this project's networks: it has no {SECTION} section. The weights of your "
+            "own LightningModule are loaded by its load_from_checkpoint."
+        )
     try:
         found = content_sha256(_without_hash(checkpoint))
     except (TypeError, ValueError, RuntimeError) as error:

@@ -140,6 +140,7 @@ def split_command(argv: list[str], engine: str = "lightning") -> tuple[str, list
     if argv[0] == "bench":
         raise InputError("The benchmarks run from a checkout: python -m benchmarks")
     known = [name for name in commands_of(engine) if name != "train"]
+    known += ["doctor", "export"] if engine == "lightning" else []
     if argv[0] not in COMMANDS or argv[0] == "train":
         raise InputError(f"Unknown command {argv[0]!r}{nearest(argv[0], known) or ': use ' + ', '.join(known) + '.'}")
     return argv[0], argv[1:]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lit_mnist.data.rng import Draw
+from lit_mnist.data.rng import RandomKey
 from lit_mnist.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ class Batch(NamedTuple):
         images: Normalized images, float [batch, 1, 28, 28], or for segmentation [batch, 3, height, width].
         targets: Classes, int64 [batch], or for segmentation [batch, height, width] with `IGNORED` pixels.
         indices: Indices of the samples in their split, int64 [batch], on the CPU.
-        draw: Identifies the random numbers of this micro-batch; None outside of training.
+        rng: Identifies the random numbers of this micro-batch; None outside of training.
     """
 
     images: torch.Tensor
     targets: torch.Tensor
     indices: torch.Tensor
-    draw: Draw | None
+    rng: RandomKey | None
 
     @classmethod
-    def of(cls, value: Any) -> Batch:
+    def from_loader(cls, value: Any) -> Batch:
         """Converts a batch of a user's own loader, (images, targets); `indices` is then empty.
 
         Raises:
@@ -48,8 +48,8 @@ class Batch(NamedTuple):
         """Returns the batch on a device. The indices stay on the CPU."""
         if self.images.device == device:
             return self
-        draw = self.draw and self.draw._replace(rows=to_device(self.draw.rows, device))
-        return self._replace(images=to_device(self.images, device), targets=to_device(self.targets, device), draw=draw)
+        rng = self.rng and self.rng._replace(rows=to_device(self.rng.rows, device))
+        return self._replace(images=to_device(self.images, device), targets=to_device(self.targets, device), rng=rng)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -62,8 +62,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def make_draw(seed: int, trainer: Trainer, batch: Batch) -> Draw:
-    """Returns the draw of this rank for a micro-batch of a user's own loader, which has none."""
+def make_rng(seed: int, trainer: Trainer, batch: Batch) -> RandomKey:
+    """Returns the random key of this rank for a micro-batch of a loader that provides none."""
     samples, rank, world_size = len(batch.images), trainer.global_rank, trainer.world_size
     rows = torch.arange(rank * samples, (rank + 1) * samples, device=batch.images.device)
-    return Draw(seed=seed, number=trainer.fit_loop.total_batch_idx, size=world_size * samples, rows=rows)
+    return RandomKey(seed=seed, number=trainer.fit_loop.total_batch_idx, size=world_size * samples, rows=rows)

@@ -20,7 +20,7 @@ import torch
 from lit_mnist.data.batch import CPU, Batch, to_device
 from lit_mnist.data.dataset import AnySplit, Split
 from lit_mnist.data.digits.split import normalize, parameters, transform
-from lit_mnist.data.rng import Draw
+from lit_mnist.data.rng import RandomKey
 from lit_mnist.data.sampler import Indices, evaluation_rows, rank_rows, train_indices
 from lit_mnist.data.workers import load_batches
 from lit_mnist.experiment import DataSettings
@@ -118,7 +118,7 @@ class TrainBatches:
 
     def _batch(self, batch: int, indices: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> Batch:
         number = self.epoch * self.plan.batches_per_epoch + batch
-        return Batch(images, targets, indices, Draw(self.seed, number, self.plan.batch_size, self._device_rows))
+        return Batch(images, targets, indices, RandomKey(self.seed, number, self.plan.batch_size, self._device_rows))
 
 
 class EpochLoader:

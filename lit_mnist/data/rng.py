@@ -60,7 +60,7 @@ def permutation(seed: int, purpose: str, count: int, *counters: int) -> npt.NDAr
     return np.argsort(keys, kind="stable")
 
 
-class Draw(NamedTuple):
+class RandomKey(NamedTuple):
     """Identifies the random numbers that a rank uses inside the network for one micro-batch.
 
     A dropout mask is drawn for the whole micro-batch, and each rank takes its own rows. The number of ranks therefore

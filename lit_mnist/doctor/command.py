@@ -188,4 +188,6 @@ def _meant(name: str) -> str:
     module, dot, attribute = name.rpartition(".")
     if name.endswith(".py"):
         return f", or examine the whole script with -- torchrun --nproc-per-node 2 {name}"
+    if Path(name).is_file():
+        return ", where file.py is a file of Python."
     return f"; did you mean {module}:{attribute}?" if dot and ":" not in name and attribute.isidentifier() else "."

@@ -43,6 +43,10 @@ def run_config(spec: Spec, probes: Any) -> None:
     from lightning.pytorch.cli import LightningCLI
 
     class Parser(LightningCLI):
+        def add_arguments_to_parser(self, parser: Any) -> None:
+            # The section of this project's own command, which does not change what is computed.
+            parser.add_argument("--run", type=dict, default={})
+
         def instantiate_trainer(self, **kwargs: Any) -> Any:
             return None
 

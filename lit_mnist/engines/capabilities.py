@@ -15,7 +15,7 @@ from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment import Command
 from lit_mnist.experiment.schema import options
 
-INSTALL = "pip install 'lit_mnist[engines]'"
+INSTALL = "pip install accelerate transformers"
 ALL_COMMANDS: tuple[Command, ...] = ("train", "fit", "validate", "test", "predict")
 
 

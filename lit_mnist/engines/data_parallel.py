@@ -86,9 +86,9 @@ def _train_epoch(
     optimizer, scaler, max_norm = state.optimizer, state.scaler, job.experiment.trainer.gradient_clip_val
     model.train()
     for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
-        images, targets, _, draw = batch.to(device)
+        images, targets, _, rng = batch.to(device)
         with autocast(job.precision, device):
-            logits = model(images, draw)
+            logits = model(images, rng)
             loss = mean_loss(logits, targets, settings.label_smoothing)
         scaler.scale(window_share(loss, plan, number)).backward()
         recorder.on_batch_end(loss)

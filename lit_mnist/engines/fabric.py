@@ -135,10 +135,10 @@ def _train_epoch(
     plan, settings, max_norm = job.plan, job.experiment.model, job.experiment.trainer.gradient_clip_val
     model.train()
     for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
-        images, targets, _, draw = batch.to(fabric.device)
+        images, targets, _, rng = batch.to(fabric.device)
         ends_window = plan.ends_accumulation_window(number)
         with fabric.no_backward_sync(model, enabled=plan.world_size > 1 and not ends_window):
-            logits = model(images, draw)
+            logits = model(images, rng)
             loss = mean_loss(logits, targets, settings.label_smoothing)
             # Fabric scales the loss for float16, but not for accumulation.
             fabric.backward(window_share(loss, plan, number), model=model)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ProgressBar, Timer
 
-from lit_mnist.callbacks import MonitorSteps, RunCheckpointIO, RunLogger, RunProgressBar, SaveCheckpoints
+from lit_mnist.callbacks import RunCheckpoint, RunCheckpointIO, RunLogger, RunProgressBar, StepMonitorCallback
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.data.loader import Batch
 from lit_mnist.datamodule import MNISTDataModule
@@ -33,7 +33,7 @@ from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.recorder import StepMonitor
 from lit_mnist.run.timing import StepClock
-from lit_mnist.trainer import LitTrainer, quieten
+from lit_mnist.trainer import LitTrainer, silence_lightning
 from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
@@ -47,7 +47,7 @@ def run(job: Job, rank: Rank) -> None:
     experiment = job.experiment
     device = job.devices.of(rank)
     clock = StepClock(job.plan.batch_size * job.plan.accumulate, job.first_process)
-    quieten()
+    silence_lightning()
     # The first and the last step are always logged.
     warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
     if rank.world_size > 1 and (store := rendezvous_store(rank, experiment.run.timeout)):
@@ -61,7 +61,7 @@ def run(job: Job, rank: Rank) -> None:
         )
 
     # --- data
-    data = MNISTDataModule.of(experiment, job.splits, job.plan)
+    data = MNISTDataModule.from_splits(experiment, job.splits, job.plan)
 
     # --- model
     kind = GraphedClassifier if job.cuda_graph else LitClassifier
@@ -82,7 +82,7 @@ def run(job: Job, rank: Rank) -> None:
     if job.trains:
         step = resumed["global_step"] if resumed else 0
         monitor = StepMonitor(job=job, rank=rank, clock=clock, net=module.net, step=step)
-        save = SaveCheckpoints(job, monitor)
+        save = RunCheckpoint(job, monitor)
         trainer = _trainer(job, rank, monitor, save)
         # From here on, a signal stops all ranks after the same step, once the checkpoint is saved.
         with STOP.deferred(), save.manager:
@@ -117,9 +117,7 @@ def run(job: Job, rank: Rank) -> None:
         dist.destroy_process_group()
 
 
-def _trainer(
-    job: Job, rank: Rank, monitor: StepMonitor | None = None, save: SaveCheckpoints | None = None
-) -> LitTrainer:
+def _trainer(job: Job, rank: Rank, monitor: StepMonitor | None = None, save: RunCheckpoint | None = None) -> LitTrainer:
     """Returns the Trainer, with callbacks and loggers if the job trains."""
     settings = job.experiment.trainer
     extras = dict(job.extras()) if job.extras else {}
@@ -127,7 +125,7 @@ def _trainer(
     if monitor and save:
         log = MetricsLog(job.folder, monitor.step, job.experiment.data.task.metrics) if rank.is_first else None
         loggers.insert(0, RunLogger(log, monitor))
-        callbacks = [MonitorSteps(monitor), *callbacks, save]
+        callbacks = [StepMonitorCallback(monitor), *callbacks, save]
         if settings.enable_progress_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
             if rank.is_first:
                 monitor.display = ProgressDisplay(job.plan.total_steps, monitor.step)
@@ -192,7 +190,7 @@ class GraphedClassifier(LitClassifier):
         return {"loss": loss, "logits": logits}
 
     def _passes(self, batch: Batch, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.net(batch.images, batch.draw)
+        logits = self.net(batch.images, batch.rng)
         loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
         weighted = accumulated_loss(loss, window, 1)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)

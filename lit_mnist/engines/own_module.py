@@ -30,7 +30,7 @@ from lit_mnist.run.folder import REPORT, RunFolder
 from lit_mnist.run.metrics_log import MetricsLog, read_metrics
 from lit_mnist.run.result import total_gpu_memory, total_memory
 from lit_mnist.run.timing import StepClock
-from lit_mnist.trainer import LitTrainer, quieten
+from lit_mnist.trainer import LitTrainer, silence_lightning
 
 # The optimizer steps between two saves, if `run.save_every` is unset.
 _SAVE_EVERY = 100
@@ -51,7 +51,7 @@ def run(job: OwnJob, rank: Rank) -> None:
 def _run(job: OwnJob, rank: Rank) -> None:
     # --- setup
     device = job.devices.of(rank)
-    quieten()
+    silence_lightning()
     if rank.world_size > 1 and (store := rendezvous_store(rank, job.run.timeout)):
         # Under torchrun, Lightning would confuse the process groups of restarts. It uses an existing group.
         dist.init_process_group(

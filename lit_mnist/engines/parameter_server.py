@@ -103,9 +103,9 @@ def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorde
     parameters = list(net.parameters())
     net.train()
     for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
-        images, targets, _, draw = batch.to(device)
+        images, targets, _, rng = batch.to(device)
         with autocast(job.precision, device):
-            logits = net(images, draw)
+            logits = net(images, rng)
             loss = mean_loss(logits, targets, settings.label_smoothing)
         (window_share(loss, plan, number)).backward()
         recorder.on_batch_end(loss)

@@ -145,12 +145,12 @@ def _train_epoch(
 
     batches = job.train_batches(rank, epoch, state.step)  # (3)
     for number, batch in enumerate(batches, start=batches.first):
-        images, targets, _, draw = batch.to(device)
+        images, targets, _, rng = batch.to(device)
         ends_window = plan.ends_accumulation_window(number)
         # Gradients accumulate on each rank. The last micro-batch of a window reduces them.
         with nullcontext() if ends_window else model.no_sync():  # (4)
             with autocast(job.precision, device):
-                logits = model(images, draw)
+                logits = model(images, rng)
                 loss = mean_loss(logits, targets, settings.label_smoothing)
             share = window_share(loss, plan, number)  # (4)
             scaler.scale(share).backward()  # (4)

@@ -106,9 +106,9 @@ def _passes(
     job: Job, device: torch.device, state: TrainingState, batch: Batch, window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the forward and backward pass of a micro-batch in an accumulation window; returns loss and logits."""
-    images, targets, _, draw = batch
+    images, targets, _, rng = batch
     with autocast(job.precision, device):
-        logits = state.net(images, draw)
+        logits = state.net(images, rng)
         loss = mean_loss(logits, targets, job.experiment.model.label_smoothing)
     # The gradients of the micro-batches in a window add up to the gradient of their mean loss.
     share = accumulated_loss(loss, window, job.plan.accumulate) / job.plan.accumulate

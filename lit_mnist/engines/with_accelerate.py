@@ -111,11 +111,11 @@ def _train_epoch(
     plan, settings, max_norm = job.plan, job.experiment.model, job.experiment.trainer.gradient_clip_val
     model.train()
     for number, batch in enumerate(job.train_batches(rank, epoch, state.step)):
-        images, targets, _, draw = batch.to(accelerator.device)
+        images, targets, _, rng = batch.to(accelerator.device)
         ends_window = plan.ends_accumulation_window(number)
         # `accelerator.accumulate` counts micro-batches, and knows the epoch's end from prepared loaders only.
         with nullcontext() if ends_window else accelerator.no_sync(model):
-            logits = model(images, draw)
+            logits = model(images, rng)
             loss = mean_loss(logits, targets, settings.label_smoothing)
             accelerator.backward(window_share(loss, plan, number))
         recorder.on_batch_end(loss)

@@ -200,8 +200,8 @@ class _Trainer(transformers.Trainer):
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
         """Returns the share of a micro-batch in the loss of its accumulation window."""
         micro_batch: _MicroBatch = inputs["micro_batch"]
-        images, targets, _indices, draw = micro_batch.batch.to(self.args.device)
-        logits = model(images, draw)
+        images, targets, _indices, rng = micro_batch.batch.to(self.args.device)
+        logits = model(images, rng)
         loss = mean_loss(logits, targets, self.job.experiment.model.label_smoothing)
         self.callback.recorder.on_batch_end(loss)
         self.callback.logits, self.callback.targets = logits.detach(), targets

@@ -89,7 +89,7 @@ def _require_onnx() -> None:
         import onnxruntime
         import onnxscript
     except ImportError as error:
-        raise InputError(f"--to onnx needs {error.name}: pip install 'lit_mnist[export]'.") from error
+        raise InputError(f"--to onnx needs {error.name}: pip install onnx onnxruntime onnxscript") from error
     del onnx, onnxruntime, onnxscript
 
 

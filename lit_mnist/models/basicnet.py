@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_mnist.data.rng import Draw
+from lit_mnist.data.rng import RandomKey
 from lit_mnist.models.layers import SeededDropout, channels_last, mean_over_views
 
 
@@ -29,17 +29,17 @@ class BasicNet(nn.Module):
         self.dropout2 = SeededDropout(dropout, layer=2)
         self.fc2 = nn.Linear(128, num_classes)
 
-    def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
-        """Returns logits, [batch, num_classes], of images [batch, 1, 28, 28]; training needs a draw."""
+    def forward(self, images: torch.Tensor, rng: RandomKey | None = None) -> torch.Tensor:
+        """Returns logits, [batch, num_classes], of images [batch, 1, 28, 28]; training needs `rng`."""
         if self.training:
-            return self.logits(images, draw)
+            return self.logits(images, rng)
         return mean_over_views(lambda view: self.logits(view, None), images, self.views)
 
-    def logits(self, images: torch.Tensor, draw: Draw | None) -> torch.Tensor:
+    def logits(self, images: torch.Tensor, rng: RandomKey | None) -> torch.Tensor:
         """Returns logits, [batch, num_classes], of one view of each image."""
         x = F.relu(self.conv1(channels_last(images)))
         # Pooling before the ReLU is the same function with the same gradient, and the ReLU has a quarter of the work.
         x = F.relu(F.max_pool2d(self.conv2(x), 2))
-        x = self.dropout1(x, draw).flatten(1)
-        x = self.dropout2(F.relu(self.fc1(x)), draw)
+        x = self.dropout1(x, rng).flatten(1)
+        x = self.dropout2(F.relu(self.fc1(x)), rng)
         return self.fc2(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lit_mnist.data.rng import Draw
+from lit_mnist.data.rng import RandomKey
 from lit_mnist.models.layers import channels_last, mean_over_views
 
 
@@ -36,7 +36,7 @@ class ConvNet(nn.Module):
             nn.ReLU(),
         )
 
-    def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, rng: RandomKey | None = None) -> torch.Tensor:
         """Returns logits, [batch, num_classes], of images [batch, 1, 28, 28]; uses no random numbers."""
         return self.logits(images) if self.training else mean_over_views(self.logits, images, self.views)
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models import segmentation
 from torchvision.models.segmentation import DeepLabV3
 
-from lit_mnist.data.rng import Draw
+from lit_mnist.data.rng import RandomKey
 from lit_mnist.experiment import Net
 from lit_mnist.models._private import deeplab_parts
 from lit_mnist.models.layers import SeededDropout, channels_last
@@ -56,10 +56,10 @@ class DeepLab(nn.Module):
         pyramid[-1] = nn.Identity()
         self.dropout = SeededDropout(dropout, layer=1)
 
-    def forward(self, images: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, rng: RandomKey | None = None) -> torch.Tensor:
         """Returns logits, [batch, classes, height, width], of images [batch, 3, height, width].
 
-        Training needs a draw. Batch norm needs more than one image (over all ranks if it is synchronized), because a
+        Training needs `rng`. Batch norm needs more than one image (over all ranks if it is synchronized), because a
         branch of the pyramid reduces each image to one pixel.
         """
         x = channels_last(images)
@@ -76,7 +76,7 @@ class DeepLab(nn.Module):
             else:
                 x = block(x)
         pyramid, *head = self.classifier
-        x = self.dropout(pyramid(x), draw)
+        x = self.dropout(pyramid(x), rng)
         for layer in head:
             x = layer(x)
         return F.interpolate(x, size=images.shape[-2:], mode="bilinear", align_corners=False)

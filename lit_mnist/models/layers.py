@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_mnist.data.rng import Draw, derive_seed
+from lit_mnist.data.rng import RandomKey, derive_seed
 
 # Shifts down and right in pixels: the image itself, its four neighbors, and the four diagonal ones.
 _SHIFTS = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
@@ -33,29 +33,29 @@ class SeededDropout(nn.Module):
         """Returns the arguments, for the printed network."""
         return f"rate={self.rate}, layer={self.layer}"
 
-    def forward(self, x: torch.Tensor, draw: Draw | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rng: RandomKey | None) -> torch.Tensor:
         """Drops values in training, and scales the others to keep the mean.
 
         Args:
             x: [samples of this rank, ...], floating point.
-            draw: Identifies the random numbers; not needed in evaluation.
+            rng: Identifies the random numbers; not needed in evaluation.
 
         Raises:
-            ValueError: No draw was given in training.
+            ValueError: `rng` is None in training.
         """
         if not self.training or self.rate == 0:
             return x
-        if draw is None:
-            raise ValueError("Dropout in training needs a draw: call the network with (images, draw).")
-        keep = self.kept(x, draw)
+        if rng is None:
+            raise ValueError("Dropout in training needs `rng`: call the network with (images, rng).")
+        keep = self.kept(x, rng)
         return x * keep.to(x.dtype) / (1 - self.rate)
 
-    def kept(self, x: torch.Tensor, draw: Draw) -> torch.Tensor:
+    def kept(self, x: torch.Tensor, rng: RandomKey) -> torch.Tensor:
         """Returns a mask of the values to keep, bool of the shape of x."""
-        seed = derive_seed(draw.seed, "dropout", draw.number, self.layer)
+        seed = derive_seed(rng.seed, "dropout", rng.number, self.layer)
         generator = torch.Generator(device=x.device).manual_seed(seed)
-        whole = torch.rand((draw.size, *x.shape[1:]), generator=generator, dtype=torch.float32, device=x.device)
-        return whole[draw.rows] >= self.rate
+        whole = torch.rand((rng.size, *x.shape[1:]), generator=generator, dtype=torch.float32, device=x.device)
+        return whole[rng.rows] >= self.rate
 
 
 def channels_last(images: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lit_mnist.data.rng import Draw
+from lit_mnist.data.rng import RandomKey
 from lit_mnist.errors import InputError
 from lit_mnist.experiment.registry import Registered
 from lit_mnist.models.layers import SeededDropout
@@ -69,14 +69,14 @@ def _check_once(registered: Registered, num_classes: int, dropout: float, views:
         _check_signature(title, net)
         _check_weights(title, net, twin)
         images = torch.randn(_BATCH, 1, 28, 28, generator=torch.Generator().manual_seed(2))
-        draw = Draw(seed=3, number=5, size=_BATCH, rows=torch.arange(_BATCH))
+        key = RandomKey(seed=3, number=5, size=_BATCH, rows=torch.arange(_BATCH))
 
         initial = {name: tensor.clone() for name, tensor in net.state_dict().items()}
 
         def forward(net: nn.Module, rows: slice = slice(None)) -> torch.Tensor:
             # Buffers may change in each pass of a training, as those of batch norm do.
             net.load_state_dict(initial)
-            rng = draw._replace(rows=draw.rows[rows]) if net.training else None
+            rng = key._replace(rows=key.rows[rows]) if net.training else None
             found = registered.guard("its forward(images, rng)", lambda: net(images[rows], rng))
             _check_output(title, found, (len(images[rows]), num_classes))
             return torch.as_tensor(found)

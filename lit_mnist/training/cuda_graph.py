@@ -58,7 +58,7 @@ class GraphedPasses:
             parameter.grad = gradient
 
     def _record(self, batch: Batch, window: int) -> None:
-        self._batch = batch._replace(images=batch.images.clone(), targets=batch.targets.clone(), draw=None)
+        self._batch = batch._replace(images=batch.images.clone(), targets=batch.targets.clone(), rng=None)
         graph = torch.cuda.CUDAGraph()
         # Other threads may free memory during the capture, such as the one that writes a checkpoint.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):

@@ -47,10 +47,10 @@ def assert_alike(fast: list[Batch], classic: list[Batch]) -> None:
         torch.testing.assert_close(other.images, one.images, rtol=0, atol=1e-6)
         assert torch.equal(other.targets, one.targets)
         assert torch.equal(other.indices, one.indices)
-        assert (other.draw is None) == (one.draw is None)
-        if one.draw and other.draw:
-            assert other.draw[:3] == one.draw[:3]
-            assert torch.equal(other.draw.rows, one.draw.rows)
+        assert (other.rng is None) == (one.rng is None)
+        if one.rng and other.rng:
+            assert other.rng[:3] == one.rng[:3]
+            assert torch.equal(other.rng.rows, one.rng.rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -112,9 +112,9 @@ def test_a_crop_is_a_function_of_seed_epoch_and_sample(folder: Path, tmp_path: P
         assert torch.equal(one.images, other.images)
         assert torch.equal(one.targets, other.targets)
         assert torch.equal(one.indices, other.indices)
-        assert one.draw is not None
-        assert other.draw is not None
-        assert one.draw[:3] == other.draw[:3]
+        assert one.rng is not None
+        assert other.rng is not None
+        assert one.rng[:3] == other.rng[:3]
     by_sample = {int(i): image for batch in whole for i, image in zip(batch.indices, batch.images, strict=True)}
     for batch in train_batches(tmp_path, epoch=1):
         for index, image in zip(batch.indices.tolist(), batch.images, strict=True):

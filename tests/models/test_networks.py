@@ -13,7 +13,7 @@ from conftest import on_ranks
 from torch import nn
 
 from lit_mnist.data.digits.split import augment
-from lit_mnist.data.rng import Draw, permutation, uniform
+from lit_mnist.data.rng import RandomKey, permutation, uniform
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.experiment import DataSettings, ModelSettings
 from lit_mnist.models.build import build_net
@@ -131,14 +131,14 @@ def test_sync_batch_norm_shares_parameters_and_can_be_undone() -> None:
 
 def test_dropout_gives_each_sample_the_mask_of_the_whole_batch() -> None:
     layer, ones = SeededDropout(0.4, layer=3), torch.ones(12, 50)
-    whole = layer(ones, Draw(5, 7, 12, torch.arange(12)))
-    parts = [layer(ones[:4], Draw(5, 7, 12, torch.arange(start, start + 4))) for start in (0, 4, 8)]
+    whole = layer(ones, RandomKey(5, 7, 12, torch.arange(12)))
+    parts = [layer(ones[:4], RandomKey(5, 7, 12, torch.arange(start, start + 4))) for start in (0, 4, 8)]
     assert torch.equal(torch.cat(parts), whole)
-    assert not torch.equal(layer(ones, Draw(5, 8, 12, torch.arange(12))), whole)
-    assert not torch.equal(SeededDropout(0.4, layer=4)(ones, Draw(5, 7, 12, torch.arange(12))), whole)
+    assert not torch.equal(layer(ones, RandomKey(5, 8, 12, torch.arange(12))), whole)
+    assert not torch.equal(SeededDropout(0.4, layer=4)(ones, RandomKey(5, 7, 12, torch.arange(12))), whole)
     assert whole.unique().tolist() == pytest.approx([0, 1 / 0.6])
     assert torch.equal(layer.eval()(ones, None), ones)
-    with pytest.raises(ValueError, match="draw"):
+    with pytest.raises(ValueError, match="rng"):
         layer.train()(ones, None)
 
 
@@ -226,7 +226,7 @@ def test_a_compiled_network_is_the_same_function(net: Literal["convnet", "basicn
     gradients = []
     for compiled in (False, True):
         made = build_net(ModelSettings(net=net, compile=compiled), num_classes=10, seed=3)
-        made(images, Draw(1, 0, 32, torch.arange(32))).square().sum().backward()
+        made(images, RandomKey(1, 0, 32, torch.arange(32))).square().sum().backward()
         gradients.append({name: p.grad for name, p in made.named_parameters() if p.grad is not None})
     # Of the whole gradient: that of a bias before batch norm is zero but for rounding.
     largest = max(float(gradient.abs().max()) for gradient in gradients[0].values())
@@ -244,8 +244,8 @@ def test_views_are_the_image_and_its_shifted_copies_in_evaluation_alone(
     several = build_net(ModelSettings(net=net, dropout=0.0, views=views), num_classes=10, seed=3)
     images = torch.zeros(6, 1, 28, 28)
     images[:, :, 8:20, 8:20] = torch.randn(6, 1, 12, 12, generator=torch.Generator().manual_seed(0))
-    draw = Draw(1, 0, 6, torch.arange(6))
-    assert torch.equal(plain(images, draw), several(images, draw))
+    rng = RandomKey(1, 0, 6, torch.arange(6))
+    assert torch.equal(plain(images, rng), several(images, rng))
     plain.eval(), several.eval()
     with torch.no_grad():
         shifts = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if views == 9 or 0 in {down, right}]

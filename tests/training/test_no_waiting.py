@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.data.rng import Draw
+from lit_mnist.data.rng import RandomKey
 from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.experiment import Experiment, ModelSettings
@@ -118,8 +118,8 @@ def test_whole_batches_are_made_on_the_device_without_a_copy_of_their_own(splits
         assert len(made) == 10 - first
         for batch in made:
             assert batch.images.shape == (12, 1, 28, 28)
-            assert isinstance(batch.draw, Draw)
-            assert {part.device for part in (batch.images, batch.targets, batch.draw.rows)} == {META}
+            assert isinstance(batch.rng, RandomKey)
+            assert {part.device for part in (batch.images, batch.targets, batch.rng.rows)} == {META}
             assert batch.indices.device.type == "cpu"
             assert batch.to(META) is batch
     with Crossings() as crossings:
@@ -134,8 +134,8 @@ def test_a_batch_of_the_host_s_is_moved_as_a_whole_but_for_its_numbers(splits: S
     batch = next(iter(TrainBatches(splits.train, plan=plan, settings=experiment.data, seed=1, epoch=0, rank=0)))
     assert batch.to(torch.device("cpu")) is batch
     found = batch.to(META)
-    assert found.draw
-    assert {part.device for part in (found.images, found.targets, found.draw.rows)} == {META}
+    assert found.rng
+    assert {part.device for part in (found.images, found.targets, found.rng.rows)} == {META}
     assert found.indices is batch.indices
 
 

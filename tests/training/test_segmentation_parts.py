@@ -19,7 +19,7 @@ from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.weights import backbone_weights, read_weights
 from lit_mnist.cli.validate import check_deterministic
 from lit_mnist.data.dataset import IGNORED
-from lit_mnist.data.rng import Draw
+from lit_mnist.data.rng import RandomKey
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings, Net
 from lit_mnist.models.build import build_net
@@ -111,11 +111,11 @@ def test_dropout_is_a_function_of_the_draw_and_touches_no_generator() -> None:
     net = build_net(SMALL, num_classes=3, seed=1).train()
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     before = torch.get_rng_state()
-    first, again, other = (net(images, Draw(7, number, 4, torch.arange(4))) for number in (0, 0, 1))
+    first, again, other = (net(images, RandomKey(7, number, 4, torch.arange(4))) for number in (0, 0, 1))
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(first, again)
     assert not torch.allclose(first, other, atol=1e-3)
-    with pytest.raises(ValueError, match="draw"):
+    with pytest.raises(ValueError, match="rng"):
         net(images)
 
 
@@ -125,7 +125,7 @@ def test_activations_that_are_computed_twice_give_the_same_gradient_and_statisti
     found = []
     for again in (False, True):
         made = build_net(ModelSettings(net=net, checkpoint_activations=again), num_classes=3, seed=1).train()
-        made(images, Draw(7, 0, 3, torch.arange(3))).square().mean().backward()
+        made(images, RandomKey(7, 0, 3, torch.arange(3))).square().mean().backward()
         gradients = {name: parameter.grad for name, parameter in made.named_parameters()}
         found.append({**dict(made.named_buffers()), **gradients})
     assert found[0].keys() == found[1].keys()
