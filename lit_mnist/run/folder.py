@@ -112,7 +112,7 @@ class RunFolder:
         write_text(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """Writes `result.json`. A metric that is not a number becomes null: JSON has no word for it."""
+        """Writes `result.json`. A metric that is not a number becomes null: JSON cannot represent it."""
         valid = json.loads(json.dumps(result), parse_constant=lambda _: None)
         write_text(self.path / RESULT, json.dumps(valid, indent=2, allow_nan=False) + "\n")
 

@@ -150,14 +150,14 @@ def test_a_batch_that_cannot_be_split_is_not_predicted(tutorial: Recipe, network
     assert all("split evenly over 8" in row["refused"] for row in rows if row["devices"] == 8)
 
 
-def test_the_workload_counts_what_two_ranks_of_a_scene_network_send(program: Program) -> None:
-    write_shapes(program.folder / "scenes", train=40, test=1, side=32)
+def test_the_workload_counts_what_two_ranks_of_a_segmentation_network_send(program: Program) -> None:
+    write_shapes(program.folder / "images", train=40, test=1, side=32)
     sizes = {"image_size": 32, "batch_size": 4, "val_size": 0}
     flags = (
         "--data.name",
         "voc2012",
         "--data.root",
-        "scenes",
+        "images",
         *(f"--data.{key}={size}" for key, size in sizes.items()),
     )
     run = ("--max-steps", 9, "--devices", 2, "--run.threads", 1, "--precision", "32-true", "--run.trace", "traffic")

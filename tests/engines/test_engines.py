@@ -1,4 +1,4 @@
-"""Every engine trains the same: to the bit on equally many ranks, up to rounding on other numbers of ranks."""
+"""Every engine trains the same: bit-identically on the same number of ranks, up to rounding on other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_what_an_engine_does_not_offer_is_refused_by_name(program: Program, case
     ],
 )
 def test_an_engine_goes_on_where_another_stopped(program: Program, ranks: int, engines: tuple[str, ...]) -> None:
-    """In the middle of an epoch and of the order of its windows, and ends with the same bits."""
+    """Resumes within an epoch and between its accumulation windows, and ends bit-identically."""
     constant = ("--model.schedule", "constant", *SGD, "--trainer.accumulate_grad_batches", 2, "--batch-size", 32)
     net = "basicnet" if engines[0] == "single" else "convnet"
     size = ("--data.train_size", 32 * 7, "--epochs", 4, "--data.val_size", 48, "--data.test_size", 101)

@@ -32,7 +32,7 @@ run: {threads: 1}
 
 @pytest.fixture(scope="module")
 def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of which every third scene has hardly a pixel that counts, and some have none."""
+    """A folder of which every third image has hardly a pixel that counts, and some have none."""
     folder = write_voc(tmp_path_factory.mktemp("voc"), train=41, test=11)
     for path in sorted((folder / MASKS).iterdir())[::3]:
         mask = np.array(Image.open(path))
@@ -132,7 +132,7 @@ def test_of_digits_the_loss_is_torch_s_own_to_the_bit() -> None:
 
 
 def test_a_batch_of_nothing_but_border_trains_on(program: Program, flags: tuple[object, ...]) -> None:
-    """Two scenes at a time, one to a rank: of many steps one rank has a single row, of some both."""
+    """Two images at a time, one to a rank: of many steps one rank has a single row, of some both."""
     folder = program.train(*flags, "--devices", 2, "--batch-size", 2, "--max-steps", 12, "--precision", "32-true")
     assert 0 < result_of(folder)["train"]["loss"] < 10
 
@@ -149,12 +149,12 @@ def test_checkpointed_activations_change_no_bit(program: Program, flags: tuple[o
 
 REFUSALS: dict[str, tuple[tuple[object, ...], list[str]]] = {
     "a digits' net": (("--model.net", "convnet"), ["model.net convnet", "voc2012", "deeplabv3_small"]),
-    "a scenes' net": (("--data.name", "mnist"), ["deeplabv3_small", "mnist"]),
+    "a net for segmentation": (("--data.name", "mnist"), ["deeplabv3_small", "mnist"]),
     "a digits' augmentation": (("--data.augment", "affine"), ["data.augment affine", "crop"]),
     "views": (("--model.views", 5), ["model.views 5"]),
     "a compiled net": (("--model.compile", "true"), ["model.compile"]),
-    "one scene to a rank": (("--batch-size", 1), ["data.batch_size 1", "batch norm"]),
-    "one scene to a rank, not synchronised": (
+    "one image to a rank": (("--batch-size", 1), ["data.batch_size 1", "batch norm"]),
+    "one image to a rank, not synchronised": (
         ("--batch-size", 2, "--devices", 2, "--trainer.sync_batchnorm", "false"),
         ["data.batch_size 2", "batch norm"],
     ),

@@ -265,7 +265,7 @@ def test_without_elastic_rendezvous_a_lost_rank_ends_all_and_the_same_commands_r
         host.start()
     until_done(hosts, 150)
     assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG)
-    record_metric("two hosts, static, rank killed", f"ended after {seconds:.0f} s, and went on to the undisturbed bits")
+    record_metric("two hosts, static, rank killed", f"ended after {seconds:.0f} s, and resumed bit-identically")
 
 
 @pytest.mark.slow

@@ -21,14 +21,14 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 from lit_mnist.plugins import ExactCheckpoint, FailureReport
 
-folder, world_size, guilty = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+folder, world_size, failed_rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
 class Module(LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(2, 1)
     def training_step(self, batch, batch_idx):
-        if batch_idx == 3 and self.global_rank == guilty:
+        if batch_idx == 3 and self.global_rank == failed_rank:
             raise ValueError(f"bad samples {(batch[0][:, 0] / 2).int().tolist()}")
         return self.layer(batch[0]).sum()
     def configure_optimizers(self):

@@ -70,12 +70,12 @@ def test_mean_iou_is_that_of_all_pixels_that_count(kind: str) -> None:
     assert found.loss == pytest.approx(loss)
     assert found.count == 7
     assert np.sum(found.confusion) == int((targets != IGNORED).sum())
-    # The scene that is all border has no score of its own.
+    # The image that is all border has no score of its own.
     assert {example.sample for example in examples} == {1, 2, 3, 4, 5, 6}
     assert "mean_iou" in found.to_dict()
 
 
-def test_scenes_of_nothing_but_border_have_figures() -> None:
+def test_images_of_nothing_but_border_have_metrics() -> None:
     sums = EvaluationSums(3, torch.device("cpu"))
     sums.update(torch.randn(2, 3, 4, 4), torch.full((2, 4, 4), IGNORED), torch.arange(2))
     found = sums.compute(2)
@@ -90,7 +90,7 @@ def test_digits_have_no_mean_iou() -> None:
     assert not {"iou", "mean_iou"} & found.to_dict().keys()
 
 
-def test_predictions_of_scenes_are_masks() -> None:
+def test_predictions_of_segmentation_images_are_masks() -> None:
     logits = torch.randn(2, 3, 4, 5)
     masks, probability = predict_with_probability(logits)
     assert (masks.dtype, masks.shape, probability.shape) == (torch.uint8, (2, 4, 5), (2,))

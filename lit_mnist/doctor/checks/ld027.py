@@ -56,7 +56,7 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[s
         names = [end[0] if end else "" for end in ends]
         if names[0] == names[1]:
             continue
-        # A rank that goes on with its training is not the one that leaves the sequence.
+        # A rank that continues training is not the one that leaves the sequence.
         extra = next((place for place in (0, 1) if names[place] not in {"", _TRAINING, _BACKWARD}), None)
         if extra is None:
             return None

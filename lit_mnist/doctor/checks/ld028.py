@@ -83,7 +83,7 @@ def _batches(event: Event) -> int | None:
 
 
 def _ended(ranks: Sequence[RankRecord]) -> str:
-    """Returns which rank came to the end of its batches while another went on; nothing if there is none."""
+    """Returns which rank came to the end of its batches while another continued; nothing if there is none."""
     for events in training_epochs(ranks):
         for ended, rank in zip(events, ranks, strict=True):
             longer = [other for other, event in zip(ranks, events, strict=True) if event["yielded"] > ended["yielded"]]

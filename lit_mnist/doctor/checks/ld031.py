@@ -24,7 +24,7 @@ THREADS = (
     "IBM/mi-prometheus#111",
 )
 STRUCTURAL = True
-# As many steps show whether the growth goes on.
+# As many steps show whether the growth continues.
 _LONGER = 3
 
 

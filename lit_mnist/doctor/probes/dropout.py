@@ -17,7 +17,7 @@ class DropoutWatch(DispatchMode):
     """Sees dropout that is active without gradients, as a function, in a module, or in attention.
 
     Args:
-        recorder: Takes an event `dropout` with the rate.
+        recorder: Takes an event `dropout` with the probability.
     """
 
     def __init__(self, recorder: Recorder) -> None:

@@ -1,6 +1,6 @@
 """Evaluation mode that is left on, on one rank only.
 
-Rank 0 evaluates the model and leaves it in evaluation mode; the other ranks go on with dropout.
+Rank 0 evaluates the model and leaves it in evaluation mode; the other ranks continue with dropout.
 """
 
 import os
