@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lit_mnist.doctor.findings import Finding, Verdict
+from lit_mnist.doctor.rank_comparison import THRESHOLD, RankComparison, compare_ranks
 from lit_mnist.doctor.records import RankRecord, Run
 from lit_mnist.doctor.spec import Spec, Target
-from lit_mnist.doctor.twin import THRESHOLD, Twin, compare_twin
 
 # If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
 _TIMES_NOISE = 50
@@ -56,11 +56,11 @@ class Evidence:
     spec: Spec
     runner: Runner
     runs: dict[str, Run] = field(default_factory=dict)
-    twin: Twin = field(default_factory=lambda: Twin(cannot="it was not reached"))
+    twin: RankComparison = field(default_factory=lambda: RankComparison(cannot="it was not reached"))
     deterministic: bool | None = None
     double: bool = True
     noise: float = 0.0
-    _interventions: dict[str, Twin] = field(default_factory=dict)
+    _interventions: dict[str, RankComparison] = field(default_factory=dict)
 
     def run(self, name: str, environment: dict[str, str] | None = None, **changes: Any) -> Run:
         """Runs the specification with changes, once, under a name."""
@@ -83,7 +83,7 @@ class Evidence:
         """The process of the run `single`."""
         return self.runs["single"].ranks[0] if "single" in self.runs else None
 
-    def compare(self, name: str = "", **interventions: Any) -> Twin:
+    def compare(self, name: str = "", **interventions: Any) -> RankComparison:
         """Runs the first steps on several ranks, with interventions, and compares them with one process.
 
         Args:
@@ -103,14 +103,14 @@ class Evidence:
         one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
         changes = {"ranks": self.spec.world_size}
         if not ranks.worked:
-            return Twin(cannot="the run with several ranks has failed")
+            return RankComparison(cannot="the run with several ranks has failed")
         twin = self.run(f"{prefix}twin", **one, interventions=changes)
         threshold = THRESHOLD
         if not double:
             reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
-            self.noise = compare_twin(reverse, twin).difference if reverse.worked and twin.worked else 1e-4
+            self.noise = compare_ranks(reverse, twin).difference if reverse.worked and twin.worked else 1e-4
             threshold = max(_TIMES_NOISE * self.noise, _LEAST)
-        found = compare_twin(ranks, twin, threshold=threshold)
+        found = compare_ranks(ranks, twin, threshold=threshold)
         self._interventions[name] = found
         return found
 

@@ -17,10 +17,10 @@ from lit_mnist.doctor.commands import CommandRuns
 from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.failures import reason_of, stacks_of
 from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
+from lit_mnist.doctor.rank_comparison import RankComparison
 from lit_mnist.doctor.records import Run
 from lit_mnist.doctor.runs import Ranks, remove
 from lit_mnist.doctor.spec import Spec, Target, target_name
-from lit_mnist.doctor.twin import Twin
 from lit_mnist.errors import InputError
 
 _LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
@@ -176,7 +176,7 @@ class _Examination:
     def _twin(self) -> str:
         evidence = self.evidence
         if not evidence.deterministic:
-            evidence.twin = Twin(cannot="two runs of the same code gave different weights")
+            evidence.twin = RankComparison(cannot="two runs of the same code gave different weights")
             return "not compared, since two runs differ"
         evidence.twin = twin = evidence.compare()
         if twin.cannot:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from lit_mnist.doctor.evidence import Evidence
+from lit_mnist.doctor.rank_comparison import RankComparison, names_of
 from lit_mnist.doctor.records import RankRecord, Run
-from lit_mnist.doctor.twin import Twin, names_of
 
 # Relative; gradients of 32 bits.
 _SAME = 1e-4
@@ -141,7 +141,7 @@ def wraps(run: Run) -> list[dict[str, Any]]:
     return run.ranks[0].of_kind("ddp")
 
 
-def without_batch_norm(evidence: Evidence) -> Twin:
+def without_batch_norm(evidence: Evidence) -> RankComparison:
     """Returns the comparison with synchronized batch norm, if batch norm is what differs first."""
     twin = evidence.twin
     if twin.differs and twin.module_class.startswith("BatchNorm"):

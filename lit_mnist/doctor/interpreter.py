@@ -30,7 +30,7 @@ class Interpreter:
             "PYTHONUNBUFFERED": "1",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lit_mnist.doctor.zygote"],
+            [sys.executable, "-m", "lit_mnist.doctor.fork_server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

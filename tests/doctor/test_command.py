@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import CHILD_ENV, Program
+from conftest import CHILD_ENV, ROOT, Program
 
 from lit_mnist.doctor.checks import describe, load_checks
 from lit_mnist.doctor.flags import help_of_doctor
@@ -27,6 +28,7 @@ REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown check": (("a:b", "--only", "LD99"), "no check LD99"),
     "an unknown check to explain": (("--explain", "LD00"), "no check LD00"),
     "no configuration": (("--config", "missing.yaml"), "no file"),
+    "a file of another kind": ((str(ROOT / "README.md"),), "where file.py is a file of Python"),
     "a dot for the colon": (("a.b.Lit",), "did you mean a.b:Lit?"),
     "a script": (("train.py",), "torchrun"),
     "a folder for a file": (("a:b", "--html", "."), "cannot be written"),
@@ -99,3 +101,15 @@ def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
     assert "LD010" in page
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_configuration_of_a_project_is_examined(program: Program) -> None:
+    """The section `run` is of this project's own command; LightningCLI does not know it."""
+    shutil.copytree(ROOT / "examples" / "own_module", program.folder, dirs_exist_ok=True)
+    done = program("doctor", "--config", "spirals.yaml", "--only", "structural", timeout=150)
+    assert done.code == 0, done.out + done.err
+    shutil.copy(PROJECT.parent / "ld008_same_dropout.py", program.folder / "mine.py")
+    (program.folder / "mine.yaml").write_text("model: {class_path: mine.Module}\n")
+    done = program("doctor", "--config", "mine.yaml", "--only", "LD008", timeout=150)
+    assert done.code == 1, done.out + done.err
+    assert "LD008" in done.out

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lit_mnist.doctor._private import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_workers, without_modes
-from lit_mnist.doctor.tape import Draw, Tape
+from lit_mnist.doctor.random_replay import Draw, RandomReplay
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -36,7 +36,7 @@ def test_a_stream_has_no_indices() -> None:
 
 
 def test_a_dispatch_mode_is_left_for_a_while() -> None:
-    tape = Tape()
+    tape = RandomReplay()
     with tape:
         torch.rand(2)
         with without_modes():
@@ -64,12 +64,12 @@ def test_the_draws_of_two_ranks_replace_those_of_one_process() -> None:
     inputs = [torch.rand(3, 4) for _ in range(2)]
     tapes, outputs = [], []
     for part in inputs:
-        tape = Tape()
+        tape = RandomReplay()
         tape.recording = True
         with tape:
             outputs.append(drop(part) + torch.randn(3, 4))
         tapes.append([Draw(draw.name, draw.outputs) for draw in tape.draws])
-    whole = Tape()
+    whole = RandomReplay()
     whole.replay(tapes)
     with whole:
         joined = drop(torch.cat(inputs)) + torch.randn(6, 4)
@@ -80,12 +80,12 @@ def test_the_draws_of_two_ranks_replace_those_of_one_process() -> None:
 def test_a_number_per_batch_cannot_be_joined() -> None:
     tapes = []
     for _ in range(2):
-        tape = Tape()
+        tape = RandomReplay()
         tape.recording = True
         with tape:
             torch.rand(())
         tapes.append(tape.draws)
-    whole = Tape()
+    whole = RandomReplay()
     whole.replay(tapes)
     with whole:
         torch.rand(())

@@ -1,4 +1,4 @@
-"""Every engine trains the same: bit-identically on the same number of ranks, up to rounding on other numbers of ranks."""
+"""Every engine trains bit-identical weights on the same number of ranks, and equal up to rounding on other numbers."""
 
 from __future__ import annotations
 

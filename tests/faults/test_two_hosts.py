@@ -226,7 +226,7 @@ def test_a_rank_killed_on_one_machine_is_replaced(
     assert (folder / "logs" / "injected").exists()
     assert "resuming from" in read_output(hosts)
     assert result_of(folder)["weights_sha256"] == undisturbed(program, *SHORT)
-    record_metric(f"two hosts, rank killed, {engine}", f"the undisturbed bits; {seconds:.0f} s from start to end")
+    record_metric(f"two hosts, rank killed, {engine}", f"bit-identical; {seconds:.0f} s from start to end")
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_killed_agent_can_be_restarted(
     assert again == 1 - victim, read_output(hosts)
     assert "resuming from" in read_output(hosts)
     assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG)
-    record_metric(f"two hosts, agent {victim} killed", f"the undisturbed bits, {seconds:.0f} s after the kill")
+    record_metric(f"two hosts, agent {victim} killed", f"bit-identical, {seconds:.0f} s after the kill")
 
 
 @pytest.mark.slow
@@ -306,5 +306,5 @@ def test_a_broken_link_ends_or_restarts_both_machines(
     record_metric(
         f"two hosts, {fault}",
         f"the ranks are gone after: {gone}; agents started again: {again}; "
-        f"the undisturbed bits, {time.monotonic() - mended:.0f} s after the link is mended",
+        f"bit-identical, {time.monotonic() - mended:.0f} s after the link is mended",
     )

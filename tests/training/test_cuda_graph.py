@@ -1,4 +1,4 @@
-"""Passes recorded as a CUDA graph: where they are, and that they train bit-identical weights. A CPU stands in for the GPU.
+"""Passes recorded as a CUDA graph: where they are, and that the weights are bit-identical. A CPU stands in for the GPU.
 
 The stand-in does what a graph does: it notes the operations of the recording, and repeats them on the same memory.
 `tests/engines/test_gpu.py` does it with real graphs where there is a GPU.

@@ -24,6 +24,10 @@ class SpiralsModule(LightningModule):
         self.net = nn.Sequential(nn.Linear(2, hidden), activation(), nn.Dropout(dropout), nn.Linear(hidden, 3))
         self.accuracy = MulticlassAccuracy(3, average="micro")
 
+    def on_fit_start(self) -> None:
+        # seed_everything gives all ranks one seed. Their dropout masks must differ.
+        torch.manual_seed(torch.initial_seed() + self.global_rank)
+
     def forward(self, points: torch.Tensor) -> torch.Tensor:
         return self.net(points)
 

@@ -20,6 +20,7 @@ FIX = """\
 Seed by rank after the model is built:
     model = build()
     torch.manual_seed(seed + rank)
+In Lightning, in `on_fit_start`: torch.manual_seed(torch.initial_seed() + self.global_rank)
 """
 THREADS = (
     "huggingface/transformers#31412",

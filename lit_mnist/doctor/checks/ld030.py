@@ -37,7 +37,7 @@ def check(evidence: Evidence) -> list[Finding]:
     for events in epochs:
         if any(event["iterable"] or not event["drained"] for event in events):
             continue
-        if all(event["indices"] == events[0]["indices"] for event in events) and _in_order(events[0]):
+        if all(event["indices"] == events[0]["indices"] for event in events) and events[0]["ascending"]:
             # Each rank predicts all samples.
             continue
         found = _order(evidence, run, events) or _lost(evidence, run, events)
@@ -46,17 +46,13 @@ def check(evidence: Evidence) -> list[Finding]:
     return []
 
 
-def _in_order(event: Event) -> bool:
-    return bool(event["indices"] == sorted(set(event["indices"])))
-
-
 def _order(evidence: Evidence, run: Run, events: list[Event]) -> Finding | None:
     """Returns the finding of samples that are repeated, missing or out of order; none if the outputs name them."""
     total, union = sum(len(event["indices"]) for event in events), {i for event in events for i in event["indices"]}
     faults = []
     if total > len(union):
         faults.append(f"{total - len(union)} of the {len(union)} samples are predicted twice")
-    if shuffled := [rank.rank for rank, event in zip(run.ranks, events, strict=True) if not _in_order(event)]:
+    if shuffled := [rank.rank for rank, event in zip(run.ranks, events, strict=True) if not event["ascending"]]:
         first = ", ".join(map(str, events[shuffled[0]]["indices"][:4]))
         faults.append(f"the predictions of rank {shuffled[0]} are out of order (samples {first}, ...)")
     size = events[0]["samples"]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_mnist.doctor._private import LoaderIndices, graph_nodes, tree_leaves, tree_map
-from lit_mnist.doctor.feed import Feed
 from lit_mnist.doctor.probes.samples import (
     base_indices,
     describe_samples,
     generators,
 )
+from lit_mnist.doctor.rank_batches import RankBatches
 from lit_mnist.doctor.recorder import sample_digests
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class ShortEpoch(Iterator[Any]):
             if trains:
                 event["graph_nodes"] = graph_nodes()
         if trains and probe.spec.purpose == "numbers" and probe.feed is None:
-            recorder.tensors |= Feed.tensors_of(batch, self.loader, self.iteration, self.yielded)
+            recorder.tensors |= RankBatches.tensors_of(batch, self.loader, self.iteration, self.yielded)
         return recorder.add("batch", **event)
 
     def end(self) -> None:
@@ -155,7 +155,10 @@ class ShortEpoch(Iterator[Any]):
         self.event["drained"] = self.event["complete"] or self.indices.drain()
         if self.indices.is_iterable and probe.spec.purpose == "train" and not self.event["complete"]:
             self._drain_stream()
-        self.event["indices"] = base_indices(self.dataset, list(itertools.chain(*self.indices.lists)))
+        positions = list(itertools.chain(*self.indices.lists))
+        self.event["indices"] = base_indices(self.dataset, positions)
+        # In the data set of the loader: a Subset may have an order of its own.
+        self.event["ascending"] = positions == sorted(set(positions))
         self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
         self.event["sizes"] = [len(part) for part in self.indices.lists]
         done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
@@ -189,6 +192,7 @@ def _describe(loader: Any, indices: LoaderIndices) -> dict[str, Any]:
         "batch_size": loader.batch_size,
         "gradients": torch.is_grad_enabled(),
         "indices": [],
+        "ascending": True,
         "yielded": 0,
         "complete": False,
         "drained": False,

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from lit_mnist.doctor.feed import Feed
 from lit_mnist.doctor.probes.calls import CallProbe
 from lit_mnist.doctor.probes.loaders import LoaderProbe
 from lit_mnist.doctor.probes.modules import ModuleProbe
 from lit_mnist.doctor.probes.steps import StepProbe
+from lit_mnist.doctor.rank_batches import RankBatches
 from lit_mnist.doctor.recorder import Recorder
 from lit_mnist.doctor.spec import Spec
 
@@ -37,7 +37,7 @@ class Probes:
         self.recorder = Recorder(folder)
         changes = spec.interventions
         reverse = bool(changes.get("reverse"))
-        feed = Feed(Path(spec.feed), int(changes["ranks"]), reverse=reverse) if spec.feed else None
+        feed = RankBatches(Path(spec.feed), int(changes["ranks"]), reverse=reverse) if spec.feed else None
         self.steps = StepProbe(self.recorder, spec)
         self.modules = ModuleProbe(self.recorder, spec, self.steps)
         self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch)

@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_mnist.doctor._private import watch_workers
-from lit_mnist.doctor.feed import Feed
 from lit_mnist.doctor.probes.dropout import DropoutWatch
 from lit_mnist.doctor.probes.epochs import ShortEpoch
 from lit_mnist.doctor.probes.samples import (
@@ -18,9 +17,10 @@ from lit_mnist.doctor.probes.samples import (
     seed_generators,
 )
 from lit_mnist.doctor.probes.wrap import wrap
+from lit_mnist.doctor.random_replay import RandomReplay
+from lit_mnist.doctor.rank_batches import RankBatches
 from lit_mnist.doctor.recorder import Recorder
 from lit_mnist.doctor.spec import Spec
-from lit_mnist.doctor.tape import Tape
 
 
 class LoaderProbe:
@@ -38,13 +38,13 @@ class LoaderProbe:
         self,
         recorder: Recorder,
         spec: Spec,
-        feed: Feed | None,
+        feed: RankBatches | None,
         finish: Callable[[], None],
         first_batch: Callable[[], None],
     ) -> None:
         self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
         self.samples = SampleProbe(recorder, spec)
-        self.tape = Tape()
+        self.tape = RandomReplay()
         self.dropout = DropoutWatch(recorder)
         self._watched = False
         self.tape.recording = spec.purpose == "numbers" and feed is None

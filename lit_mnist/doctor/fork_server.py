@@ -1,4 +1,4 @@
-"""A process per rank that has imported the libraries, and forks the runs: `python -m lit_mnist.doctor.zygote`.
+"""A process per rank that has imported the libraries, and forks the runs: `python -m lit_mnist.doctor.fork_server`.
 
 Each rank has an interpreter of its own, with another PYTHONHASHSEED, as separately started ranks have. The user's code
 is imported in the fork, so each run begins anew. The requests and answers are lines of JSON on the standard streams.

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from lit_mnist.doctor._private import tree_leaves, tree_map
-from lit_mnist.doctor.tape import Draw
+from lit_mnist.doctor.random_replay import Draw
 
 
-class Feed:
+class RankBatches:
     """What the ranks of a run were given.
 
     Args:

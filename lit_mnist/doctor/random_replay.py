@@ -20,7 +20,7 @@ class Draw(NamedTuple):
     outputs: list[torch.Tensor]
 
 
-class Tape(DispatchMode):
+class RandomReplay(DispatchMode):
     """Sees each operator that draws from a torch generator while it is entered.
 
     Attributes:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from lit_mnist.doctor.random_replay import joining_axis
 from lit_mnist.doctor.records import RankRecord, Run
-from lit_mnist.doctor.tape import joining_axis
 
 # Healthy programs are below 1e-11 in 64 bits, faulty ones above 1e-3; a loss that the program computes in 32 bits
 # leaves 1e-8.
@@ -19,7 +19,7 @@ _MOST_COORDINATES = 2_000_000
 
 
 @dataclass(frozen=True)
-class Twin:
+class RankComparison:
     """How two ranks differ from one process with the same samples.
 
     Attributes:
@@ -62,27 +62,29 @@ class Twin:
         return bool(self.weights) and self.residual <= max(self.threshold, 1e-6) * 10
 
 
-def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin:
+def compare_ranks(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> RankComparison:
     """Compares a run of several ranks with the run of one process that was fed from it."""
     if not ranks.worked:
-        return Twin(cannot="the run with several ranks has failed")
+        return RankComparison(cannot="the run with several ranks has failed")
     if not twin.ranks:
-        return Twin(cannot="the command names no number of ranks, so it cannot be run on one process")
+        return RankComparison(cannot="the command names no number of ranks, so it cannot be run on one process")
     if twin.hung or twin.lost:
-        return Twin(cannot="the run with one process hung")
+        return RankComparison(cannot="the run with one process hung")
     if twin.errors:
         error = twin.errors[0]
-        return Twin(cannot=f"one process with all samples fails: {error['type']}: {error['message'][:150]}")
+        return RankComparison(cannot=f"one process with all samples fails: {error['type']}: {error['message'][:150]}")
     one = twin.ranks[0]
     if failures := one.end["failures"]:
-        return Twin(cannot=f"one process cannot be given the same samples and draws: {failures[0]}")
+        return RankComparison(cannot=f"one process cannot be given the same samples and draws: {failures[0]}")
     if hidden := _hidden_draws(ranks):
-        return Twin(cannot=hidden)
+        return RankComparison(cannot=hidden)
     if not one.of_kind("batch"):
-        return Twin(cannot="the samples come from no DataLoader of torch, so one process cannot be given them")
+        return RankComparison(
+            cannot="the samples come from no DataLoader of torch, so one process cannot be given them"
+        )
     steps = sorted({int(name.split("/")[1]) for name in one.tensors if name.startswith("applied/")})
     if not steps:
-        return Twin(cannot="no optimizer step was seen on one process")
+        return RankComparison(cannot="no optimizer step was seen on one process")
     worst, differences = (0.0, 0, ""), []
     rates = [[event["lr"] for event in record.of_kind("step")] for record in (ranks.ranks[0], one)]
     for step in steps:
@@ -91,7 +93,7 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
             break
         found = _gradient_difference(ranks.ranks[0], one, step)
         if found is None:
-            return Twin(cannot="the optimizers of one process have other parameters, or step at other times")
+            return RankComparison(cannot="the optimizers of one process have other parameters, or step at other times")
         differences.append(found[0])
         # The first step that differs, otherwise the worst.
         if worst[0] <= threshold and not found[0] <= worst[0]:
@@ -99,7 +101,7 @@ def compare_twin(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Twin
     module, kind, amount = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     weights, residual = _weights(ranks, one, worst[1])
     applied = tuple(_least_squares(ranks, _vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
-    return Twin(
+    return RankComparison(
         worst[0], worst[1], worst[2], threshold, weights, residual, tuple(differences), applied, module, kind, amount
     )
 
