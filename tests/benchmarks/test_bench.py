@@ -143,6 +143,7 @@ def test_what_it_cannot_measure_is_refused(program: Program, words: tuple[str, .
     assert not (program.folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_topic_is_measured_from_the_command_line_to_the_page(program: Program) -> None:
     done = program("--topics", "evaluation", "--repeats", 1, "--run-dir", "bench", engine="benchmarks")
     assert done.code == 0, done.out + done.err

@@ -81,7 +81,9 @@ def test_a_planted_problem_is_found(
     assert {problem.partition(":")[0] for problem in browser.problems()} == ({found} if found else set())
 
 
-@pytest.mark.parametrize("task", ["digits", "segmentation", "own module"])
+@pytest.mark.parametrize(
+    "task", ["digits", *(pytest.param(task, marks=pytest.mark.slow) for task in ("segmentation", "own module"))]
+)
 def test_the_report_of_a_run(browser: Chromium, program: Program, tmp_path: Path, task: str) -> None:
     flags: dict[str, tuple[object, ...]] = {
         "digits": ("--max-steps", 40),
@@ -98,9 +100,9 @@ def test_the_report_of_a_run(browser: Chromium, program: Program, tmp_path: Path
 
 
 def test_the_report_of_a_run_with_many_classes(browser: Chromium, tmp_path: Path) -> None:
-    names = [f"a long name of class {number}" for number in range(47)]
-    write_run(tmp_path, result=make_result(47), mistakes=make_mistakes(30, 47), class_names=names)
-    assert_fine(check(browser, tmp_path / "report.html", "report of 47 classes"))
+    names = [f"a long name of class {number}" for number in range(20)]
+    write_run(tmp_path, result=make_result(20), mistakes=make_mistakes(30, 20), class_names=names)
+    assert_fine(check(browser, tmp_path / "report.html", "report of 20 classes"))
 
 
 def test_the_comparison_of_engines(browser: Chromium, tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def pages_of(site: Path) -> list[Path]:
     return [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
 
 
-@pytest.mark.parametrize("name", ["index", "tutorial/05-evaluation", "doctor"])
+@pytest.mark.parametrize("name", ["index", "tutorial/05-evaluation"])
 def test_a_page_of_the_documentation(browser: Chromium, site: Path, name: str) -> None:
     assert_fine(check(browser, site / f"{name}.html", f"docs {Path(name).stem}"))
 

@@ -103,11 +103,17 @@ def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
     assert "http" not in page.replace("http-equiv", "")
 
 
+@pytest.mark.timeout(200)
 def test_the_configuration_of_a_project_is_examined(program: Program) -> None:
     """The section `run` is of this project's own command; LightningCLI does not know it."""
     shutil.copytree(ROOT / "examples" / "own_module", program.folder, dirs_exist_ok=True)
-    done = program("doctor", "--config", "spirals.yaml", "--only", "structural", timeout=150)
+    done = program("doctor", "--config", "spirals.yaml", "--only", "LD008,LD030", timeout=150)
     assert done.code == 0, done.out + done.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_fault_is_found_by_a_configuration(program: Program) -> None:
     shutil.copy(PROJECT.parent / "ld008_same_dropout.py", program.folder / "mine.py")
     (program.folder / "mine.yaml").write_text("model: {class_path: mine.Module}\n")
     done = program("doctor", "--config", "mine.yaml", "--only", "LD008", timeout=150)

@@ -90,12 +90,12 @@ def test_a_lost_rank_is_reported(name: str, said: str) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_no_process_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("program", [pytest.param("starts_processes", marks=pytest.mark.slow), "saves"])
+def test_no_process_and_no_file_is_left(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"mine": torch.ones(1)}, "model.pt")
     before = folders()
-    assert not examined("starts_processes").faults
-    assert not examined("saves").faults
+    assert not examined(program).faults
     assert not sleeping()
     assert torch.load("model.pt").keys() == {"mine"}
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]

@@ -7,8 +7,8 @@ from projects.cases import CASES, Case
 from suite import TRAINCHECK, examine_case
 
 ALL = (*CASES, *TRAINCHECK)
-# The comparison with one process, evaluation, and a healthy Lightning project with all stages.
-QUICK = ("ld013_padded_tokens", "ld024_lightning_mean", "lightning_digits")
+# The comparison with one process, and evaluation. Of the healthy projects, test_own_engines.py has the template.
+QUICK = ("ld013_padded_tokens", "ld024_lightning_mean")
 
 
 @pytest.mark.timeout(300)

@@ -155,7 +155,7 @@ def lose(monkeypatch: pytest.MonkeyPatch, losses: tuple[tuple[int, int], ...], n
     [
         ("lightning", "16-mixed", 3),
         pytest.param("raw_ddp", "16-mixed", 3, marks=pytest.mark.slow),
-        ("single", "16-mixed", 1),
+        pytest.param("single", "16-mixed", 1, marks=pytest.mark.slow),
         pytest.param("single", "16-mixed", 3, marks=pytest.mark.slow),
         pytest.param("lightning", "32-true", 1, marks=pytest.mark.slow),
         pytest.param("raw_ddp", "bf16-mixed", 1, marks=pytest.mark.slow),
