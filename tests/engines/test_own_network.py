@@ -126,6 +126,7 @@ def test_a_run_is_evaluated_predicted_and_loaded(trained: Path, program: Program
     assert result_of(again)["weights_sha256"] == result["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_compare_imports_the_package_in_the_processes_that_it_starts(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,8 +77,8 @@ def trained(shared_program: Program) -> Path:
 
 
 ALL = (1, 2, 3, 4, 7)
-WORLDS = [(10_000, ALL), (9_999, (1, 7)), (101, (1, 4)), (10, (1, 3))]
-EVERY_WORLD = [pytest.param(size, ALL, marks=pytest.mark.slow) for size in (9_999, 101, 10)]
+WORLDS = [(10_000, (1, 3)), (9_999, (1, 7)), (101, (1, 4)), (10, (1, 3))]
+EVERY_WORLD = [pytest.param(size, ALL, marks=pytest.mark.slow) for size in (10_000, 9_999, 101, 10)]
 
 
 @pytest.mark.parametrize(("size", "worlds"), [*WORLDS, *EVERY_WORLD])

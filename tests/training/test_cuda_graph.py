@@ -82,8 +82,15 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_mnist.cli.validate.uses_cuda_graph", lambda *_: True)
 
 
-@pytest.mark.parametrize("engine", ["single", "lightning"])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize(
+    ("precision", "engine"),
+    [
+        *(("32-true", engine) for engine in ("single", "lightning")),
+        *(("bf16-mixed", engine) for engine in ("single", "lightning")),
+        pytest.param("16-mixed", "single", marks=pytest.mark.slow),
+        ("16-mixed", "lightning"),
+    ],
+)
 def test_a_recorded_graph_trains_the_same_bits(
     program: Program, request: pytest.FixtureRequest, engine: str, precision: str
 ) -> None:
