@@ -19,10 +19,10 @@ from lit_mnist.distributed.terminal import display_path, print_stop
 from lit_mnist.errors import require
 from lit_mnist.plugins import _private
 from lit_mnist.plugins.exact_checks import (
-    check_schedules,
+    check_ranks,
     check_training,
     default_checkpoint_io,
-    digest_of_schedules,
+    digest_of_rank_0,
 )
 from lit_mnist.plugins.module_state import ModuleState
 from lit_mnist.plugins.plain_values import as_bytes, as_tensor, pack, unpack
@@ -134,10 +134,10 @@ class ExactCheckpoint(Checkpoint):
         """Adds each rank's part to the checkpoints of this callback."""
         if not self._saving:
             return
-        schedules = digest_of_schedules(trainer, checkpoint["lr_schedulers"])
-        parts = all_gather_bytes(schedules + pack(self._local_state()))
-        check_schedules([part[: len(schedules)] for part in parts])
-        checkpoint[_KEY] = {"ranks": [as_tensor(part[len(schedules) :]) for part in parts]}
+        digest = digest_of_rank_0(trainer, checkpoint["lr_schedulers"])
+        parts = all_gather_bytes(digest + pack(self._local_state()))
+        check_ranks([part[: len(digest)] for part in parts], trainer)
+        checkpoint[_KEY] = {"ranks": [as_tensor(part[len(digest) :]) for part in parts]}
 
     def _between_batches(self) -> None:
         """Saves if a save is due, and exits if any rank has received a signal."""
