@@ -26,6 +26,7 @@ from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.experiment import Experiment
+from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.experiment.schema import as_flags
 from lit_mnist.models.build import build_net
@@ -74,7 +75,8 @@ def compare(request: Request, command: str, main: Main) -> int:
             "--data.batch_per=global",
             f"--data.batch_size={plan.batch_size}",
             "--model.lr_scale=none",
-            f"--model.lr={plan.lr!r}",
+            # Each run lowers it for its number of steps.
+            f"--model.lr={scaled_lr(experiment.model, devices.count)!r}",
         ],
         ranks=devices.count,
         threads=threads_per_rank(experiment.run.threads, devices.count),
