@@ -91,17 +91,12 @@ def claim(validated: Validated, plan: Plan, lock: FolderLock | None) -> tuple[Pa
     )
     try:
         if request.trains:
-            _fill(folder, saved, plan, resumes_here=in_place or restarted)
+            complete = request.command == "train" and saved is not None and saved.step == plan.total_steps
+            _fill(folder, saved, plan, resumes_here=in_place or restarted, complete=complete)
         if request.command != "predict":
             config = experiment.replace("run", dir=None, resume=None, inject=None).to_dict()
             config["trainer"].update(validated.stated)
             folder.write_config(config)
-        complete = request.command == "train" and saved is not None and saved.step == plan.total_steps
-        if complete and not (folder.checkpoints / BEST).exists():
-            raise InputError(
-                f"The training in {folder.path} is complete, but its best weights are not known: test the last ones "
-                f"with test --ckpt {folder.checkpoints / LAST}."
-            )
     except OSError as error:
         folder.undo()
         raise InputError(f"The run folder {folder.path} cannot be written: {error.strerror}.") from error
@@ -148,7 +143,7 @@ def _path(validated: Validated, origin: Path | None) -> tuple[Path | None, str]:
     return chosen.absolute() if chosen else None, name
 
 
-def _fill(folder: RunFolder, saved: Saved | None, plan: Plan, *, resumes_here: bool) -> None:
+def _fill(folder: RunFolder, saved: Saved | None, plan: Plan, *, resumes_here: bool, complete: bool) -> None:
     """Copies the checkpoints that a training resumes from into its folder; the best one only if it is valid."""
     if not resumes_here:
         fault_marker(folder.path).unlink(missing_ok=True)
@@ -164,12 +159,17 @@ def _fill(folder: RunFolder, saved: Saved | None, plan: Plan, *, resumes_here: b
             raise InputError(f"{saved.path} was replaced by another run while it was read: start this one again.")
         if (beside := saved.path.parent / BEST).is_file():
             atomic_copy(beside, best)
-    if saved.step < plan.steps_per_epoch and not best.exists():
+    if not complete and saved.step < plan.steps_per_epoch and not best.exists():
         # No epoch has ended: there are no best weights yet.
         return
     try:
         saved.check_best(best)
     except InputError as error:
+        if complete:
+            raise InputError(
+                f"The training in {folder.path} is complete, but its best weights are not known: test the last ones "
+                f"with test --ckpt {last}. {error}"
+            ) from error
         message = f"The best weights until step {saved.step} are not known. {error}"
         if in_place and best.exists():
             best.replace(best.with_name(_ASIDE))
