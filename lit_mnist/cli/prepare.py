@@ -29,7 +29,7 @@ from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.build import build_net
 from lit_mnist.run.folder import RESULT, RunFolder
 from lit_mnist.training.job import Job, Splits, plan_for, split_dataset
-from lit_mnist.training.precision import resolve_precision
+from lit_mnist.training.precision import explain_precision, resolve_precision
 
 
 def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFolder | None]:
@@ -62,6 +62,8 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFol
         plan, devices = _plan(validated, dataset, splits)
         threads = _threads(validated, 1 if capabilities.processes == "devices" else devices.count)
         path, folder = claim(validated, plan, lock)
+    if experiment.trainer.precision == "auto":
+        print_once(f"note: {explain_precision(devices.kind)}")
     extras = None
     if request.extras.names:
         from lit_mnist.cli.lightning_cli import make_trainer_options

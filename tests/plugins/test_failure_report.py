@@ -112,8 +112,9 @@ def test_the_samples_after_a_resume_within_an_epoch(exact: bool, tmp_path: Path)
                 callbacks=[ExactCheckpoint(tmp_path, 2) if exact else save, FailureReport(tmp_path)],
             )  # fmt: skip
             last = tmp_path / "last.ckpt"
+            loader, resumed = DataLoader(data, 4), last if last.exists() else None
             with pytest.raises(ValueError, match="bad samples"):
-                trainer.fit(Module(fails_at), DataLoader(data, 4), ckpt_path=last if last.exists() else None, weights_only=True)
+                trainer.fit(Module(fails_at), loader, ckpt_path=resumed, weights_only=True)
             report = json.loads((tmp_path / "failure.json").read_text())
             assert report["exception"] == f"ValueError: bad samples {report['samples']['indices']}"
             assert (report["epoch"], report["batch"]) == divmod(fails_at, 8)
