@@ -314,8 +314,6 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
         (*SPIRALS, "--import", "lit_mnist", "--trainer.callbacks", json.dumps([EXACT])),
         "trainer.callbacks names ExactCheckpoint",
     ),
-        "trainer.callbacks names ExactCheckpoint",
-    ),
     "an argument of another type": ((*SPIRALS, "--model.hidden", "many"), "hidden"),
     "an option of the experiment": ((*SPIRALS, "--lr", 0.1), "--lr"),
     "the batch size of the experiment": ((*SPIRALS, "--batch-size", 8), "--batch-size"),
