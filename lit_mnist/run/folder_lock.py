@@ -97,7 +97,7 @@ class FolderLock:
         file = open_lock(self.path / LOCK)
         try:
             while not _try_lock(file):
-                holder = _holder(file) or "another process"
+                holder = _holder(file) or _locker(file)
                 if time.monotonic() >= deadline:
                     raise InputError(f"The run folder {self.path} is in use by {holder}: choose another --run-dir.")
                 if not waits:
@@ -204,6 +204,16 @@ def _is_named(file: IO[str], path: Path) -> bool:
     with suppress(OSError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False
+
+
+def _locker(file: IO[str]) -> str:
+    """Returns the process that has locked a file without a name in it, because its run has just ended."""
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if "FLOCK" in fields and fields[-3].endswith(f":{os.fstat(file.fileno()).st_ino}"):
+                return f"process {fields[-4]}"
+    return "another process"
 
 
 def _holder(file: IO[str]) -> str:

@@ -376,7 +376,7 @@ def test_what_the_ranks_reject_changes_nothing(spirals: Program) -> None:
 
 
 def test_two_processes_do_not_resume_one_folder(spirals: Program) -> None:
-    flags = ("--import", "plain", "--model.pause", 0.2)
+    flags = ("--import", "plain", "--model.pause", 1)
     folder = spirals.train("fit", "--model", "plain.Lit", *flags, "--max-steps", 2)
     second = Program(spirals.folder / "second")
     second.folder.mkdir()
