@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Twice quiet: errors only, without pip's warnings.
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Two devices where there are two GPUs or none, else the one GPU.
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
@@ -12,7 +14,7 @@ DEVICES := $(if $(filter 1,$(GPUS)),1,2)
 
 train: $(VENV)/.installed
 	@echo "$(GPUS) GPUs found: training on $(DEVICES) device(s)"
-	$(BIN)/python train.py --devices $(DEVICES)
+	@$(BIN)/python train.py --devices $(DEVICES)
 
 # Two at a time: most of a test is one process's start, which leaves a second core idle.
 test: $(VENV)/.installed-dev
@@ -49,11 +51,12 @@ clean:
 	rm -rf $(VENV) build *.egg-info
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@echo "installing the dependencies in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable .
+	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,engines,export]'
-	touch $@
+	@$(PIP) --editable '.[dev,docs,engines,export]'
+	@touch $@

@@ -34,7 +34,7 @@ from lit_mnist.distributed.rank import count_cores, launched_from_outside
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_error
 from lit_mnist.errors import InputError, LitMnistError, StoppedError, nearest
-from lit_mnist.run.folder import RunFolder, default_path
+from lit_mnist.run.folder import RunFolder
 from lit_mnist.run.timing import commit, versions
 
 JSON, PAGE = "bench.json", "bench.html"
@@ -72,8 +72,7 @@ def bench(argv: list[str], command: str) -> int:
     if DEVICES in options.topics:
         topics[DEVICES] = devices(Path(options.config[0]) if options.config else None, options.steps)
     folder = RunFolder.claim(
-        (Path(options.run_dir) if options.run_dir else default_path("bench", make=True)).absolute(),
-        writes=(JSON, PAGE),
+        Path(options.run_dir).absolute() if options.run_dir else None, name="bench", writes=(JSON, PAGE)
     )
     STOP.listen(_stop)
     failed = 0

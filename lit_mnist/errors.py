@@ -14,6 +14,8 @@ class LitMnistError(Exception):
     advice = ""
     # Whether the ranks had started.
     started = False
+    # The training step in which it was raised, from 1; 0 outside the training.
+    step = 0
 
 
 class InputError(LitMnistError, ValueError):

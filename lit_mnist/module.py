@@ -8,13 +8,13 @@ from typing import Any, Self
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lit_mnist.checkpoint.format import find_verified_checkpoint
 from lit_mnist.data.batch import Batch, make_rng
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
-from lit_mnist.experiment.plan import scaled_lr
+from lit_mnist.experiment.plan import explain_peak, peak_lr
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_buffers
 from lit_mnist.plugins.exact_metrics import ClassifierMetrics
@@ -66,11 +66,12 @@ class LitClassifier(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Returns the optimizer and its learning-rate schedule, which is stepped after each optimizer step."""
-        lr = scaled_lr(self.settings, self.trainer.world_size)
-        optimizer = make_optimizer(self.net, self.settings, lr)
+        steps = schedule_length(self.settings, self.total_steps or self.trainer.estimated_stepping_batches)
+        if reason := explain_peak(self.settings, self.trainer.world_size, steps):
+            rank_zero_info(reason)
+        optimizer = make_optimizer(self.net, self.settings, peak_lr(self.settings, self.trainer.world_size, steps))
         # The GradScaler skips a step whose gradient overflowed. The hook does not run for a skipped step.
         optimizer.register_step_post_hook(self._count_step)
-        steps = schedule_length(self.settings, self.total_steps or self.trainer.estimated_stepping_batches)
         schedule = make_schedule(optimizer, self.settings, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

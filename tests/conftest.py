@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from processes import ROOT, Done, forked, on_ranks, processes_of, ranks_of, run_forked, wait_for
+from processes import ROOT, Done, files_of, forked, on_ranks, processes_of, ranks_of, run_forked, wait_for
 
 from benchmarks.command import main as bench
 from lit_mnist.cli.main import main
 from lit_mnist.data.dataset import Dataset, load_dataset
+from lit_mnist.errors import InputError
 
 __all__ = ["ROOT", "Done", "forked", "on_ranks", "processes_of", "ranks_of", "run_forked", "wait_for"]
 
@@ -37,15 +38,27 @@ torch.set_num_threads(1)
 
 
 class Program:
-    """Runs the command line in a temporary folder."""
+    """Runs the command line in a temporary folder.
+
+    Attributes:
+        folder: The folder.
+        may_write: Whether a command may write before it ends with exit code 2, as one whose disk is full at a save.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.may_write = False
         self.runs = 0
 
     def __call__(self, *arguments: object, engine: str = "lightning", timeout: float = 120) -> Done:
-        """Runs a command to its end."""
-        return run_forked(self._work(arguments, engine), self.folder, timeout)
+        """Runs a command to its end. A rejected command must leave every file as it was."""
+        before = files_of(self.folder)
+        done = run_forked(self._work(arguments, engine), self.folder, timeout)
+        if done.code == InputError.exit_code and not self.may_write:
+            after = files_of(self.folder)
+            changed = [name for name in {*before, *after} if before.get(name) != after.get(name)]
+            assert not changed, f"{done.err}a rejected command changed {sorted(changed)}"
+        return done
 
     def started(self, *arguments: object, engine: str = "lightning") -> AbstractContextManager[int]:
         """Starts a command, and yields its process group."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -148,6 +149,23 @@ def assert_rejected(done: Done, *parts: str) -> None:
     assert len(done.err.strip().splitlines()) == 1, done.err
     for part in parts:
         assert part in done.err, done.err
+
+
+def files_of(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Returns the files and folders in a folder: names, types, times, and the content of small files.
+
+    The output of the command itself and Python's caches of imported packages are left out.
+    """
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.name not in {"stdout.txt", "stderr.txt", "__pycache__"} and path.parent.name != "__pycache__":
+            entry = path.lstat()
+            kind: tuple[object, ...] = (stat.S_IFMT(entry.st_mode), stat.S_IMODE(entry.st_mode))
+            if stat.S_ISREG(entry.st_mode):
+                small = entry.st_size <= 1 << 20
+                kind += (entry.st_size, entry.st_mtime_ns, path.read_bytes() if small else entry.st_ino)
+            found[str(path.relative_to(folder))] = kind
+    return found
 
 
 def launched(work: Callable[[Rank], None], folder: Path, *, world_size: int, max_restarts: int = 0) -> Done:

@@ -30,6 +30,7 @@ from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, ModelSettings
+from lit_mnist.experiment.plan import peak_lr
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins.strategy import SafeDDPStrategy
 from lit_mnist.trainer import LitTrainer
@@ -139,7 +140,8 @@ def test_a_user_s_loader_is_sharded_as_by_lightning_s_trainer(tmp_path: Path) ->
 
 def last_rate(peak: float, steps: int) -> float:
     """Returns the learning rate of the last step of a one-cycle schedule of so many."""
-    return peak * lr_factor(ModelSettings(), steps - 1, steps)
+    settings = ModelSettings(lr=peak)
+    return peak_lr(settings, 1, steps) * lr_factor(settings, steps - 1, steps)
 
 
 SHORTER: dict[str, tuple[dict[str, Any], int, int | None]] = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from lit_mnist.checkpoint.atomic_io import atomic_copy
 from lit_mnist.checkpoint.format import BEST, LAST
@@ -21,7 +20,8 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.predict import digits, segmentation
 from lit_mnist.profiling.faults import fault_marker
-from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, lock_folder, was_restarted
+from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, was_restarted
+from lit_mnist.run.folder_lock import FolderLock
 from lit_mnist.run.metrics_log import read_metrics
 
 # New name of a best checkpoint that does not belong to the resumed training.
@@ -38,8 +38,8 @@ _WRITES = {
 
 
 @contextmanager
-def lock_resumed_folder(request: Request) -> Iterator[IO[str] | None]:
-    """Locks the run folder in which a training resumes, and yields the lock; releases it if the body raises.
+def lock_resumed_folder(request: Request) -> Iterator[FolderLock | None]:
+    """Locks the run folder in which a training resumes, and yields the lock; undoes it if the body raises.
 
     Yields None if there is nothing to lock: for a new training, a folder without checkpoints, and on a process that
     does not write.
@@ -51,15 +51,15 @@ def lock_resumed_folder(request: Request) -> Iterator[IO[str] | None]:
     if folder is None:
         yield None
         return
-    lock = lock_folder(folder, PATIENCE_SECONDS if resumes_in_place(request) else 0)
+    lock = FolderLock(folder, PATIENCE_SECONDS if resumes_in_place(request) else 0)
     try:
         yield lock
     except BaseException:
-        lock.close()
+        lock.undo()
         raise
 
 
-def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path, RunFolder | None]:
+def claim(validated: Validated, plan: Plan, lock: FolderLock | None) -> tuple[Path, RunFolder | None]:
     """Returns the path of the run folder, and the claimed folder on the process that writes it.
 
     Args:
@@ -72,41 +72,38 @@ def claim(validated: Validated, plan: Plan, lock: IO[str] | None) -> tuple[Path,
     """
     request, experiment, saved = validated.request, validated.experiment, validated.saved
     origin = find_run_folder(saved.path) if saved and request.trains else None
-    path = _path(validated, origin)
+    path, name = _path(validated, origin)
     if not writes_run_folder():
-        return path, None
-    in_place = origin is not None and path.resolve() == origin
-    restarted = request.trains and was_restarted(path)
-    if in_place:
+        return (path or default_path(name)).absolute(), None
+    in_place = path is not None and path.resolve() == origin
+    restarted = path is not None and request.trains and was_restarted(path)
+    begins = path is not None and request.resume == "auto" and not (path / RESULT).exists()
+    if path and in_place:
         read_metrics(path)
     folder = RunFolder.claim(
         path,
+        name=name,
         writes=_WRITES[request.command],
         folders=("checkpoints", "tensorboard") if request.trains else (),
-        resumed=in_place or restarted or (request.resume == "auto" and not (path / RESULT).exists()),
+        resumed=in_place or restarted or begins,
         patience=PATIENCE_SECONDS if restarted else 0,
-        lock=lock if lock and Path(lock.name).resolve().parent == path.resolve() else None,
+        lock=lock if lock and path and lock.path.resolve() == path.resolve() else None,
     )
     try:
         if request.trains:
-            _fill(folder, saved, plan, resumes_here=in_place or restarted)
+            complete = request.command == "train" and saved is not None and saved.step == plan.total_steps
+            _fill(folder, saved, plan, resumes_here=in_place or restarted, complete=complete)
         if request.command != "predict":
             config = experiment.replace("run", dir=None, resume=None, inject=None).to_dict()
             config["trainer"].update(validated.stated)
             folder.write_config(config)
-        complete = request.command == "train" and saved is not None and saved.step == plan.total_steps
-        if complete and not (folder.checkpoints / BEST).exists():
-            raise InputError(
-                f"The training in {path} is complete, but its best weights are not known: test the last ones with "
-                f"test --ckpt {folder.checkpoints / LAST}."
-            )
     except OSError as error:
-        folder.release()
-        raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
+        folder.undo()
+        raise InputError(f"The run folder {folder.path} cannot be written: {error.strerror}.") from error
     except InputError:
-        folder.release()
+        folder.undo()
         raise
-    return path, folder
+    return folder.path, folder
 
 
 def writes_run_folder() -> bool:
@@ -134,8 +131,8 @@ def _folder_to_resume(request: Request) -> Path | None:
         return None
 
 
-def _path(validated: Validated, origin: Path | None) -> Path:
-    """Returns the path of the run folder: the given one, that of the resumed training, or a new one."""
+def _path(validated: Validated, origin: Path | None) -> tuple[Path | None, str]:
+    """Returns the run folder, the given one or that of the resumed training, and the last part of a new one's name."""
     request, experiment = validated.request, validated.experiment
     chosen = Path(experiment.run.dir) if experiment.run.dir else origin
     writes_masks = request.command == "predict" and experiment.data.task.pixelwise
@@ -143,10 +140,10 @@ def _path(validated: Validated, origin: Path | None) -> Path:
     if chosen is None and every_rank_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
         raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
     name = experiment.model.net if request.command == "train" else f"{experiment.model.net}-{request.command}"
-    return (chosen or default_path(name, make=writes_run_folder())).absolute()
+    return chosen.absolute() if chosen else None, name
 
 
-def _fill(folder: RunFolder, saved: Saved | None, plan: Plan, *, resumes_here: bool) -> None:
+def _fill(folder: RunFolder, saved: Saved | None, plan: Plan, *, resumes_here: bool, complete: bool) -> None:
     """Copies the checkpoints that a training resumes from into its folder; the best one only if it is valid."""
     if not resumes_here:
         fault_marker(folder.path).unlink(missing_ok=True)
@@ -162,12 +159,17 @@ def _fill(folder: RunFolder, saved: Saved | None, plan: Plan, *, resumes_here: b
             raise InputError(f"{saved.path} was replaced by another run while it was read: start this one again.")
         if (beside := saved.path.parent / BEST).is_file():
             atomic_copy(beside, best)
-    if saved.step < plan.steps_per_epoch and not best.exists():
+    if not complete and saved.step < plan.steps_per_epoch and not best.exists():
         # No epoch has ended: there are no best weights yet.
         return
     try:
         saved.check_best(best)
     except InputError as error:
+        if complete:
+            raise InputError(
+                f"The training in {folder.path} is complete, but its best weights are not known: test the last ones "
+                f"with test --ckpt {last}. {error}"
+            ) from error
         message = f"The best weights until step {saved.step} are not known. {error}"
         if in_place and best.exists():
             best.replace(best.with_name(_ASIDE))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from lit_mnist.errors import InputError
+from lit_mnist.errors import InputError, nearest
 
 FLAG = "--import"
 Argument = TypeVar("Argument")
@@ -42,14 +43,25 @@ def split_imports(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     return tuple(dict.fromkeys(names)), others
 
 
+def check_packages(names: Sequence[str]) -> None:
+    """Rejects a package that does not exist, without an import.
+
+    Raises:
+        InputError: There is no such package.
+    """
+    _use_current_folder(names)
+    for name in names:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise InputError(_missing(name))
+
+
 def import_packages(names: Sequence[str]) -> None:
     """Imports the user's packages, from the current folder, too.
 
     Raises:
         InputError: A package does not exist, or its import fails; its own error is the cause.
     """
-    if names and not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.insert(0, str(Path.cwd()))
+    _use_current_folder(names)
     for name in names:
         try:
             importlib.import_module(name)
@@ -57,10 +69,7 @@ def import_packages(names: Sequence[str]) -> None:
             raise
         except ModuleNotFoundError as error:
             if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-                raise InputError(
-                    f"{FLAG} {name}: there is no such package. Run the command from the folder that contains it, or "
-                    "install it."
-                ) from error
+                raise InputError(_missing(name)) from error
             raise InputError(f"{FLAG} {name}: its import needs {error.name}, which is not installed.") from error
         except Exception as error:
             raise InputError(_failed_import(name, error)) from error
@@ -70,6 +79,18 @@ def import_and_run(names: Sequence[str], work: Callable[[Argument], None], argum
     """Calls `work` after importing the user's packages, which a new process has not imported."""
     import_packages(names)
     work(argument)
+
+
+def _use_current_folder(names: Sequence[str]) -> None:
+    if names and not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _missing(name: str) -> str:
+    """Returns the message about a package that does not exist, with the most similar one in the current folder."""
+    here = [path.stem for path in Path().glob("*.py")] + [path.parent.name for path in Path().glob("*/__init__.py")]
+    hint = nearest(name, here) or ". Run the command from the folder that contains it, or install it."
+    return f"{FLAG} {name}: there is no such package{hint}"
 
 
 def _failed_import(name: str, error: Exception) -> str:

@@ -76,14 +76,20 @@ _PROFILERS = ("simple", "advanced", "pytorch")
 
 
 class OptionsParser(LightningCLI):
-    """LightningCLI as a parser only: `instantiate_classes` does nothing."""
+    """LightningCLI as a parser only: `instantiate_classes` does nothing.
+
+    Attributes:
+        allowed: The modules and packages whose classes may be named.
+    """
+
+    allowed: Sequence[str] = ALLOWED
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         """Parses the flags; raises an InputError with one message."""
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
-            raise InputError(explain(str(error), known=_KNOWN)) from error
+            raise InputError(explain(str(error), known=_KNOWN, allowed=self.allowed)) from error
         except (ValueError, OSError, RecursionError) as error:
             raise InputError(f"The settings cannot be read: {' '.join(str(error).split())[:300]}.") from error
 
@@ -157,7 +163,7 @@ def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict
         name = next((name for name in extras.names if name.removesuffix("s") in str(error)), extras.names[0])
         raise InputError(explain(str(error), f"trainer.{name}")) from error
     _check_values(made)
-    for callback in _as_list(made.get("callbacks")):
+    for callback in as_list(made.get("callbacks")):
         for kind, reason in _REJECTED:
             if isinstance(callback, kind):
                 raise InputError(f"trainer.callbacks names {type(callback).__name__}: {reason}.")
@@ -185,7 +191,7 @@ def _check_values(made: Mapping[str, Any]) -> None:
     profiler = made.get("profiler")
     if isinstance(profiler, str) and profiler.lower() not in _PROFILERS:
         raise InputError(f"trainer.profiler must be one of {', '.join(_PROFILERS)}, or a class, but is {profiler}.")
-    for logger in _as_list(made.get("logger")):
+    for logger in as_list(made.get("logger")):
         _check_writable("trainer.logger", getattr(logger, "save_dir", None))
     _check_writable("trainer.profiler", getattr(profiler, "dirpath", None))
 
@@ -202,7 +208,8 @@ def _check_writable(key: str, folder: str | Path | None) -> None:
         raise InputError(f"{key} writes into {folder}, which is not possible: {error.strerror}.") from error
 
 
-def _as_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """Returns the values of an option that is one value, several, or None."""
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
@@ -224,7 +231,7 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain_value(part) for part in value]
     if isinstance(value, Enum):
-        return value.value
+        return value.name
     if callable(value):
         return f"{value.__module__}.{value.__qualname__}"
     return value if isinstance(value, bool | int | float | None) else str(value)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import set_parsing_settings
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.callbacks.batch_size_finder import BatchSizeFinder
 from lightning.pytorch.cli import LightningCLI
 
-from lit_mnist.cli.lightning_cli import OptionsParser, plain_value
+from lit_mnist.cli.lightning_cli import OptionsParser, as_list
+from lit_mnist.cli.own_given import find_named, layers_of, named, plain
 from lit_mnist.cli.own_request import OwnRequest
 from lit_mnist.errors import InputError
 from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
@@ -21,8 +21,8 @@ from lit_mnist.trainer import LitTrainer
 # Callbacks that would break a promise.
 _REJECTED = (
     (ExactCheckpoint, "the run has one already: use --save-every and --keep"),
-    (LearningRateFinder, "config.yaml states the learning rate of a run, but it replaces that: leave it out"),
-    (BatchSizeFinder, "config.yaml states the batch size of a run, but it replaces that: leave it out"),
+    (LearningRateFinder, "config.yaml states the learning rate of a run, but it replaces that: remove it"),
+    (BatchSizeFinder, "config.yaml states the batch size of a run, but it replaces that: remove it"),
 )
 
 
@@ -37,7 +37,7 @@ class OwnModuleCLI(OptionsParser):
     """
 
     def __init__(self, request: OwnRequest) -> None:
-        self.request = request
+        self.request, self.allowed = request, request.allowed
         set_parsing_settings(
             import_path_denylist=["*"],
             import_path_allowlist=list(request.allowed),
@@ -61,45 +61,32 @@ class OwnModuleCLI(OptionsParser):
         trainer = [name for (key, _), name in zip(request.seen, names, strict=True) if key.startswith("trainer.")]
         self._options = tuple(dict.fromkeys(trainer))
         for key in ("model", "data", *(f"trainer.{name}" for name in self._options)):
-            for value in _named(self.config.get(key)):
+            for value in named(self.config.get(key), layers_of(request, key)):
                 self._check_home(key, value)
+        for spec in as_list(self.config.trainer.get("callbacks") if "callbacks" in self._options else None):
+            self._check_callback(find_named(str(spec.get("class_path"))))
 
     def plain_classes(self) -> dict[str, Any]:
-        """Returns `model` and `data` as plain values, as a configuration file states them.
-
-        A default that is a class or a function is left out: where any callable is accepted, LightningCLI would read its
-        name as that of a class to instantiate.
-        """
-        return {name: self._plain_class(name) for name in ("model", "data") if self.config.get(name)}
-
-    def _plain_class(self, name: str) -> dict[str, Any]:
-        given = self.request.given(name)
-        spec = dict(vars(self.config[name]))
-        arguments = spec.get("init_args")
-        if arguments is not None:
-            kept = {key: value for key, value in vars(arguments).items() if key in given or not callable(value)}
-            spec["init_args"] = kept
-        plain: dict[str, Any] = plain_value(spec)
-        return plain
+        """Returns `model` and `data` as plain values, as a configuration file states them."""
+        return {name: self._plain(name) for name in ("model", "data") if self.config.get(name)}
 
     def plain_options(self) -> dict[str, Any]:
         """Returns the given options of the Trainer that are objects as plain values."""
-        return {name: plain_value(self.config.trainer[name]) for name in self._options}
+        return {name: self._plain(f"trainer.{name}") for name in self._options}
+
+    def _plain(self, key: str) -> Any:
+        return plain(self.config[key], layers_of(self.request, key))
 
     def make(self, names: tuple[str, ...]) -> tuple[LightningModule, LightningDataModule | None, dict[str, Any]]:
-        """Instantiates the module, its data, and options of the Trainer.
-
-        Raises:
-            InputError: A callback would break a promise.
-        """
+        """Instantiates the module, its data, and options of the Trainer."""
         made = self.parser.instantiate_classes(self.config)
-        options = {name: made["trainer"][name] for name in names}
-        callbacks = options.get("callbacks") or []
-        for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-            for kind, reason in _REJECTED:
-                if isinstance(callback, kind):
-                    raise InputError(f"trainer.callbacks names {type(callback).__name__}: {reason}.")
-        return made["model"], made.get("data"), options
+        return made["model"], made.get("data"), {name: made["trainer"][name] for name in names}
+
+    def _check_callback(self, kind: Any) -> None:
+        """Rejects a callback that would break a promise."""
+        for rejected, reason in _REJECTED:
+            if isinstance(kind, type) and issubclass(kind, rejected):
+                raise InputError(f"trainer.callbacks names {kind.__name__}: {reason}.")
 
     def _check_home(self, key: str, value: Any) -> None:
         """Rejects what another module defines, also if an allowed one imports it."""
@@ -115,19 +102,3 @@ class OwnModuleCLI(OptionsParser):
                 f"{key} names {value}, which is defined in {home}: a configuration may name what is defined in "
                 f"{', '.join(self.request.allowed)} only. Add --import {home.partition('.')[0]}, if you trust it."
             )
-
-
-def _named(value: Any) -> Iterator[Any]:
-    """Yields the class paths and the callables in a parsed value."""
-    if isinstance(value, Namespace):
-        value = vars(value)
-    if isinstance(value, dict):
-        if isinstance(value.get("class_path"), str):
-            yield value["class_path"]
-        for part in value.values():
-            yield from _named(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _named(part)
-    elif callable(value):
-        yield value

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from lit_mnist.cli.flags import EVALUATING
-from lit_mnist.cli.imports import FLAG
+from lit_mnist.cli.imports import FLAG, check_packages
 from lit_mnist.cli.trainer_options import ALLOWED
 from lit_mnist.errors import InputError
 
@@ -87,6 +87,8 @@ def _check_class(key: str, path: str, request: OwnRequest) -> None:
         f"{path}.".startswith(f"{package}.") for package in request.allowed
     ):
         return
+    # A misspelt name of the package that the class is in.
+    check_packages(request.imports)
     package = path.partition(".")[0]
     hint = f"add {FLAG} {package}, if you trust it" if package.isidentifier() else "give its dotted name"
     own = f" of {', '.join(request.imports)}" if request.imports else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from dataclasses import replace
@@ -12,16 +11,16 @@ from typing import Any
 
 import torch
 
-from lit_mnist.checkpoint.format import LAST
-from lit_mnist.checkpoint.store import CONFIG, Found
-from lit_mnist.cli.claim import PATIENCE_SECONDS, writes_run_folder
+from lit_mnist.checkpoint.store import CONFIG
+from lit_mnist.cli.claim import writes_run_folder
 from lit_mnist.cli.imports import import_packages
 from lit_mnist.cli.own_cli import OwnModuleCLI
 from lit_mnist.cli.own_request import OwnRequest
+from lit_mnist.cli.own_resume import check_same, find_checkpoint, find_folder, find_newest, lock_resumed
 from lit_mnist.cli.start import Ranks, run_ranks
 from lit_mnist.cli.validate import check_accelerate, check_launch, choose_ranks
 from lit_mnist.distributed.debugger import wait_for_debugger
-from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, threads_per_rank, warn_once
+from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, threads_per_rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.own_callbacks import PREDICTIONS
@@ -29,20 +28,18 @@ from lit_mnist.engines.own_job import OwnJob
 from lit_mnist.engines.own_module import run
 from lit_mnist.engines.rank_work import prepare_process
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import RunSettings, TrainerSettings, flatten
+from lit_mnist.experiment import RunSettings, TrainerSettings
 from lit_mnist.experiment.schema import SEED
-from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.profiling.faults import fault_marker
 from lit_mnist.run.finish import program
-from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, lock_folder, was_restarted
+from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path
+from lit_mnist.run.folder_lock import FolderLock
 from lit_mnist.run.metrics_log import read_metrics
-from lit_mnist.training.precision import resolve_precision
+from lit_mnist.training.precision import explain_precision, resolve_precision
 
 _WRITES = {"predict": (PREDICTIONS,), "validate": (CONFIG, RESULT, REPORT), "test": (CONFIG, RESULT, REPORT)}
 # Options that `OwnJob` has in another form.
 _OWN = ("devices", "accelerator", "num_nodes", "strategy", "precision")
-# What a resumed run may not change, since its end would no longer be that of an uninterrupted run.
-_FIXED = ("model", "data", SEED, "trainer.precision", "trainer.accumulate_grad_batches", "trainer.gradient_clip_val")
 
 
 def start_own(request: OwnRequest, command: str) -> None:
@@ -70,7 +67,7 @@ def _work(job: OwnJob, rank: Rank) -> None:
     prepare_process(job.threads, deterministic=bool(job.trainer.get("deterministic")))
     wait_for_debugger(rank, job.run.timeout)
     if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-        found = _find_newest(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)
+        found = find_newest(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)
         job = replace(job, checkpoint=found.path if found else job.checkpoint)
     run(job, rank)
 
@@ -88,6 +85,8 @@ def _prepare(request: OwnRequest, cli: OwnModuleCLI, command: str) -> tuple[OwnJ
     threads = threads_per_rank(of_run.threads, devices.count)
     # As of a stock Trainer: another precision is the user's choice.
     precision = resolve_precision(given.get("precision", "32-true"), devices.kind)
+    if given.get("precision") == "auto":
+        print_once(f"note: {explain_precision(devices.kind)}")
     config = {
         SEED: settings.get(SEED, 42),
         **cli.plain_classes(),
@@ -95,13 +94,12 @@ def _prepare(request: OwnRequest, cli: OwnModuleCLI, command: str) -> tuple[OwnJ
         # The number of threads changes the rounding, and a resumed run needs the same.
         "run": {**_without(of_run, "dir", "resume", "inject"), "threads": threads},
     }
-    path, origin, lock = _place(request, of_run)
-    checkpoint = _find_checkpoint(request, of_run, path, origin)
-    if checkpoint and request.trains:
-        _check_same(checkpoint, config)
-    folder = None
-    if writes_run_folder():
-        folder = _claim(request, path, origin, lock, config, checkpoint)
+    path, origin = find_folder(request, of_run)
+    with lock_resumed(request, of_run, path, origin) as lock:
+        checkpoint = find_checkpoint(request, of_run, origin, world_size)
+        if checkpoint and request.trains:
+            check_same(checkpoint, config)
+        folder = _claim(request, path, origin, lock, config) if writes_run_folder() else None
     job = OwnJob(
         command=request.command,
         make=partial(cli.make, tuple(cli.plain_options())),
@@ -114,7 +112,7 @@ def _prepare(request: OwnRequest, cli: OwnModuleCLI, command: str) -> tuple[OwnJ
         devices=devices,
         world_size=world_size,
         threads=threads,
-        folder=path,
+        folder=folder.path if folder else path or default_path(_name(request)).absolute(),
         command_line=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
         checkpoint=checkpoint,
@@ -129,88 +127,22 @@ def _without(run: RunSettings, *names: str) -> dict[str, Any]:
     }
 
 
-def _place(request: OwnRequest, run: RunSettings) -> tuple[Path, Path | None, Any]:
-    """Returns the path of the run folder, the folder of the run that is resumed, and the lock of that folder."""
-    resumes_here = run.dir is not None and (run.resume == "auto" or was_restarted(Path(run.dir)))
-    if run.resume == "auto" and not run.dir:
-        raise InputError("--resume auto resumes in the folder of --run-dir: give --run-dir, too.")
-    origin = None
-    if request.trains and resumes_here:
-        origin = Path(str(run.dir)).absolute()
-    elif request.trains and run.resume:
-        source = Path(run.resume).absolute()
-        origin = source if (source / CONFIG).exists() else source.parent.parent
+def _name(request: OwnRequest) -> str:
+    """Returns the last part of the name of a new run folder."""
     name = request.classes["model"].rpartition(".")[2]
-    name = name if request.command == "train" else f"{name}-{request.command}"
-    path = Path(run.dir) if run.dir else origin or default_path(name, make=writes_run_folder())
-    lock = None
-    if origin and origin == path.absolute() and origin.is_dir() and writes_run_folder():
-        lock = lock_folder(origin, PATIENCE_SECONDS if resumes_here else 0)
-    return path.absolute(), origin, lock
-
-
-def _find_checkpoint(request: OwnRequest, run: RunSettings, path: Path, origin: Path | None) -> Path | None:
-    """Returns the checkpoint to resume from or to evaluate."""
-    if request.trains and origin is None:
-        return None
-    source = Path(str(request.checkpoint or "")) if not request.trains else origin
-    assert source is not None
-    if not request.trains and not request.checkpoint:
-        raise InputError(f"{request.command} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
-    named = Path(run.resume) if request.trains and run.resume not in {None, "auto"} else source
-    if named.is_file():
-        # Verified here, before anything is written.
-        VerifiedCheckpointIO(background=False).load_checkpoint(named)
-        return named.absolute()
-    if found := _find_newest(source, warn_once):
-        if request.trains:
-            print_once(f"note: resuming from {display_path(found.path)} after step {found.step}")
-        return found.path.absolute()
-    if request.trains and run.resume in {None, "auto"} and not list(source.glob("checkpoints/*.ckpt")):
-        # `--resume auto` and a restart begin a run that has not saved yet.
-        return None
-    raise InputError(f"The folder {source} contains no valid checkpoint.")
-
-
-def _find_newest(place: Path, report: Any) -> Found | None:
-    """Returns the newest valid checkpoint of a run folder, or None."""
-    folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
-    for path in (folder / LAST, *sorted(folder.glob("step-*.ckpt"), reverse=True)):
-        if path.is_file():
-            try:
-                checkpoint = VerifiedCheckpointIO(background=False).load_checkpoint(path)
-                return Found(path, int(checkpoint["global_step"]))
-            except (InputError, KeyError) as error:
-                report(f"{error} It is skipped.")
-    return None
-
-
-def _check_same(checkpoint: Path, config: dict[str, Any]) -> None:
-    """Rejects another model, data or seed than those of the run that is resumed."""
-    from lit_mnist.cli.config_file import read_config_file
-
-    path = checkpoint.parent.parent / CONFIG
-    if not path.is_file():
-        return
-    earlier, now = dict(flatten(read_config_file(path))), dict(flatten(json.loads(json.dumps(config))))
-    for key in sorted({*earlier, *now}):
-        fixed = any(f"{key}.".startswith(f"{name}.") for name in _FIXED)
-        if fixed and earlier.get(key) != now.get(key):
-            raise InputError(
-                f"The run of {checkpoint} has {key} {earlier.get(key)}, but this one {now.get(key)}: leave it out, or "
-                "start a new run."
-            )
+    return name if request.command == "train" else f"{name}-{request.command}"
 
 
 def _claim(
-    request: OwnRequest, path: Path, origin: Path | None, lock: Any, config: dict[str, Any], checkpoint: Path | None
+    request: OwnRequest, path: Path | None, origin: Path | None, lock: FolderLock | None, config: dict[str, Any]
 ) -> RunFolder:
     """Claims the run folder, and writes its configuration."""
-    in_place = origin == path
-    if in_place:
+    in_place = path is not None and origin == path
+    if path and in_place:
         read_metrics(path)
     folder = RunFolder.claim(
         path,
+        name=_name(request),
         writes=_WRITES.get(request.command, (CONFIG, RESULT, METRICS, REPORT, "checkpoints")),
         folders=("checkpoints", "tensorboard") if request.trains else (),
         resumed=in_place,
@@ -218,12 +150,12 @@ def _claim(
     )
     try:
         if request.trains and not in_place:
-            fault_marker(path).unlink(missing_ok=True)
+            fault_marker(folder.path).unlink(missing_ok=True)
         if request.command != "predict":
             folder.write_config(config)
     except OSError as error:
-        folder.release()
-        raise InputError(f"The run folder {path} cannot be written: {error.strerror}.") from error
+        folder.undo()
+        raise InputError(f"The run folder {folder.path} cannot be written: {error.strerror}.") from error
     return folder
 
 
@@ -231,7 +163,7 @@ def _how_to_resume(request: OwnRequest, job: OwnJob, only_with_checkpoint: bool)
     if not job.trains:
         return ""
     damaged: list[str] = []
-    found = _find_newest(job.folder, damaged.append)
+    found = find_newest(job.folder, damaged.append)
     notes = "".join(f"\n{note}" for note in damaged)
     imports = "".join(f" --import {name}" for name in request.imports)
     command = f"{program()} fit --resume {shlex.quote(display_path(job.folder))}{imports}"

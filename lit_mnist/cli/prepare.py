@@ -24,12 +24,12 @@ from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, RunSettings
-from lit_mnist.experiment.plan import Plan
+from lit_mnist.experiment.plan import Plan, explain_peak
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.build import build_net
 from lit_mnist.run.folder import RESULT, RunFolder
 from lit_mnist.training.job import Job, Splits, plan_for, split_dataset
-from lit_mnist.training.precision import resolve_precision
+from lit_mnist.training.precision import explain_precision, resolve_precision
 
 
 def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFolder | None]:
@@ -62,6 +62,8 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFol
         plan, devices = _plan(validated, dataset, splits)
         threads = _threads(validated, 1 if capabilities.processes == "devices" else devices.count)
         path, folder = claim(validated, plan, lock)
+    if experiment.trainer.precision == "auto":
+        print_once(f"note: {explain_precision(devices.kind)}")
     extras = None
     if request.extras.names:
         from lit_mnist.cli.lightning_cli import make_trainer_options
@@ -156,6 +158,8 @@ def _plan(validated: Validated, dataset: Dataset, splits: Splits) -> tuple[Plan,
         print_once(f"note: resuming from {display_path(saved.path.absolute())} after step {saved.step}")
     elif saved:
         saved.check_evaluation(experiment, dataset, validates=request.command == "validate")
+    if request.trains and (reason := explain_peak(experiment.model, world_size, plan.total_steps)):
+        print_once(f"note: {reason}")
     if plan.dropped:
         noun, do, be = ("samples", "do", "are") if plan.dropped > 1 else ("sample", "does", "is")
         print_once(

@@ -76,10 +76,14 @@ def run_ranks(ranks: Ranks, folder: RunFolder | None) -> None:
     Raises:
         LitMnistError: The run failed or was stopped; the message says why, and how to resume.
     """
+    saved = folder.saved() if folder else {}
     try:
         _run_ranks(ranks, folder)
     except LitMnistError as error:
         error.started = True
+        if folder and isinstance(error, InputError) and not error.step and folder.saved() == saved:
+            # The ranks have rejected the request, such as its checkpoint.
+            folder.undo()
         error.advice = ranks.advice(error.exit_code == InputError.exit_code)
         raise
     finally:
@@ -123,6 +127,7 @@ def _run_rank(ranks: Ranks, folder: RunFolder | None, rank: Rank, logs: Path | N
     try:
         ranks.work(rank)
     except LitMnistError as error:
+        error.step = RANK_STATUS.step
         report_failure(error)
         raise
     except DistNetworkError as error:
@@ -134,6 +139,7 @@ def _run_rank(ranks: Ranks, folder: RunFolder | None, rank: Rank, logs: Path | N
     except Exception as error:
         report = report_failure(error)
         if isinstance(known := convert_disk_error(error), LitMnistError):
+            known.step = RANK_STATUS.step
             raise known from error
         raise RankLostError(explain_failure(report)) from error
 

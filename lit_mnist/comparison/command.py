@@ -26,10 +26,11 @@ from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.experiment import Experiment
+from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.experiment.schema import as_flags
 from lit_mnist.models.build import build_net
-from lit_mnist.run.folder import RunFolder, default_path
+from lit_mnist.run.folder import RunFolder
 from lit_mnist.run.timing import WARM_UP_STEPS, commit, versions
 from lit_mnist.training.job import plan_for, split_dataset
 from lit_mnist.training.precision import resolve_precision
@@ -62,8 +63,8 @@ def compare(request: Request, command: str, main: Main) -> int:
     devices = choose_devices(experiment.trainer)
     plan = plan_for(experiment, split_dataset(experiment, dataset), devices.count)
     variants = choose_variants(own["--engines"])
-    path = (Path(experiment.run.dir) if experiment.run.dir else default_path("compare", make=True)).absolute()
-    folder = RunFolder.claim(path, writes=(JSON, PAGE, *(variant.folder for variant in variants)))
+    path = Path(experiment.run.dir).absolute() if experiment.run.dir else None
+    folder = RunFolder.claim(path, name="compare", writes=(JSON, PAGE, *(variant.folder for variant in variants)))
     STOP.listen(_stop)
     options = Options(
         main=main,
@@ -74,7 +75,8 @@ def compare(request: Request, command: str, main: Main) -> int:
             "--data.batch_per=global",
             f"--data.batch_size={plan.batch_size}",
             "--model.lr_scale=none",
-            f"--model.lr={plan.lr!r}",
+            # Each run lowers it for its number of steps.
+            f"--model.lr={scaled_lr(experiment.model, devices.count)!r}",
         ],
         ranks=devices.count,
         threads=threads_per_rank(experiment.run.threads, devices.count),

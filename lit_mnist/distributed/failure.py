@@ -115,7 +115,9 @@ def find_first_failure(attempt: FailedAttempt, status_file: StatusFile) -> LitMn
         return RankLostError(f"{who} ended with exit code {codes[silent[0]]}{where}.")
     rank, report = min((causes or written).items(), key=lambda item: item[1]["time"])
     if report["expected"]:
-        return _make_error(report["message"], codes[rank] or RankLostError.exit_code)
+        error = _make_error(report["message"], codes[rank] or RankLostError.exit_code)
+        error.step = steps[rank]
+        return error
     # Only ranks 0 and 1 watch for late ranks, but another rank may have timed out first.
     late = next((other["late_rank"] for other in reports if other and other["late_rank"]), "")
     return RankLostError(_explain(*descriptions[rank], report, late, "No rank reports a cause."))

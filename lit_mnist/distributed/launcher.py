@@ -98,6 +98,7 @@ def launch(
         )
         result = agent.run()
     if result.is_failed():
+        failures[-1].step = max(failure.step for failure in failures)
         raise failures[-1]
 
 

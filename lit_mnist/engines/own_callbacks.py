@@ -25,6 +25,7 @@ from lit_mnist.errors import InputError, NonFiniteError, StoppedError
 from lit_mnist.experiment import RunSettings
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
+from lit_mnist.plugins.global_batch import describe_global_batch
 from lit_mnist.plugins.plain_values import NotPlainError, pack, unpack
 from lit_mnist.profiling.faults import InjectedError, fault_marker
 from lit_mnist.run.metrics_log import MetricsLog
@@ -125,7 +126,9 @@ class OwnMonitor(Callback):
         self._losses: list[torch.Tensor] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the heartbeat."""
+        """Prints the global batch, and starts the heartbeat."""
+        if self.rank.is_first:
+            print_line(f"note: {describe_global_batch(trainer)}")
         self._first = self._step = trainer.global_step
         if self.rank.world_size > 1:
             self._heartbeat = Heartbeat(self.rank, pl_module, self._step)

@@ -171,7 +171,8 @@ def _trainer(
         default_root_dir=job.folder,
         callbacks=[*(first or []), *callbacks, *(last or [])],
         logger=[logger, *loggers] if logger else False,
-        enable_checkpointing=bool(last),
+        # A configuration of a training may name a ModelCheckpoint, which an evaluation does not use.
+        enable_checkpointing=bool(last) or any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
     )
 
 

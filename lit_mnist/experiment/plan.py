@@ -12,6 +12,9 @@ from lit_mnist.experiment import Experiment, ModelSettings
 # Factor of the learning rate if the batch grows with the number of ranks: linear (Goyal et al.: Accurate, Large
 # Minibatch SGD, 2017), or its square root, which keeps the noise of a step (Krizhevsky: One weird trick, 2014).
 _LR_FACTORS: dict[str, Callable[[int], float]] = {"none": lambda ranks: 1.0, "linear": float, "sqrt": math.sqrt}
+# Steps from which a one-cycle run has its whole learning rate, chosen on the default experiment's validation split:
+# docs/notes/2026-11-24-short-runs.md.
+SHORT_RUN = 240
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,40 @@ class Plan:
 
 
 def scaled_lr(settings: ModelSettings, world_size: int) -> float:
-    """Returns the (peak) learning rate for a number of ranks."""
+    """Returns the (peak) learning rate for a number of ranks, of a run that is long enough for it."""
     return settings.lr * _LR_FACTORS[settings.lr_scale](world_size)
+
+
+def peak_lr(settings: ModelSettings, world_size: int, total_steps: int) -> float:
+    """Returns the (peak) learning rate of a run.
+
+    In a short run, the one-cycle schedule would reach its peak within a few steps, and SGD would diverge. The peak then
+    grows linearly with the number of steps. A learning rate that is small enough for the number of steps is kept:
+
+        >>> [round(peak_lr(ModelSettings(lr=lr), 1, 30), 4) for lr in (0.01, 0.1, 0.4)]
+        [0.01, 0.0125, 0.05]
+
+    Args:
+        settings: The section `model`.
+        world_size: Number of ranks.
+        total_steps: Optimizer steps of the run.
+    """
+    lr = scaled_lr(settings, world_size)
+    if settings.schedule != "onecycle" or settings.optimizer != "sgd" or total_steps >= SHORT_RUN:
+        return lr
+    return min(lr, max(lr, 1 - settings.momentum) * total_steps / SHORT_RUN)
+
+
+def explain_peak(settings: ModelSettings, world_size: int, total_steps: int) -> str:
+    """Returns a sentence about a peak that is lower than the learning rate, or an empty string."""
+    whole, peak = scaled_lr(settings, world_size), peak_lr(settings, world_size, total_steps)
+    if peak == whole:
+        return ""
+    steps = f"{total_steps} step{'s' * (total_steps != 1)}"
+    return (
+        f"the learning rate rises to {peak:.4g} instead of {whole:.4g} (model.lr), because the one-cycle schedule has "
+        f"only {steps}, fewer than {SHORT_RUN}"
+    )
 
 
 def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan:
@@ -123,7 +158,7 @@ def make_plan(experiment: Experiment, world_size: int, train_count: int) -> Plan
         total_steps=total_steps,
         epochs=math.ceil(total_steps / steps_per_epoch),
         dropped=train_count - whole * batch_size,
-        lr=scaled_lr(experiment.model, world_size),
+        lr=peak_lr(experiment.model, world_size, total_steps),
         validate_every=trainer.check_val_every_n_epoch if validates else 0,
         overfits=trainer.overfit_batches > 0,
     )

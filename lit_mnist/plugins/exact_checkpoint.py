@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,18 +91,8 @@ class ExactCheckpoint(Checkpoint):
         """
         if trainer.state.fn != "fit":
             return
-        require(
-            _KEY in checkpoint,
-            "The checkpoint was not saved by ExactCheckpoint, so that a bit-identical resume is impossible. Resume "
-            "from `ExactCheckpoint.last`, or leave ExactCheckpoint out.",
-        )
-        ranks = checkpoint[_KEY]["ranks"]
-        require(
-            len(ranks) == trainer.world_size,
-            f"The checkpoint was saved by {len(ranks)} ranks, and cannot be resumed bit-identically by "
-            f"{trainer.world_size}: use {len(ranks)} devices.",
-        )
-        self._pending = unpack(as_bytes(ranks[trainer.global_rank]), trainer.strategy.root_device)
+        check_saved(checkpoint, trainer.world_size)
+        self._pending = unpack(as_bytes(checkpoint[_KEY]["ranks"][trainer.global_rank]), trainer.strategy.root_device)
         self._loaders.resume_from(self._pending["loaders"])
         self._saved_step = checkpoint["global_step"]
 
@@ -205,3 +195,24 @@ class ExactCheckpoint(Checkpoint):
         if hasattr(self, "_loading"):
             self._loading.close()
         self._open.close()
+
+
+def check_saved(checkpoint: Mapping[str, Any], world_size: int) -> None:
+    """Rejects a checkpoint that `world_size` ranks cannot resume bit-identically.
+
+    Raises:
+        InputError: It was not saved by ExactCheckpoint, or by another number of ranks.
+    """
+    require(
+        _KEY in checkpoint,
+        "The checkpoint was not saved by ExactCheckpoint, so that a bit-identical resume is impossible. Resume "
+        "from `ExactCheckpoint.last`, or remove ExactCheckpoint.",
+    )
+    ranks = checkpoint[_KEY].get("ranks") if isinstance(checkpoint[_KEY], Mapping) else None
+    require(isinstance(ranks, list), "The part of ExactCheckpoint in the checkpoint is damaged.")
+    count = len(ranks or ())
+    require(
+        count == world_size,
+        f"The checkpoint was saved by {count} rank{'s' * (count != 1)}, and cannot be resumed bit-identically by "
+        f"{world_size}: use {count} device{'s' * (count != 1)}.",
+    )

@@ -46,15 +46,20 @@ class FailureReport(Callback):
     def __init__(self, dirpath: str | Path) -> None:
         self.path = Path(dirpath) / "failure.json"
         self._stage, self._batch, self._batch_idx = "", None, -1
+        # The epoch of the training in this process, and its first batch, which is not 0 after a resume within an epoch.
+        self._epoch = self._first = -1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Removes the report of an earlier run."""
         self._begin(stage, None, -1)
+        self._epoch = -1
         if trainer.is_global_zero:
             self.path.unlink(missing_ok=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Remembers the batch."""
+        if self._epoch != trainer.current_epoch:
+            self._epoch, self._first = trainer.current_epoch, batch_idx
         self._begin("train", batch, batch_idx)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
@@ -102,7 +107,7 @@ class FailureReport(Callback):
             "epoch": trainer.current_epoch,
             "step": trainer.global_step,
             "batch": self._batch_idx if self._batch is not None else None,
-            "samples": _samples(trainer, self._stage, self._batch, self._batch_idx),
+            "samples": _samples(trainer, self._stage, self._batch, self._batch_idx, self._first),
             "exception": "".join(traceback.format_exception_only(exception)).strip(),
             "traceback": "".join(traceback.format_exception(exception)),
             "lost_peer": trainer.world_size > 1 and is_peer_failure(exception),
@@ -156,7 +161,7 @@ def _command() -> str:
     return shlex.join(sys.orig_argv)
 
 
-def _samples(trainer: Trainer, stage: str, batch: Any, batch_idx: int) -> dict[str, Any] | None:
+def _samples(trainer: Trainer, stage: str, batch: Any, batch_idx: int, first: int) -> dict[str, Any] | None:
     """Returns the indices of a batch's samples, or what identifies them."""
     if batch is None:
         return None
@@ -164,7 +169,7 @@ def _samples(trainer: Trainer, stage: str, batch: Any, batch_idx: int) -> dict[s
     with suppress(Exception):
         indices = _indices_of(batch)
         if indices is None and stage == "train":
-            indices = _indices_from_sampler(trainer, batch_idx)
+            indices = _indices_from_sampler(trainer, batch_idx, first)
         if indices is not None:
             return {"indices": indices[:_MOST_INDICES]}
     tensors = tensors_of(batch)
@@ -190,10 +195,15 @@ def _indices_of(batch: Any) -> list[int] | None:
     return None
 
 
-def _indices_from_sampler(trainer: Trainer, batch_idx: int) -> list[int] | None:
-    """Returns the indices from a sampler that gives the same order each time in an epoch."""
+def _indices_from_sampler(trainer: Trainer, batch_idx: int, first: int) -> list[int] | None:
+    """Returns the indices from a sampler that gives the same order each time in an epoch.
+
+    After a resume within an epoch, a Trainer counts the batches on. The loader begins with its first batch, unless it
+    has a state, which the Trainer or ExactCheckpoint has restored.
+    """
     loader = trainer.train_dataloader
     sampler = getattr(loader, "batch_sampler", None)
     if type(sampler) is not BatchSampler or type(sampler.sampler) not in {DistributedSampler, SequentialSampler}:
         return None
-    return list(next(islice(iter(sampler), batch_idx, None)))
+    position = batch_idx if hasattr(loader, "load_state_dict") else batch_idx - first
+    return list(next(islice(iter(sampler), position, None)))

@@ -25,6 +25,14 @@ def resolve_precision(precision: Precision, device_type: str) -> UsedPrecision:
     return "bf16-mixed" if cpu_computes_bfloat16() else "32-true"
 
 
+def explain_precision(device_type: str) -> str:
+    """Returns a line with the precision that `auto` selects, and the reason."""
+    precision = resolve_precision("auto", device_type)
+    if device_type == "cuda":
+        return f"precision {precision}: the device is a GPU"
+    return f"precision {precision}: this CPU has {'' if cpu_computes_bfloat16() else 'no '}bfloat16 instructions"
+
+
 @cache
 def cpu_computes_bfloat16() -> bool:
     """Returns whether the processor has bfloat16 instructions. Without them, bfloat16 is slower than float32."""

@@ -8,15 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 import yaml
 from conftest import Program, result_of
+from lightning.pytorch import Trainer
 from processes import ROOT, assert_rejected, kill, wait_for
+from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 
+from lit_mnist.plugins import ExactDistributedSampler
+from lit_mnist.plugins.global_batch import describe_global_batch
 from lit_mnist.run.metrics_log import read_metrics
 
 SPIRALS = ("--config", "spirals.yaml", "--import", "spirals")
@@ -65,6 +71,39 @@ class Lit(LightningModule):
         return DataLoader(TensorDataset(torch.randn(64, 3)), 4, shuffle=True)
 """
 
+DEFAULTS = """
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+import torch
+from torchmetrics import MeanSquaredError
+import plain
+
+class Part(torch.nn.Module):
+    def __init__(self, size: int = 3, cast: Callable = float, kind: type = dict):
+        super().__init__()
+
+class Lit(plain.Lit):
+    def __init__(
+        self,
+        loss_cls: type = torch.nn.MSELoss,
+        cast: Callable = float,
+        show: Callable = print,
+        power: Callable = partial(math.pow, 2),
+        metric: type = MeanSquaredError,
+        activation: Callable = torch.nn.ReLU(),
+        dtype: torch.dtype = torch.float32,
+        place: Path = Path("x"),
+        casts: list[Callable] = [float, int],
+        size: tuple = (1, 2),
+        layer: torch.nn.Module | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        assert (cast, dtype, casts, size) == (float, torch.float32, [float, int], (1, 2))
+"""
+
 
 @pytest.fixture
 def spirals(program: Program) -> Program:
@@ -73,6 +112,7 @@ def spirals(program: Program) -> Program:
         source = ROOT / "examples" / "own_module" / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, program.folder / name)
     (program.folder / "plain.py").write_text(PLAIN)
+    (program.folder / "defaults.py").write_text(DEFAULTS)
     for name in ("evil", "spirals_evil"):
         (program.folder / name).mkdir()
         (program.folder / name / "__init__.py").write_text(EVIL)
@@ -247,9 +287,33 @@ def test_a_hostile_configuration_is_rejected_before_an_import(spirals: Program, 
     assert not (spirals.folder / "run").exists()
 
 
+EXACT = {"class_path": "lit_mnist.plugins.ExactCheckpoint", "init_args": {"dirpath": "x"}}
 WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "no import": (("--config", "spirals.yaml"), "--import spirals"),
-    "an unknown argument": ((*SPIRALS, "--model.hiden", 3), "hiden"),
+    "an unknown argument": ((*SPIRALS, "--model.hiden", 3), "did you mean --model.hidden?"),
+    "an unknown argument of the data": ((*SPIRALS, "--data.batchsize", 3), "did you mean --data.batch_size?"),
+    "an unknown nested argument": (
+        ("--model", "defaults.Lit", "--import", "defaults", "--model.layer", "defaults.Part", "--model.layer.siz", 1),
+        "model.layer.siz: Part has no argument siz; did you mean --model.layer.size?",
+    ),
+    "a misspelt class of torch": ((*SPIRALS, "--model.activation", "torch.nn.Tanhh"), "did you mean torch.nn.Tanh?"),
+    "a class of torch that is not allowed": (
+        (*SPIRALS, "--model.activation", "torch.hub.load"),
+        "model.activation names torch.hub.load: a configuration may name what is defined in lightning.pytorch.",
+    ),
+    "a package that does not exist": (
+        ("--model", "spirals.SpiralsModule", "--import", "spiralz"),
+        "--import spiralz: there is no such package; did you mean spirals?",
+    ),
+    "a package unlike any": (("--model", "abc.Lit", "--import", "zzz"), "--import zzz: there is no such package. Run"),
+    "a given callable of another package": (
+        ("--model", "defaults.Lit", "--import", "defaults", "--model.cast", "math.sqrt"),
+        "math.sqrt",
+    ),
+    "a callback of the run": (
+        (*SPIRALS, "--import", "lit_mnist", "--trainer.callbacks", json.dumps([EXACT])),
+        "trainer.callbacks names ExactCheckpoint",
+    ),
     "an argument of another type": ((*SPIRALS, "--model.hidden", "many"), "hidden"),
     "an option of the experiment": ((*SPIRALS, "--lr", 0.1), "--lr"),
     "the batch size of the experiment": ((*SPIRALS, "--batch-size", 8), "--batch-size"),
@@ -277,8 +341,79 @@ def test_a_resumed_run_keeps_its_model_and_its_ranks(spirals: Program) -> None:
     done = spirals("fit", "--resume", folder, "--import", "spirals", "--model.hidden", 8)
     assert_rejected(done, "model.init_args.hidden")
     done = spirals("fit", "--resume", folder, "--import", "spirals", "--max-steps", 10, "--devices", 2)
-    assert done.code == 2
-    assert "1 ranks" in done.err
+    assert_rejected(done, "saved by 1 rank,", "use 1 device")
+
+
+def test_defaults_that_are_classes_or_functions_are_accepted(spirals: Program) -> None:
+    flags = ("--model", "defaults.Lit", "--model.layer", "defaults.Part", "--import", "defaults")
+    folder = spirals.train("fit", *flags, "--max-steps", 2)
+    written = result_of(folder)["config"]["model"]["init_args"]
+    assert written["layer"] == {"class_path": "defaults.Part", "init_args": {"size": 3}}
+    # What a file cannot state exactly is left to the class.
+    assert not {"cast", "show", "dtype", "casts", "size"} & written.keys()
+    done = spirals("fit", "--resume", folder, "--import", "defaults", "--max-steps", 4)
+    assert done.code == 0, done.out + done.err
+
+
+def test_what_the_ranks_reject_changes_nothing(spirals: Program) -> None:
+    """The fixture compares all files. A killed run's lock file names its process."""
+    best = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}
+    folder = spirals.train("fit", *SPIRALS, "--max-steps", 5, "--trainer.callbacks", json.dumps([best]))
+    (folder / "run.lock").write_text("process 1 on nowhere\n")
+    words = ("fit", "--resume", folder, "--import", "spirals", "--max-steps", 9)
+    assert_rejected(spirals(*words, "--devices", 2), "saved by 1 rank,")
+    other = next((folder / "model_checkpoints").iterdir())
+    assert_rejected(spirals("fit", *SPIRALS, "--resume", other), "was not saved by ExactCheckpoint")
+    done = spirals(*words, "--trainer.gradient_clip_algorithm", "sideways")
+    assert done.code == 2, done.out + done.err
+    assert "Lightning rejects the run" in done.err
+    assert_rejected(spirals("test", "--ckpt", "nowhere", "--import", "spirals", "--model", "spirals.SpiralsModule"))
+    done = spirals("test", "--ckpt", folder, "--import", "spirals", "--model.hidden", 8)
+    assert_rejected(done, "does not fit the module")
+    done = spirals(*words)
+    assert done.code == 0, done.out + done.err
+    assert "process 1 on nowhere) was killed" in done.out
+
+
+def test_two_processes_do_not_resume_one_folder(spirals: Program) -> None:
+    flags = ("--import", "plain", "--model.pause", 1)
+    folder = spirals.train("fit", "--model", "plain.Lit", *flags, "--max-steps", 2)
+    second = Program(spirals.folder / "second")
+    second.folder.mkdir()
+    words = ("fit", "--resume", folder, *flags, "--max-steps", 12)
+    with spirals.started(*words) as first:
+        wait_for(lambda: f"process {first} " in (folder / "run.lock").read_text(), 60, spirals.folder)
+        shutil.copy(spirals.folder / "plain.py", second.folder)
+        done = second(*words)
+        assert_rejected(done, f"in use by process {first} on ")
+        _, status = wait_for(lambda: _ended(first), 100, spirals.folder)
+    assert status == 0
+    assert result_of(folder)["steps"] == 12
+
+
+def test_the_global_batch_is_printed(spirals: Program) -> None:
+    words = ("fit", *SPIRALS, "--max-steps", 1, "--trainer.accumulate_grad_batches", 2, "--devices", 2)
+    done = spirals(*words, "--run-dir", "run")
+    assert done.out.count("note: global batch 64 = 2 ranks x 16 (x 2 accumulated)\n") == 1, done.out
+
+
+@pytest.mark.parametrize(
+    ("loaders", "line"),
+    [
+        (lambda data: DataLoader(data, 4), "global batch 4 = 1 rank x 4"),
+        (lambda data: {"a": DataLoader(data, 4), "b": DataLoader(data, 2)}, "global batch 6 = 1 rank x (4 + 2)"),
+        (lambda data: DataLoader(data, batch_sampler=BatchSampler(range(8), 3, False)), "global batch 3 = 1 rank x 3"),
+        (lambda data: DataLoader(data, batch_sampler=ExactDistributedSampler(data, 8)), "global batch 8 = 1 rank x 8"),
+        (lambda data: DataLoader(data, batch_sampler=[[0], [1, 2]]), "unknown: list decides the size"),
+        (lambda data: DataLoader(data, batch_size=None), "unknown: "),
+        (lambda data: [[1], [2]], "unknown: "),
+    ],
+)
+def test_the_global_batch_of_loaders(loaders: Callable[[Dataset[Any]], Any], line: str) -> None:
+    trainer = SimpleNamespace(
+        train_dataloader=loaders(TensorDataset(torch.zeros(16, 1))), world_size=1, accumulate_grad_batches=1
+    )
+    assert line in describe_global_batch(cast(Trainer, trainer))
 
 
 def test_a_wrong_flag_does_not_import_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -19,6 +20,12 @@ from processes import run_forked
 from faults.conftest import write_metric
 from faults.hostile import CANARY
 from lit_mnist.cli.main import main
+from lit_mnist.errors import InputError
+from lit_mnist.predict.trained import load
+
+# Imported once, before the fork: they take each process seconds.
+for _name in ("lit_mnist.engines.lightning", "lit_mnist.cli.own_run", "lit_mnist.export.command"):
+    importlib.import_module(_name)
 
 _MOST_SECONDS = 10
 _MOST_KB = 400 << 10
@@ -61,12 +68,14 @@ def limited(cases: dict[str, Commands], folder: Path) -> dict[str, list[Ended]]:
             (folder / "case.txt").write_text(case)
             os.chdir(folder / case)
             Path("canary_module.py").write_text(CANARY)
+            Path("user_module.py").write_text("from lightning.pytorch import LightningModule as Lit\n")
             sys.path.insert(0, str(folder / case))
             found[case] = [_ended(command, force=number % 2 == 1) for number, command in enumerate(commands)]
             sys.path.pop(0)
             # Import the module now, since a module is imported only once.
             assert not Path("imported").exists(), case
             assert not Path("executed").exists(), case
+            assert not [path for path in Path().glob("*.*") if path.suffix in {".safetensors", ".onnx", ".pt2"}], case
         (folder / "ended.json").write_text(json.dumps(found))
         return 0
 
@@ -85,8 +94,18 @@ def _ended(command: tuple[object, ...], *, force: bool) -> tuple[int, str, str, 
     Path("/proc/self/clear_refs").write_text("5")
     before = _peak_kb()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([str(word) for word in command])
+        code = _load(Path(str(command[1]))) if command[0] == "load" else main([str(word) for word in command])
     return code, out.getvalue(), err.getvalue(), time.monotonic() - began, _peak_kb() - before
+
+
+def _load(checkpoint: Path) -> int:
+    """Loads a checkpoint in Python, and ends as the command does."""
+    try:
+        load(checkpoint)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
 
 
 def _peak_kb() -> int:
@@ -120,6 +139,11 @@ def reading(checkpoint: Path) -> Commands:
         ("test", "--ckpt", checkpoint),
         ("predict", "--ckpt", checkpoint),
         ("--resume", checkpoint),
+        ("export", "--ckpt", checkpoint),
+        ("load", checkpoint),
+        ("load", folder),
+        ("fit", "--model", "user_module.Lit", "--import", "user_module", "--resume", checkpoint),
+        ("test", "--model", "user_module.Lit", "--import", "user_module", "--ckpt", folder),
         ("--resume", folder),
     ]
 

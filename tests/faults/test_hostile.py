@@ -118,8 +118,9 @@ def test_well_hashed_content_that_is_not_of_a_run_is_rejected(tmp_path: Path, tr
         CONTENTS[name](content)
         (tmp_path / name).mkdir()
         write_checkpoint(tmp_path / name / "hostile.ckpt", content)
-        # Only the first and the last command, since the others read the content in the same way.
-        commands[name] = reading(tmp_path / name / "hostile.ckpt")[::3]
+        # Only some commands, since the others read the content in the same way, and not those of a user's module.
+        every = reading(tmp_path / name / "hostile.ckpt")
+        commands[name] = [every[0], every[4], every[-1]]
     assert_rejected_safely(limited(commands, tmp_path))
 
 

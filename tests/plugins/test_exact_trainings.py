@@ -202,7 +202,7 @@ def test_a_checkpoint_of_another_callback_or_world_size_is_rejected(tmp_path: Pa
     training.complete()
     done = Training(AutoEncoder, tmp_path / "run", 2).run()
     assert done.code == InputError.exit_code, done.err
-    assert "saved by 1 ranks" in done.err
+    assert "saved by 1 rank," in done.err
     checkpoint = torch.load(training.folder / "last.ckpt", weights_only=True)
     del checkpoint["ExactCheckpoint"]
     torch.save(checkpoint, training.folder / "last.ckpt")

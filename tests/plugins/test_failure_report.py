@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ROOT, named
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from processes import ROOT, named, run_forked
+from torch.utils.data import DataLoader, TensorDataset
+
+from lit_mnist.plugins import ExactCheckpoint, FailureReport
 
 _SCRIPT = """
 import sys, warnings, torch
@@ -74,3 +80,45 @@ def test_the_first_failed_rank_is_reported(launcher: list[str], world_size: int,
     assert ("torchrun" in report["command"]) == bool(launcher)
     assert err.count("failed first in epoch 0, step 3 (train batch 3)") == 1, err
     assert f"To resume from {report['checkpoint']}" in err
+
+
+class Module(LightningModule):
+    """Fails at a batch, and tells which samples it has."""
+
+    def __init__(self, fails_at: int) -> None:
+        super().__init__()
+        self.layer, self.fails_at = torch.nn.Linear(2, 1), fails_at
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if (self.trainer.current_epoch, batch_idx) == divmod(self.fails_at, 8):
+            raise ValueError(f"bad samples {(batch[0][:, 0] / 2).int().tolist()}")
+        return self.layer(batch[0]).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["ModelCheckpoint", "ExactCheckpoint"])
+def test_the_samples_after_a_resume_within_an_epoch(exact: bool, tmp_path: Path) -> None:
+    """A stock Trainer trains the epoch from its first batch again, but counts the batches on."""
+
+    def work() -> int:
+        for fails_at in (3, 6, 11):
+            data = TensorDataset(torch.arange(64.0).reshape(32, 2))
+            save = ModelCheckpoint(tmp_path, "last", every_n_train_steps=2)
+            trainer = Trainer(
+                max_epochs=2, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
+                enable_model_summary=False, default_root_dir=tmp_path,
+                callbacks=[ExactCheckpoint(tmp_path, 2) if exact else save, FailureReport(tmp_path)],
+            )  # fmt: skip
+            last = tmp_path / "last.ckpt"
+            loader, resumed = DataLoader(data, 4), last if last.exists() else None
+            with pytest.raises(ValueError, match="bad samples"):
+                trainer.fit(Module(fails_at), loader, ckpt_path=resumed, weights_only=True)
+            report = json.loads((tmp_path / "failure.json").read_text())
+            assert report["exception"] == f"ValueError: bad samples {report['samples']['indices']}"
+            assert (report["epoch"], report["batch"]) == divmod(fails_at, 8)
+        return 0
+
+    done = run_forked(work, tmp_path)
+    assert done.code == 0, done.out + done.err

@@ -14,6 +14,7 @@ from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.experiment import ModelSettings
+from lit_mnist.experiment.plan import peak_lr
 from lit_mnist.training import finite
 from lit_mnist.training.finite import FiniteCheck
 from lit_mnist.training.loss import mean_loss
@@ -67,7 +68,7 @@ def test_a_skipped_step_leaves_the_schedule_where_it_was(
     assert saved["steps_made"] == steps - skipped
     assert saved["lr_schedulers"][0]["last_epoch"] == steps - skipped
     settings = ModelSettings()
-    expected = settings.lr * lr_factor(settings, steps - skipped, steps)
+    expected = peak_lr(settings, 1, steps) * lr_factor(settings, steps - skipped, steps)
     assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(expected)
 
 
