@@ -1,0 +1,123 @@
+"""Immutable values of the standard library, torch and NumPy: how each is written with simpler values."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import math
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import torch
+
+# The only classes that are values themselves, such as the factory of a defaultdict.
+_TYPES = {
+    kind.__name__: kind
+    for kind in (
+        *(bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, object),
+        *(Counter, OrderedDict, defaultdict, deque, torch.Tensor),
+    )
+}
+_ZONES = (type(None), timezone, ZoneInfo)
+
+
+def is_immediate(value: Any) -> bool:
+    """Returns whether JSON has a value exactly."""
+    kind = type(value)
+    if kind is float:
+        return math.isfinite(value)
+    if kind is int:
+        return -(1 << 63) <= value < 1 << 63
+    return value is None or kind is bool or (kind is str and not any("\ud800" <= each <= "\udfff" for each in value))
+
+
+def _torch_constant(name: str, kind: type) -> Any:
+    found = vars(torch).get(name)
+    if type(found) is not kind:
+        raise ValueError(name)
+    return found
+
+
+def _moment(value: datetime | time) -> tuple[Any, ...]:
+    names = ("year", "month", "day") if isinstance(value, datetime) else ()
+    parts = [getattr(value, name) for name in (*names, "hour", "minute", "second", "microsecond")]
+    return (*parts, value.tzinfo, value.fold)
+
+
+# The kind, what a value is written with, and the way back.
+_Leaf = tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
+LEAVES: dict[type, _Leaf] = {
+    int: ("int", hex, lambda text: int(text, 16)),
+    float: ("float", lambda value: struct.pack("<d", value).hex(), lambda text: struct.unpack("<d", bytes.fromhex(text))[0]),
+    str: ("str", lambda value: value.encode("utf-32-le", "surrogatepass").hex(), lambda text: bytes.fromhex(text).decode("utf-32-le", "surrogatepass")),
+    complex: ("complex", lambda value: (value.real, value.imag), lambda parts: complex(*parts)),
+    bytes: ("bytes", lambda value: base64.b64encode(value).decode(), lambda text: base64.b64decode(text)),
+    bytearray: ("bytearray", lambda value: base64.b64encode(value).decode(), lambda text: bytearray(base64.b64decode(text))),
+    slice: ("slice", lambda value: (value.start, value.stop, value.step), lambda parts: slice(*parts)),
+    range: ("range", lambda value: (value.start, value.stop, value.step), lambda parts: range(*parts)),
+    type(...): ("ellipsis", lambda _: None, lambda _: ...),
+    type(NotImplemented): ("not implemented", lambda _: None, lambda _: NotImplemented),
+    Decimal: ("Decimal", str, Decimal),
+    Fraction: ("Fraction", lambda value: (value.numerator, value.denominator), lambda parts: Fraction(*parts)),
+    date: ("date", lambda value: (value.year, value.month, value.day), lambda parts: date(*parts)),
+    datetime: ("datetime", _moment, lambda parts: datetime(*parts[:-1], fold=parts[-1])),
+    time: ("time", _moment, lambda parts: time(*parts[:-1], fold=parts[-1])),
+    timedelta: ("timedelta", lambda value: (value.days, value.seconds, value.microseconds), lambda parts: timedelta(*parts)),
+    timezone: ("timezone", lambda value: (value.utcoffset(None), value.tzname(None)), lambda parts: timezone(*parts)),
+    PosixPath: ("PosixPath", str, PosixPath),
+    PurePosixPath: ("PurePosixPath", str, PurePosixPath),
+    PureWindowsPath: ("PureWindowsPath", str, PureWindowsPath),
+    UUID: ("UUID", lambda value: value.hex, UUID),
+    torch.Size: ("Size", tuple, torch.Size),
+    torch.device: ("device", str, torch.device),
+    torch.dtype: ("dtype", lambda value: str(value)[6:], lambda name: _torch_constant(name, torch.dtype)),
+    torch.layout: ("layout", lambda value: str(value)[6:], lambda name: _torch_constant(name, torch.layout)),
+    torch.memory_format: ("memory_format", lambda value: str(value)[6:], lambda name: _torch_constant(name, torch.memory_format)),
+}  # fmt: skip
+_BACK = {name: back for name, _, back in LEAVES.values()}
+
+
+def leaf(value: Any) -> tuple[str, Any] | None:
+    """Returns the kind of a value, and what it is written with; None for another value."""
+    if isinstance(value, type):
+        return ("type", value.__name__) if _TYPES.get(value.__name__) is value else None
+    if isinstance(value, np.dtype):
+        return None if descr_of(value) is None else ("np.dtype", descr_of(value))
+    if type(value) is ZoneInfo:
+        return ("ZoneInfo", value.key) if value.key else None
+    if type(value) in (datetime, time) and type(value.tzinfo) not in _ZONES:
+        return None
+    if (found := LEAVES.get(type(value))) is None:
+        return None
+    return found[0], found[1](value)
+
+
+def from_leaf(kind: str, content: Any) -> Any:
+    """Returns the value that `leaf` has written.
+
+    Raises:
+        KeyError: The kind is unknown.
+    """
+    if kind == "type":
+        return _TYPES[content]
+    if kind == "np.dtype":
+        return np.lib.format.descr_to_dtype(ast.literal_eval(content))
+    return ZoneInfo(content) if kind == "ZoneInfo" else _BACK[kind](content)
+
+
+def descr_of(dtype: np.dtype[Any]) -> str | None:
+    """Returns the text that NumPy's file format has for a dtype; None if that is not the whole dtype."""
+    if dtype.hasobject or dtype.metadata is not None:
+        return None
+    descr = np.lib.format.dtype_to_descr(dtype)
+    back = np.lib.format.descr_to_dtype(descr)
+    return repr(descr) if back == dtype and back.isalignedstruct == dtype.isalignedstruct else None
