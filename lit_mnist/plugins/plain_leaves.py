@@ -56,11 +56,11 @@ def _moment(value: datetime | time) -> tuple[Any, ...]:
 # The kind, what a value is written with, and the way back.
 _Leaf = tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
 LEAVES: dict[type, _Leaf] = {
-    int: ("int", hex, lambda text: int(text, 16)),
-    float: ("float", lambda value: struct.pack("<d", value).hex(), lambda text: struct.unpack("<d", bytes.fromhex(text))[0]),
-    str: ("str", lambda value: value.encode("utf-32-le", "surrogatepass").hex(), lambda text: bytes.fromhex(text).decode("utf-32-le", "surrogatepass")),
-    complex: ("complex", lambda value: (value.real, value.imag), lambda parts: complex(*parts)),
-    bytes: ("bytes", lambda value: base64.b64encode(value).decode(), lambda text: base64.b64decode(text)),
+    int: ("exact int", hex, lambda text: int(text, 16)),
+    float: ("exact float", lambda value: struct.pack("<d", value).hex(), lambda text: struct.unpack("<d", bytes.fromhex(text))[0]),
+    str: ("exact str", lambda value: value.encode("utf-32-le", "surrogatepass").hex(), lambda text: bytes.fromhex(text).decode("utf-32-le", "surrogatepass")),
+    complex: ("exact complex", lambda value: (value.real, value.imag), lambda parts: complex(*parts)),
+    bytes: ("exact bytes", lambda value: base64.b64encode(value).decode(), lambda text: base64.b64decode(text)),
     bytearray: ("bytearray", lambda value: base64.b64encode(value).decode(), lambda text: bytearray(base64.b64decode(text))),
     slice: ("slice", lambda value: (value.start, value.stop, value.step), lambda parts: slice(*parts)),
     range: ("range", lambda value: (value.start, value.stop, value.step), lambda parts: range(*parts)),
