@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath
 from typing import Any
 from uuid import UUID
@@ -47,42 +48,58 @@ def _torch_constant(name: str, kind: type) -> Any:
     return found
 
 
+def _float(content: bytes) -> float:
+    (value,) = struct.unpack("<d", content)
+    return float(value)
+
+
 def _moment(value: datetime | time) -> tuple[Any, ...]:
     names = ("year", "month", "day") if isinstance(value, datetime) else ()
     parts = [getattr(value, name) for name in (*names, "hour", "minute", "second", "microsecond")]
     return (*parts, value.tzinfo, value.fold)
 
 
+def _constant(kind: type) -> tuple[str, Callable[[Any], Any], Callable[[Any], Any]]:
+    """Returns how a constant of torch is written: its name without the module."""
+    return kind.__name__, lambda value: str(value).removeprefix("torch."), partial(_torch_constant, kind=kind)
+
+
+def _text_of(value: bytes | bytearray) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _parts(*names: str) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda value: tuple(getattr(value, name) for name in names)
+
+
+_CODE = "utf-32-le", "surrogatepass"
 # The kind, what a value is written with, and the way back.
-_Leaf = tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
-LEAVES: dict[type, _Leaf] = {
+LEAVES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     int: ("exact int", hex, lambda text: int(text, 16)),
-    float: ("exact float", lambda value: struct.pack("<d", value).hex(), lambda text: struct.unpack("<d", bytes.fromhex(text))[0]),
-    str: ("exact str", lambda value: value.encode("utf-32-le", "surrogatepass").hex(), lambda text: bytes.fromhex(text).decode("utf-32-le", "surrogatepass")),
-    complex: ("exact complex", lambda value: (value.real, value.imag), lambda parts: complex(*parts)),
-    bytes: ("exact bytes", lambda value: base64.b64encode(value).decode(), lambda text: base64.b64decode(text)),
-    bytearray: ("bytearray", lambda value: base64.b64encode(value).decode(), lambda text: bytearray(base64.b64decode(text))),
-    slice: ("slice", lambda value: (value.start, value.stop, value.step), lambda parts: slice(*parts)),
-    range: ("range", lambda value: (value.start, value.stop, value.step), lambda parts: range(*parts)),
+    float: ("exact float", lambda value: struct.pack("<d", value).hex(), lambda text: _float(bytes.fromhex(text))),
+    str: ("exact str", lambda value: value.encode(*_CODE).hex(), lambda text: bytes.fromhex(text).decode(*_CODE)),
+    complex: ("exact complex", _parts("real", "imag"), lambda parts: complex(*parts)),
+    bytes: ("exact bytes", _text_of, base64.b64decode),
+    bytearray: ("bytearray", _text_of, lambda text: bytearray(base64.b64decode(text))),
+    slice: ("slice", _parts("start", "stop", "step"), lambda parts: slice(*parts)),
+    range: ("range", _parts("start", "stop", "step"), lambda parts: range(*parts)),
     type(...): ("ellipsis", lambda _: None, lambda _: ...),
     type(NotImplemented): ("not implemented", lambda _: None, lambda _: NotImplemented),
     Decimal: ("Decimal", str, Decimal),
-    Fraction: ("Fraction", lambda value: (value.numerator, value.denominator), lambda parts: Fraction(*parts)),
-    date: ("date", lambda value: (value.year, value.month, value.day), lambda parts: date(*parts)),
+    Fraction: ("Fraction", _parts("numerator", "denominator"), lambda parts: Fraction(*parts)),
+    date: ("date", _parts("year", "month", "day"), lambda parts: date(*parts)),
     datetime: ("datetime", _moment, lambda parts: datetime(*parts[:-1], fold=parts[-1])),
     time: ("time", _moment, lambda parts: time(*parts[:-1], fold=parts[-1])),
-    timedelta: ("timedelta", lambda value: (value.days, value.seconds, value.microseconds), lambda parts: timedelta(*parts)),
-    timezone: ("timezone", lambda value: (value.utcoffset(None), value.tzname(None)), lambda parts: timezone(*parts)),
+    timedelta: ("timedelta", _parts("days", "seconds", "microseconds"), lambda parts: timedelta(*parts)),
+    timezone: ("timezone", lambda value: value.__getinitargs__(), lambda parts: timezone(*parts)),
     PosixPath: ("PosixPath", str, PosixPath),
     PurePosixPath: ("PurePosixPath", str, PurePosixPath),
     PureWindowsPath: ("PureWindowsPath", str, PureWindowsPath),
     UUID: ("UUID", lambda value: value.hex, UUID),
     torch.Size: ("Size", tuple, torch.Size),
     torch.device: ("device", str, torch.device),
-    torch.dtype: ("dtype", lambda value: str(value)[6:], lambda name: _torch_constant(name, torch.dtype)),
-    torch.layout: ("layout", lambda value: str(value)[6:], lambda name: _torch_constant(name, torch.layout)),
-    torch.memory_format: ("memory_format", lambda value: str(value)[6:], lambda name: _torch_constant(name, torch.memory_format)),
-}  # fmt: skip
+    **{kind: _constant(kind) for kind in (torch.dtype, torch.layout, torch.memory_format)},
+}
 _BACK = {name: back for name, _, back in LEAVES.values()}
 
 

@@ -218,6 +218,6 @@ def _damage() -> Iterator[None]:
         yield
     except (*_DAMAGED, safetensors.SafetensorError) as error:
         raise InputError(
-            "The state of ExactCheckpoint in this checkpoint cannot be read: it is damaged, was saved by another version, "
-            f"or needs a class that is not imported ({type(error).__name__}: {str(error)[:200]})."
+            "The state of ExactCheckpoint in this checkpoint cannot be read: it is damaged, was saved by another "
+            f"version, or needs a class that is not imported ({type(error).__name__}: {str(error)[:200]})."
         ) from error
