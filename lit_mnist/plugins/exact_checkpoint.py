@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from lit_mnist.distributed.consensus import Consensus
-from lit_mnist.distributed.gather import all_gather_bytes
+from lit_mnist.distributed.gather import all_gather_bytes, end_collectives_at_exit
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_stop
@@ -113,6 +113,7 @@ class ExactCheckpoint(Checkpoint):
         if self._pending is not None:
             _private.skip_restart_logic(trainer)
         rank = Rank(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices)
+        end_collectives_at_exit()
         self._consensus = Consensus(rank, trainer.strategy.root_device)
         self._open.enter_context(STOP.listening())
 

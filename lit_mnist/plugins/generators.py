@@ -116,7 +116,7 @@ def new_generator(kind: str) -> Any:
     if kind in _BIT_GENERATORS:
         return np.random.Generator(getattr(np.random, kind)())
     if kind == "Random":
-        return random.Random()
+        return random.Random()  # noqa: S311 - its state is restored
     return np.random.RandomState() if kind == "RandomState" else torch.Generator(kind)
 
 

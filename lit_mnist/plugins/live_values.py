@@ -106,7 +106,7 @@ class LivePacker(Packer):
         return {"kind": "object", "class": name_of(type(value)), "attributes": items, "kept": kept, "place": place}
 
     def _hidden_module(self, value: nn.Module, known: str | None, place: str) -> dict[str, Any]:
-        """Returns the node of a module that the LightningModule does not have as a child: Lightning does not save it."""
+        """Returns the node of a module that the LightningModule does not have as a child, and does not save."""
         if known is None and self._before is not None:
             raise NotPlainError(type(value).__name__)
         content, known = None, known or place

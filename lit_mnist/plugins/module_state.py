@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
@@ -111,8 +110,8 @@ class ModuleState:
             for name, each in attributes.items():
                 if "value" not in each:
                     continue
-                if (missing := reader.missing(each["value"])) is not None:
-                    lost[f"{path}:{name}"] = missing
+                if (missing := reader.missing(each["value"])) is not None or path not in owners:
+                    lost[f"{path}:{name}"] = missing or "its module is missing"
                     continue
                 vars(owners[path])[name] = reader.load(each["value"])
         for path, owner, name, _ in list(_attributes(self._module)):
@@ -131,8 +130,8 @@ class ModuleState:
         }
         if changed:
             warn_once(
-                f"The program has changed since the training was saved: {_list(changed)}. The resumed training continues "
-                "with the values of the checkpoint. To train with other ones, start from its weights instead."
+                f"The program has changed since the training was saved: {_list(changed)}. The resumed training "
+                "continues with the values of the checkpoint. To train with other ones, start from its weights instead."
             )
 
 
@@ -151,7 +150,7 @@ def _named(module: nn.Module) -> dict[str, Any]:
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Yields the path of each child, the child, and the name and value of each attribute that Lightning does not set."""
+    """Yields the path of each child, the child, and the name and value of each attribute that is not Lightning's."""
     for path, child in module.named_modules():
         for name, value in list(vars(child).items()):
             if name not in names_of_the_framework() and not isinstance(value, nn.Module):

@@ -88,7 +88,7 @@ def can_be_built(kind: type, base: type, packages: frozenset[str]) -> bool:
         return True
     # A class in C may need more than its base's content.
     bases = kind.__mro__[: kind.__mro__.index(base)]
-    new = kind.__new__
+    new: Any = kind.__new__
     return all(isinstance(vars(each).get("__module__"), str) for each in bases) and (
         new is base.__new__ or isinstance(new, FunctionType)
     )
@@ -125,7 +125,8 @@ def set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
 
 def hashes_content(kind: type) -> bool:
     """Returns whether the hash of an instance needs its attributes."""
-    return kind.__hash__ not in (None, object.__hash__)
+    found: Any = kind.__hash__
+    return found not in (None, object.__hash__)
 
 
 def _slots(kind: type) -> dict[str, Any]:
