@@ -42,7 +42,7 @@ class ExactCheckpoint(Checkpoint):
         trainer.fit(module, ckpt_path=exact.last)
 
     It cannot restore iterators without a state, generators that only a closure refers to, states inside a library or
-    C++ code, objects in containers, and what CUDA computes in a different order each time (`deterministic=True`).
+    C++ code, and what CUDA computes in a different order each time (`deterministic=True`).
 
     Args:
         dirpath: Folder of `last.ckpt`.

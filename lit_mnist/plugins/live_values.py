@@ -47,12 +47,13 @@ class LivePacker(Packer):
     """
 
     def __init__(self, before: LivePacker | None, named: Mapping[str, Any], packages: frozenset[str]) -> None:
-        live = {**named, **(before.live if before else {})}
+        live: dict[str, Any] = {**named, **(before.live if before else {})}
         # The first place of each.
         places = {id(each): place for place, each in reversed(live.items())}
         classes = {name_of(type(each)): type(each) for each in live.values()}
         super().__init__(places, classes, packages)
-        self._before, self.live = before, dict(named)
+        self._before = before
+        self.live: dict[str, Any] = dict(named)
         self.digests: dict[str, str] = {}
         self.lost: dict[str, str] = {}
 
@@ -121,7 +122,7 @@ class LiveUnpacker(Unpacker):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._last: list[tuple[dict[str, Any], Any]] = []
+        self._last: list[tuple[Mapping[str, Any], Any]] = []
 
     def load(self, reference: Any) -> Any:
         """Returns the value of a reference."""
@@ -157,7 +158,7 @@ class LiveUnpacker(Unpacker):
             return self._same_kind(node, self._live, node["at"]) is None
         return node["kind"] == "object" and self._existing(node) is None and self._class(node, object) is None
 
-    def _other(self, node: dict[str, Any]) -> Any:
+    def _other(self, node: Mapping[str, Any]) -> Any:
         kind = node["kind"]
         if kind not in ("live", "module", "same", "generator"):
             return super()._other(node)

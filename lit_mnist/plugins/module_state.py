@@ -113,11 +113,11 @@ class ModuleState:
                 if (missing := reader.missing(each["value"])) is not None or path not in owners:
                     lost[f"{path}:{name}"] = missing or "its module is missing"
                     continue
-                vars(owners[path])[name] = reader.load(each["value"])
+                owners[path].__dict__[name] = reader.load(each["value"])
         for path, owner, name, _ in list(_attributes(self._module)):
             library = name.startswith("_") and package_of(type(owner)) not in self._packages
             if name not in reader.root["attributes"].get(path, {}) and not library:
-                del vars(owner)[name]
+                del owner.__dict__[name]
         if lost:
             warn_once(f"The checkpoint does not have the values of {_list(lost)}. They are as after a new start.")
         self._state_changes(reader.root["initial"])

@@ -106,7 +106,8 @@ _BACK = {name: back for name, _, back in LEAVES.values()}
 def leaf(value: Any) -> tuple[str, Any] | None:
     """Returns the kind of a value, and what it is written with; None for another value."""
     if isinstance(value, type):
-        return ("type", value.__name__) if _TYPES.get(value.__name__) is value else None
+        name = str(value.__name__)
+        return ("type", name) if _TYPES.get(name) is value else None
     if isinstance(value, np.dtype):
         return None if descr_of(value) is None else ("np.dtype", descr_of(value))
     if type(value) is ZoneInfo:

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import safetensors
@@ -42,7 +42,7 @@ _DAMAGED = (
     ArithmeticError,
     RuntimeError,
 )
-_Node = dict[str, Any]
+_Node = Mapping[str, Any]
 
 
 class Unpacker:
@@ -127,12 +127,12 @@ class Unpacker:
             content = (
                 self._value(node["content"]) if "content" in node else [self._value(each) for each in node["items"]]
             )
-            value = base(content) if kind is base else build(kind, base, content)
+            built = base(content) if kind is base else build(kind, base, content)
             if "attributes" in node:
-                set_attributes(value, {name: self._value(each) for name, each in node["attributes"].items()})
-            return value, False
+                set_attributes(built, {name: self._value(each) for name, each in node["attributes"].items()})
+            return built, False
         length = node.get("length")
-        value = self._live.get(node.get("at", ""))
+        value: Any = self._live.get(node.get("at", ""))
         if type(value) is not kind or (base is deque and value.maxlen != length):
             value = build(kind, base)
             if base is deque:
@@ -163,34 +163,34 @@ class Unpacker:
         return kind
 
     def _fill(self, node: _Node, value: Any) -> None:
-        base = BASES.get(node["kind"], object)
+        base: Any = BASES.get(node["kind"], object)
         if "attributes" in node:
             kept = {name: each for name, each in attributes_of(value) if name in node.get("kept", ())}
             set_attributes(value, {**kept, **{name: self._value(each) for name, each in node["attributes"].items()}})
         if base is object:
             return
         items = [self._value(each) for each in node["items"]] if base not in DICTS else []
-        base.clear(value)  # type: ignore[attr-defined]
+        base.clear(value)
         if base is defaultdict:
             value.default_factory = self._value(node["factory"])
         if base in DICTS:
             for key, each in node["items"]:
-                base.__setitem__(value, self._value(key), self._value(each))  # type: ignore[attr-defined]
+                base.__setitem__(value, self._value(key), self._value(each))
         elif base is set:
             set.update(value, items)
         else:
-            base.extend(value, items)  # type: ignore[attr-defined]
+            base.extend(value, items)
 
     def _tensor(self, node: _Node) -> torch.Tensor:
         tensor = load_tensor(node, self._memory, self._shared, self._device)
-        live = self._live.get(node.get("at", ""))
+        live: Any = self._live.get(node.get("at", ""))
         alike = type(live) is type(tensor) and live.shape == tensor.shape and live.dtype == tensor.dtype
         if not alike or live.device != tensor.device or live.is_inference():
             return tensor
         # An optimizer may refer to it.
         with torch.no_grad():
             live.copy_(tensor)
-        return live.requires_grad_(node["grad"]) if live.is_leaf else live
+        return cast(torch.Tensor, live.requires_grad_(node["grad"]) if live.is_leaf else live)
 
     def _array(self, node: _Node) -> Any:
         content = load_tensor(node, self._memory, self._shared, self._device).numpy()

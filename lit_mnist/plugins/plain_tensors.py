@@ -92,8 +92,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     if not tensor.numel():
         return 0, 0
     last = sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.storage_offset()
-    return start * tensor.element_size(), (start + last + 1) * tensor.element_size()
+    start, size = int(tensor.storage_offset()), tensor.element_size()
+    return start * size, (start + int(last) + 1) * size
 
 
 def _bytes(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
