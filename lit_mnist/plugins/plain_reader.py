@@ -133,9 +133,9 @@ class Unpacker:
             return built, False
         length = node.get("length")
         value: Any = self._live.get(node.get("at", ""))
-        if type(value) is not kind or (base is deque and value.maxlen != length):
+        if type(value) is not kind or getattr(value, "maxlen", None) != length:
             value = build(kind, base)
-            if base is deque:
+            if isinstance(value, deque):
                 deque.__init__(value, (), length)
         return value, True
 
