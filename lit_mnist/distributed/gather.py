@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import time
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+_SECONDS_AT_EXIT = 0.1
 
 
 def all_gather_json(own: Any) -> list[Any]:
@@ -42,3 +47,16 @@ def all_gather_bytes(own: bytes) -> list[bytes]:
     parts = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(parts, padded)
     return [part[:count].cpu().numpy().tobytes() for part, count in zip(parts, counts, strict=True)]
+
+
+@cache
+def end_collectives_at_exit() -> None:
+    """Lets gloo's threads end the last collectives of this process before the interpreter is finalized.
+
+    A thread of gloo that has completed a collective waits for Python's lock to release the tensors. If the interpreter
+    is finalized meanwhile, CPython ends the thread, and C++ ends the process with "terminate called without an active
+    exception". Neither torch nor Lightning destroys a gloo process group at exit. It is not destroyed here either,
+    since that would wait for collectives that other ranks never join.
+    """
+    # Sleeping releases Python's lock.
+    atexit.register(lambda: time.sleep(_SECONDS_AT_EXIT) if dist.is_initialized() else None)

@@ -17,6 +17,7 @@ ExactCheckpoint, whose tests are in tests/plugins/test_exact_private.py:
 8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`
    and `test_the_ended_loaders_of_several_are_known_and_set`.
 9. `TrainerState`: Lightning's epoch sums of logged values. `test_sums_of_logged_values_are_restored`.
+10. `names_of_the_framework`: the attributes that are not the user's. `test_the_attributes_of_the_framework_are_known`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +94,15 @@ def uses_dataloader_iter(module: Any) -> bool:
     from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
     return bool(is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True))
+
+
+@cache
+def names_of_the_framework() -> frozenset[str]:
+    """Returns the names of a module's attributes that torch and Lightning set, without those that a user changes."""
+    from lightning.pytorch import LightningModule
+
+    of_the_user = {"training", "_automatic_optimization", "_param_requires_grad_state"}
+    return frozenset(vars(LightningModule())) - of_the_user
 
 
 def tensor_version(tensor: torch.Tensor) -> int:

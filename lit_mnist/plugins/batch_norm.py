@@ -7,6 +7,7 @@ from lightning.pytorch.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
+from lit_mnist.distributed.gather import end_collectives_at_exit
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.errors import require
 from lit_mnist.models.sync_batch_norm import OVER_RANKS, BatchNormOverRanks, sync_batch_norm, unsync_batch_norm
@@ -39,6 +40,7 @@ class PortableSyncBatchNorm(LayerSync):
         for name, layer in model.named_modules():
             if isinstance(layer, tuple(OVER_RANKS)) and type(layer) not in {*OVER_RANKS, *OVER_RANKS.values()}:
                 rank_zero_warn(f"PortableSyncBatchNorm does not synchronize {name}, a {type(layer).__name__}.")
+        end_collectives_at_exit()
         synchronized = sync_batch_norm(model, "cpu", self.timeout)
         # Lightning also reverts after an error. The connections to the other ranks must stay open until this rank has
         # written its failure report.

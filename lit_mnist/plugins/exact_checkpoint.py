@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from lit_mnist.distributed.consensus import Consensus
-from lit_mnist.distributed.gather import all_gather_bytes
+from lit_mnist.distributed.gather import all_gather_bytes, end_collectives_at_exit
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_stop
@@ -42,7 +42,7 @@ class ExactCheckpoint(Checkpoint):
         trainer.fit(module, ckpt_path=exact.last)
 
     It cannot restore iterators without a state, generators that only a closure refers to, states inside a library or
-    C++ code, objects in containers, and what CUDA computes in a different order each time (`deterministic=True`).
+    C++ code, and what CUDA computes in a different order each time (`deterministic=True`).
 
     Args:
         dirpath: Folder of `last.ckpt`.
@@ -103,6 +103,7 @@ class ExactCheckpoint(Checkpoint):
         if self._pending is not None:
             _private.skip_restart_logic(trainer)
         rank = Rank(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices)
+        end_collectives_at_exit()
         self._consensus = Consensus(rank, trainer.strategy.root_device)
         self._open.enter_context(STOP.listening())
 

@@ -17,7 +17,8 @@ from lit_mnist.plugins.plain_values import pack
 _MOST_OBJECTS = 20_000
 _LONGEST_CONTAINER = 1_000
 _LEAVES = (str, bytes, int, float, complex, type, FunctionType, ModuleType, torch.Tensor, np.ndarray, torch.device)
-_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
 def process_generators() -> dict[str, Any]:
@@ -44,14 +45,14 @@ def restore_process_generators(state: Mapping[str, Any]) -> None:
 
 def own_generators(*roots: Any) -> dict[str, Any]:
     """Returns the states of the generators that objects have as attributes, by their places."""
-    return {path: _state_of(generator) for path, generator in find_generators(*roots)}
+    return {path: state_of(generator) for path, generator in find_generators(*roots)}
 
 
 def restore_own_generators(states: Mapping[str, Any], *roots: Any) -> None:
     """Restores the states that `own_generators` has returned for objects of the same structure."""
     for path, generator in find_generators(*roots):
         if path in states:
-            _restore(generator, states[path])
+            restore_generator(generator, states[path])
 
 
 def find_generators(*roots: Any) -> Iterator[tuple[str, Any]]:
@@ -67,7 +68,7 @@ def find_generators(*roots: Any) -> Iterator[tuple[str, Any]]:
         if id(value) in seen or value is None or isinstance(value, _LEAVES):
             continue
         seen[id(value)] = value
-        if isinstance(value, _GENERATORS):
+        if isinstance(value, GENERATORS):
             yield path, value
         elif isinstance(value, Mapping | list | tuple):
             if len(value) <= _LONGEST_CONTAINER:
@@ -77,7 +78,8 @@ def find_generators(*roots: Any) -> Iterator[tuple[str, Any]]:
             stack += [(f"{path}.{key}", item) for key, item in vars(value).items() if key != "_iterator"]
 
 
-def _state_of(generator: Any) -> Any:
+def state_of(generator: Any) -> Any:
+    """Returns the state of a generator."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
@@ -87,7 +89,8 @@ def _state_of(generator: Any) -> Any:
     return generator.get_state(legacy=False)
 
 
-def _restore(generator: Any, state: Any) -> None:
+def restore_generator(generator: Any, state: Any) -> None:
+    """Restores a state that `state_of` has returned."""
     if isinstance(generator, torch.Generator):
         generator.set_state(state.cpu())
     elif isinstance(generator, random.Random):
@@ -96,6 +99,25 @@ def _restore(generator: Any, state: Any) -> None:
         generator.bit_generator.state = state
     else:
         generator.set_state(state)
+
+
+def kind_of(generator: Any) -> str | None:
+    """Returns what `new_generator` needs, or None if it cannot make such a generator."""
+    if type(generator) is np.random.Generator:
+        name = type(generator.bit_generator).__name__
+        return name if name in _BIT_GENERATORS else None
+    if type(generator) is torch.Generator:
+        return str(generator.device)
+    return {random.Random: "Random", np.random.RandomState: "RandomState"}.get(type(generator))
+
+
+def new_generator(kind: str) -> Any:
+    """Returns a new generator of a kind that `kind_of` has returned."""
+    if kind in _BIT_GENERATORS:
+        return np.random.Generator(getattr(np.random, kind)())
+    if kind == "Random":
+        return random.Random()  # noqa: S311 - its state is restored
+    return np.random.RandomState() if kind == "RandomState" else torch.Generator(kind)
 
 
 class RandomStream:

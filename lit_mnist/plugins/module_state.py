@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from lit_mnist.plugins._private import tensor_version
+from lit_mnist.distributed.rank import warn_once
+from lit_mnist.plugins._private import names_of_the_framework, tensor_version
 from lit_mnist.plugins.generators import own_generators, restore_own_generators
-from lit_mnist.plugins.plain_values import NotPlainError, as_bytes, as_tensor, pack, unpack
+from lit_mnist.plugins.live_values import LivePacker, LiveUnpacker, RestoredElsewhereError
+from lit_mnist.plugins.plain_classes import own_packages, package_of
+from lit_mnist.plugins.plain_leaves import is_immediate
+from lit_mnist.plugins.plain_values import NotPlainError, as_bytes, as_tensor
 
-_DEEPEST = 3
-_FOREIGN = ("torch.", "lightning.", "builtins", "numpy", "transformers.")
+_MOST_NAMED = 12
 
 
 class ModuleState:
-    """The attributes and buffers of a module that have changed since the start of the training, and its gradients.
+    """The attributes and buffers of a module on this rank, and its gradients.
 
     Attributes are those of the module, of its children (such as the states of torchmetrics objects and the `training`
-    flags), and of objects of the user's own classes. Plain values, tensors, arrays, and containers of these are saved.
+    flags), and of objects of the user's own classes. All of them have the values of the save when it is restored: also
+    those that have not changed, that were deleted, and that hooks have set again. `live_values` stores them.
 
     Args:
         module: The module before the training.
@@ -31,19 +32,19 @@ class ModuleState:
 
     def __init__(self, module: LightningModule) -> None:
         self._module = module
-        found = [(path, value) for path, _, _, value in _attributes(module)]
-        self._initial = {path: _fingerprint(value) for path, value in found}
-        # Keeps their identities from being used again.
-        self._tensors = [value for _, value in found if isinstance(value, torch.Tensor)]
+        children = list(module.modules())
+        self._packages = own_packages(type(child) for child in children)
+        self._before = LivePacker(None, _named(module), self._packages)
+        self._initial: dict[str, Any] = {}
+        for path, _, name, value in _attributes(module):
+            self._before.attempt(value, f"{path}:{name}")
+            self._initial.update(_immediates(f"{path}:{name}", value))
         self._buffers = {name: (buffer, tensor_version(buffer)) for name, buffer in module.named_buffers()}
+        self._warned = False
 
     def save(self) -> dict[str, Any]:
         """Returns the state as nested plain values and tensors."""
-        module, changed = self._module, {}
-        for path, _, _, value in _attributes(module):
-            fingerprint = _fingerprint(value)
-            if fingerprint is not None and self._initial.get(path) != fingerprint:
-                changed[path] = as_tensor(pack(value))
+        module = self._module
         grads = {}
         if not module.automatic_optimization:
             grads = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
@@ -53,7 +54,7 @@ class ModuleState:
             if buffer is not known or tensor_version(buffer) != version:
                 buffers[name] = (buffer is known, buffer)
         return {
-            "attributes": changed,
+            "attributes": as_tensor(self._pack()),
             "buffers": buffers,
             "grads": grads,
             "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
@@ -62,11 +63,7 @@ class ModuleState:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores a state."""
-        module, attributes = self._module, dict(state["attributes"])
-        # A restored attribute may be on the way to others, and new ones may be at its end.
-        for path, owner, name, _ in list(_attributes(module, missing=attributes)):
-            if path in attributes:
-                owner[name] = unpack(as_bytes(attributes.pop(path)), module.device)
+        module = self._module
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name not in state["frozen"])
             if not module.automatic_optimization:
@@ -78,65 +75,103 @@ class ModuleState:
                 module.get_buffer(name).copy_(buffer)
             else:
                 setattr(module.get_submodule(prefix), last, buffer)
+        self._unpack(as_bytes(state["attributes"]))
         restore_own_generators(state["generators"], module, _datamodule(module))
+
+    def _pack(self) -> bytes:
+        packer = LivePacker(self._before, _named(self._module), self._packages)
+        saved: dict[str, dict[str, Any]] = {}
+        lost: dict[str, str] = {}
+        for path, owner, name, value in _attributes(self._module):
+            try:
+                reference = packer.attempt(value, f"{path}:{name}")
+                saved.setdefault(path, {})[name] = {"value": reference}
+            except NotPlainError as error:
+                saved.setdefault(path, {})[name] = {}
+                # What a library keeps for itself in its own modules is not the user's.
+                private = name.startswith("_") and package_of(type(owner)) not in self._packages
+                if not private and not isinstance(error, RestoredElsewhereError):
+                    lost[f"{path}:{name}"] = str(error)
+        lost |= packer.lost
+        if lost and not self._warned:
+            warn_once(f"ExactCheckpoint cannot store {_list(lost)}: a resumed training continues without their values.")
+        self._warned = True
+        root = {"attributes": saved, "lost": lost, "initial": self._initial}
+        return packer.content(root)
+
+    def _unpack(self, content: bytes) -> None:
+        now = LivePacker(None, _named(self._module), self._packages)
+        for path, _, name, value in _attributes(self._module):
+            now.attempt(value, f"{path}:{name}")
+        live = {**self._before.live, **_named(self._module)}
+        reader = LiveUnpacker(content, self._module.device, live, now.live, self._packages)
+        lost, owners = dict(reader.root["lost"]), dict(self._module.named_modules())
+        for path, attributes in reader.root["attributes"].items():
+            for name, each in attributes.items():
+                if "value" not in each:
+                    continue
+                if (missing := reader.missing(each["value"])) is not None or path not in owners:
+                    lost[f"{path}:{name}"] = missing or "its module is missing"
+                    continue
+                owners[path].__dict__[name] = reader.load(each["value"])
+        for path, owner, name, _ in list(_attributes(self._module)):
+            library = name.startswith("_") and package_of(type(owner)) not in self._packages
+            if name not in reader.root["attributes"].get(path, {}) and not library:
+                del owner.__dict__[name]
+        if lost:
+            warn_once(f"The checkpoint does not have the values of {_list(lost)}. They are as after a new start.")
+        self._state_changes(reader.root["initial"])
+
+    def _state_changes(self, initial: Mapping[str, Any]) -> None:
+        """States which attributes the program has set to another value than at the start of the saved training."""
+        own = self._initial
+        changed = {
+            name: f"{own[name]!r}, was {each!r}" for name, each in initial.items() if name in own and own[name] != each
+        }
+        if changed:
+            warn_once(
+                f"The program has changed since the training was saved: {_list(changed)}. The resumed training "
+                "continues with the values of the checkpoint. To train with other ones, start from its weights instead."
+            )
 
 
 def _datamodule(module: LightningModule) -> Any:
     return getattr(module.trainer, "datamodule", None)
 
 
-@cache
-def _names_of_the_framework() -> frozenset[str]:
-    return frozenset(vars(LightningModule())) - {"training"}
+def _named(module: nn.Module) -> dict[str, Any]:
+    """Returns the modules, parameters and buffers by their place."""
+    named = [
+        ("module", module.named_modules()),
+        ("parameter", module.named_parameters()),
+        ("buffer", module.named_buffers()),
+    ]
+    return {f"={kind}:{name}": each for kind, pairs in named for name, each in pairs}
 
 
-def _attributes(
-    module: nn.Module, missing: Mapping[str, Any] | None = None
-) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-    """Yields the path, the owner's `__dict__`, the name and the value of each attribute.
-
-    Args:
-        module: The module.
-        missing: Paths, of which those whose owners do not have the attribute are yielded as well.
-    """
-    seen: set[int] = set()
-    for prefix, child in module.named_modules():
-        stack = [(prefix, child, 0)]
-        while stack:
-            path, owner, depth = stack.pop()
-            if id(owner) in seen:
-                continue
-            seen.add(id(owner))
-            known = vars(owner)
-            for name in (*known, *_new_names(path, known, missing or {})):
-                value = known.get(name)
-                if isinstance(value, nn.Module) or (depth == 0 and name in _names_of_the_framework()):
-                    continue
-                yield f"{path}:{name}", known, name, value
-                if depth < _DEEPEST and _is_of_the_user(value):
-                    stack.append((f"{path}:{name}", value, depth + 1))
+def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """Yields the path of each child, the child, and the name and value of each attribute that is not Lightning's."""
+    for path, child in module.named_modules():
+        for name, value in list(vars(child).items()):
+            if name not in names_of_the_framework() and not isinstance(value, nn.Module):
+                yield path, child, name, value
 
 
-def _new_names(path: str, known: Mapping[str, Any], missing: Mapping[str, Any]) -> list[str]:
-    parts = [each.rpartition(":") for each in missing]
-    return [name for prefix, _, name in parts if prefix == path and name not in known]
+def _immediates(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields numbers and texts, also those in a dict such as the hyperparameters."""
+    if is_immediate(value):
+        yield place, value
+    elif isinstance(value, dict):
+        yield from (
+            (f"{place}.{key}", each) for key, each in dict.items(value) if is_immediate(each) and type(key) is str
+        )
 
 
-def _is_of_the_user(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not isinstance(value, type) and not _is_foreign(value)
-
-
-def _is_foreign(value: Any) -> bool:
-    """Returns whether an object is a function or of a library, so that its attributes are not the user's."""
-    return hasattr(value, "__code__") or f"{type(value).__module__}.".startswith(_FOREIGN)
-
-
-def _fingerprint(value: Any) -> Any:
-    """Returns what differs if a value has changed, or None if it is not plain."""
-    if type(value) is torch.Tensor:
-        # Cheaper than the content; a new tensor with the same content is saved needlessly.
-        return id(value), tensor_version(value)
-    try:
-        return hashlib.sha256(pack(value)).digest()
-    except NotPlainError:
-        return None
+def _list(found: Mapping[str, str]) -> str:
+    """Returns the names of attributes as a user writes them, with a remark on each."""
+    texts = []
+    for place, remark in sorted(found.items()):
+        path, _, name = place.partition(":")
+        texts.append(f"{path + '.' if path else 'self.'}{name} ({remark})")
+    rest = len(texts) - _MOST_NAMED
+    return ", ".join(texts[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -64,6 +64,14 @@ def test_a_change_in_place_is_found() -> None:
         assert _private.tensor_version(torch.zeros(2)) == 0
 
 
+def test_the_attributes_of_the_framework_are_known() -> None:
+    names = _private.names_of_the_framework()
+    assert {"_parameters", "_buffers", "_modules", "_trainer", "_fabric", "_metric_attributes"} <= names
+    assert not {"training", "_hparams", "_automatic_optimization", "_param_requires_grad_state"} & names
+    own = {"_automatic_optimization", "_param_requires_grad_state"}
+    assert own <= set(vars(LightningModule()))
+
+
 def test_the_loops_call_the_wrapped_functions() -> None:
     calls: list[str] = []
     trainer = _trainer(Probe(0, lambda _: calls.append("batch")))
