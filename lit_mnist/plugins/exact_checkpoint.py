@@ -195,11 +195,11 @@ class ExactCheckpoint(Checkpoint):
         """Restores the state that was saved, or of a training that has ended only what a fit without a step leaves."""
         assert self._pending is not None
         if has_ended:
-            self._state.load_metrics(self._pending["trainer"])
+            self._state.load_end(self._pending["trainer"])
             return
         state, self._pending = self._pending, None
         self._module_state.load(state["module"])
-        self._state.load(state["trainer"])
+        self._state.load(state["trainer"], has_ended=state["loaders"]["ended"])
 
     def _close(self) -> None:
         if hasattr(self, "_loading"):
