@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.fabric.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.utils.data import TensorDataset
 
@@ -20,11 +21,18 @@ from lit_mnist.plugins.plain_values import NotPlainError, pack
 
 
 def check_training(trainer: Trainer, module: LightningModule) -> None:
-    """Checks a strategy and a module.
+    """Checks a strategy, the callbacks and a module.
 
     Raises:
         InputError: They cannot be restored.
     """
+    finders = [each for each in trainer.callbacks if isinstance(each, BatchSizeFinder | LearningRateFinder)]  # type: ignore[attr-defined]
+    require(
+        not finders,
+        f"{type(finders[0]).__name__ if finders else ''} trains, and restores its own checkpoint, before the training "
+        "begins, which ExactCheckpoint cannot repeat on resume. Run it with a Trainer without ExactCheckpoint, and set "
+        "the value that it finds.",
+    )
     require(
         isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy),
         f"ExactCheckpoint saves one file with the state of all ranks, which {type(trainer.strategy).__name__} splits "

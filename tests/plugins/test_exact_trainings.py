@@ -6,19 +6,31 @@ import importlib.util
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from killed_runs import SignalAt, Training, assert_resumes
-from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+)
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from modules import INPUTS, TARGETS, Augmented, AutoEncoder, Streaming, WithMetrics
+from ranks import stock_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
+from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.errors import InputError
 from lit_mnist.plugins import ExactCheckpoint
+from lit_mnist.plugins.exact_checks import check_training
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -88,6 +100,11 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any], Callabl
     "limited streams": (Streaming, {"limit_train_batches": 10, "max_epochs": 4}, list),
     "an early stop": (AutoEncoder, {"max_epochs": 9}, lambda: [EarlyStopping("val_loss", min_delta=9.0, patience=2)]),
     "a number of steps": (AutoEncoder, {"max_steps": 42, "max_epochs": -1}, list),
+    "a number of steps with validation": (
+        PlateauPerStep,
+        {"max_steps": 42, "max_epochs": -1, "val_check_interval": 5},
+        list,
+    ),
     "persistent workers": (PersistentWorkers, {}, list),
     "random numbers in workers": (AugmentingWorkers, {}, list),
 }
@@ -230,6 +247,73 @@ def test_workers_that_keep_their_generators_are_warned_of(tmp_path: Path) -> Non
     done = Training(Persistent, tmp_path / "run").run()
     assert done.code == 0, done.err
     assert done.out.count("warning: persistent_workers=True: ExactCheckpoint resumes bit-identically only if") == 1
+
+
+@pytest.mark.parametrize("finder", [BatchSizeFinder, LearningRateFinder])
+def test_a_finder_beside_it_is_rejected(finder: Any, tmp_path: Path) -> None:
+    done = Training(AutoEncoder, tmp_path / "run", callbacks=lambda: [finder()]).run()
+    assert done.code == InputError.exit_code, done.err
+    assert f"{finder.__name__} trains, and restores its own checkpoint, before the training begins" in done.err
+
+
+def test_a_strategy_that_splits_the_state_is_rejected() -> None:
+    trainer: Any = SimpleNamespace(callbacks=[], strategy=FSDPStrategy())
+    with pytest.raises(InputError, match=r"which FSDPStrategy splits over files. Use strategy=\"ddp\""):
+        check_training(trainer, AutoEncoder())
+
+
+class Meanwhile(Callback):
+    """Resumes the training a second time in the middle, as another process would."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 20:
+            done = self.training.run(max_epochs=9)
+            assert done.code == InputError.exit_code, done.out + done.err
+            assert "Another training saves in" in done.err
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_second_training_in_the_same_folder_is_rejected_and_changes_nothing(world_size: int, tmp_path: Path) -> None:
+    reference = Training(AutoEncoder, tmp_path / "whole", world_size).complete()
+    (tmp_path / "run").mkdir()
+    second = Training(AutoEncoder, tmp_path / "run", 1)
+    first = Training(AutoEncoder, tmp_path / "run", world_size, callbacks=lambda: [Meanwhile(second)])
+    assert first.complete() == reference
+    # Two ranks are killed together, and workers that they leave do not hold the lock.
+    first.run(stop=SignalAt(7, signal.SIGKILL), max_epochs=4)
+    assert Training(AutoEncoder, tmp_path / "run", world_size).run(max_epochs=4).code == 0
+
+
+def test_a_trainer_fits_twice_with_the_same_callback(tmp_path: Path) -> None:
+    def work(stop: int | None) -> str:
+        pl.seed_everything(1, verbose=False)
+        exact, module = ExactCheckpoint(tmp_path / str(stop), 3), AutoEncoder()
+        trainer = stock_trainer(1, tmp_path, callbacks=[exact], max_epochs=1, enable_checkpointing=True)
+        trainer.fit(module)
+        trainer.fit_loop.max_epochs = 3
+        if stop is not None:
+            trainer.callbacks.insert(0, SignalAt(stop, signal.SIGTERM))  # type: ignore[attr-defined]
+            with pytest.raises(SystemExit):
+                trainer.fit(module)
+            module = AutoEncoder()
+            trainer = stock_trainer(1, tmp_path, callbacks=[exact], max_epochs=3, enable_checkpointing=True)
+        trainer.fit(module, ckpt_path=exact.last if stop else None, weights_only=True if stop else None)
+        return weights_sha256(module.state_dict())
+
+    assert work(20) == work(None)
+
+
+def test_a_compiled_module_resumes_bit_identically(tmp_path: Path) -> None:
+    def compiled() -> Any:
+        module = AutoEncoder()
+        module.encoder = torch.compile(module.encoder, backend="eager")  # type: ignore[assignment]
+        return module
+
+    training = Training(compiled, tmp_path / "run")
+    assert_resumes(training, training.complete(), [7])
 
 
 def test_wrong_arguments_are_rejected(tmp_path: Path) -> None:
