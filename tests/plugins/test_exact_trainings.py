@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,6 @@ import torch
 from killed_runs import SignalAt, Training, assert_resumes
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
-    Callback,
     EarlyStopping,
     GradientAccumulationScheduler,
     LearningRateFinder,
@@ -31,6 +31,7 @@ from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.errors import InputError
 from lit_mnist.plugins import ExactCheckpoint
 from lit_mnist.plugins.exact_checks import check_training
+from lit_mnist.plugins.folder_lock import locked
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -249,9 +250,13 @@ def test_workers_that_keep_their_generators_are_warned_of(tmp_path: Path) -> Non
     assert done.out.count("warning: persistent_workers=True: ExactCheckpoint resumes bit-identically only if") == 1
 
 
+class Tunable(AutoEncoder):
+    batch_size, lr = 6, 1e-2
+
+
 @pytest.mark.parametrize("finder", [BatchSizeFinder, LearningRateFinder])
 def test_a_finder_beside_it_is_rejected(finder: Any, tmp_path: Path) -> None:
-    done = Training(AutoEncoder, tmp_path / "run", callbacks=lambda: [finder()]).run()
+    done = Training(Tunable, tmp_path / "run", callbacks=lambda: [finder()]).run()
     assert done.code == InputError.exit_code, done.err
     assert f"{finder.__name__} trains, and restores its own checkpoint, before the training begins" in done.err
 
@@ -262,29 +267,32 @@ def test_a_strategy_that_splits_the_state_is_rejected() -> None:
         check_training(trainer, AutoEncoder())
 
 
-class Meanwhile(Callback):
-    """Resumes the training a second time in the middle, as another process would."""
+def test_a_second_training_in_the_same_folder_is_rejected_and_changes_nothing(tmp_path: Path) -> None:
+    training = Training(AutoEncoder, tmp_path / "run", 2)
+    training.complete()
+    saved = (training.folder / "last.ckpt").read_bytes()
+    with locked(training.folder):
+        done = training.run(max_epochs=4)
+    assert done.code == InputError.exit_code, done.out + done.err
+    # On both ranks.
+    assert done.err.count("error: Another training saves in ") == 2
+    assert (training.folder / "last.ckpt").read_bytes() == saved
+    training.complete(max_epochs=4)
 
-    def __init__(self, training: Training) -> None:
-        self.training = training
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step == 20:
-            done = self.training.run(max_epochs=9)
-            assert done.code == InputError.exit_code, done.out + done.err
-            assert "Another training saves in" in done.err
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_second_training_in_the_same_folder_is_rejected_and_changes_nothing(world_size: int, tmp_path: Path) -> None:
-    reference = Training(AutoEncoder, tmp_path / "whole", world_size).complete()
-    (tmp_path / "run").mkdir()
-    second = Training(AutoEncoder, tmp_path / "run", 1)
-    first = Training(AutoEncoder, tmp_path / "run", world_size, callbacks=lambda: [Meanwhile(second)])
-    assert first.complete() == reference
-    # Two ranks are killed together, and workers that they leave do not hold the lock.
-    first.run(stop=SignalAt(7, signal.SIGKILL), max_epochs=4)
-    assert Training(AutoEncoder, tmp_path / "run", world_size).run(max_epochs=4).code == 0
+def test_a_child_of_a_killed_training_does_not_hold_the_lock(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        with pytest.raises(InputError, match="Another training saves in"), locked(tmp_path):
+            raise AssertionError
+        child = os.fork()
+        if not child:
+            signal.pause()
+    try:
+        with locked(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_a_trainer_fits_twice_with_the_same_callback(tmp_path: Path) -> None:
