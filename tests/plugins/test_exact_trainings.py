@@ -284,9 +284,12 @@ def test_a_child_of_a_killed_training_does_not_hold_the_lock(tmp_path: Path) -> 
     with locked(tmp_path):
         with pytest.raises(InputError, match="Another training saves in"), locked(tmp_path):
             raise AssertionError
+        begun, begins = os.pipe()
         child = os.fork()
         if not child:
+            os.write(begins, b"x")
             signal.pause()
+        os.read(begun, 1)
     try:
         with locked(tmp_path):
             pass
