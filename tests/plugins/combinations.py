@@ -91,6 +91,20 @@ def every_combination() -> list[Combination]:
     return found
 
 
+def subsets() -> list[Combination]:
+    """Returns all combinations of the other plugins and values; `exact_metric` is in every second one."""
+
+    def has_metric(each: Combination) -> bool:
+        others = [
+            values.index(value)
+            for name, values, value in zip(each._fields, VALUES, each, strict=True)
+            if name != "metric"
+        ]
+        return sum(others) % 2 == 1
+
+    return [each for each in every_combination() if each.metric == has_metric(each)]
+
+
 def pairwise() -> list[Combination]:
     """Returns combinations in which each two values of two factors occur together."""
     missing = {
@@ -344,7 +358,7 @@ def count(chosen: list[Combination]) -> Counter[str]:
 def share_of(text: str) -> list[Combination]:
     """Returns a share such as 3/40 of all combinations."""
     number, shares = map(int, text.split("/"))
-    return every_combination()[number - 1 :: shares]
+    return subsets()[number - 1 :: shares]
 
 
 if __name__ == "__main__":
