@@ -138,6 +138,7 @@ class EpochLoader:
         self._batches = batches
         self._first = first
         self._begins = False
+        self._sought: int | None = None
 
     @property
     def sampler(self) -> EpochLoader:
@@ -149,13 +150,20 @@ class EpochLoader:
         self.epoch = epoch
         self._begins = True
 
+    def seek(self, batch: int) -> None:
+        """Lets the next iteration begin with this micro-batch of the epoch, counted from 0."""
+        self._sought = batch
+
     def __len__(self) -> int:
         return len(self._batches(self.epoch, 0))
 
     def __iter__(self) -> Iterator[Batch]:
         # Called with the first batch, because a Trainer restores its position after it has created its iterators. A
         # callback that iterates on its own within the epoch gets the whole epoch.
-        first, self._begins = self._first() if self._begins else 0, False
+        first = self._first() if self._begins else 0
+        if self._sought is not None:
+            first = self._sought
+        self._begins, self._sought = False, None
         yield from self._batches(self.epoch, first)
 
     def state_dict(self) -> dict[str, Any]:

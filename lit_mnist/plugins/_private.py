@@ -13,7 +13,7 @@ ExactCheckpoint, whose tests are in tests/plugins/test_exact_private.py:
 5. `uses_dataloader_iter`: how Lightning reads the argument. `test_a_dataloader_iter_is_found`.
 6. `tensor_version`: torch's count of in-place changes. `test_a_change_in_place_is_found`.
 7. `wrap_setup_data`, `skip_restart_logic`: called once before and once in the first epoch, and between the reset of the
-   loop and its first batch. `test_the_loops_call_the_wrapped_functions`.
+   loop and its first batch. `test_the_loops_call_the_wrapped_functions`; `end_restart`: `test_a_restart_is_ended`.
 8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`
    and `test_the_ended_loaders_of_several_are_known_and_set`.
 9. `TrainerState`: Lightning's epoch sums of logged values. `test_sums_of_logged_values_are_restored`.
@@ -111,11 +111,7 @@ def tensor_version(tensor: torch.Tensor) -> int:
 
 
 def wrap_setup_data(trainer: Trainer, before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
-    """Calls functions before and after a fit sets up its dataloaders: at its start, and at each epoch's start.
-
-    Returns:
-        A function that undoes it.
-    """
+    """Calls functions before and after a fit and each epoch set up the dataloaders; returns a function to undo it."""
     loop = trainer.fit_loop
     setup = loop.setup_data
 
@@ -128,6 +124,14 @@ def wrap_setup_data(trainer: Trainer, before: Callable[[], None], after: Callabl
     return lambda: vars(loop).pop("setup_data", None) and None
 
 
+def end_restart(trainer: Trainer) -> None:
+    """Lets the loops continue as if they had not been restored: the next epoch begins with its first batch."""
+    from lightning.pytorch.loops.loop import _Loop
+
+    # With `max_steps`, the setter of the fit loop itself always sets True.
+    _Loop.restarting.fset(trainer.fit_loop, False)  # type: ignore[attr-defined]
+
+
 def skip_restart_logic(trainer: Trainer) -> None:
     """Lets the first batch of a resumed epoch be an ordinary one: nothing of the previous batch is left to be done."""
     loop = trainer.fit_loop.epoch_loop
@@ -135,7 +139,7 @@ def skip_restart_logic(trainer: Trainer) -> None:
 
     def wrapped(data_fetcher: Any) -> None:
         start(data_fetcher)
-        trainer.fit_loop.restarting = False
+        end_restart(trainer)
         vars(loop).pop("on_run_start", None)
 
     loop.on_run_start = wrapped  # type: ignore[method-assign]
@@ -185,11 +189,11 @@ class TrainerState:
             "should_stop": trainer.should_stop,
             # Under manual optimization DDP broadcasts the buffers only before the first forward pass.
             "broadcasts": getattr(trainer.strategy.model, "require_forward_param_sync", None),
-            "limits": [trainer.max_epochs, trainer.max_steps],
+            "limits": self._limits(),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Restores a state between two batches."""
+    def load(self, state: dict[str, Any], *, has_ended: bool) -> None:
+        """Restores a state between two batches, or after a training that continues with raised limits."""
         trainer, connector = self.trainer, self.trainer._logger_connector
         results = trainer.fit_loop.epoch_loop._results
         for key, saved in state["results"].items():
@@ -197,18 +201,28 @@ class TrainerState:
         connector._first_loop_iter, connector._current_fx = state["first_batch"], state["current_fx"]
         trainer.fit_loop.epoch_loop._batches_that_stepped = state["stepped"]
         trainer.accumulate_grad_batches = state["accumulate"]
-        trainer.should_stop = state["should_stop"]
+        trainer.should_stop = state["should_stop"] and not has_ended
         if state["broadcasts"] is not None:
             trainer.strategy.model.require_forward_param_sync = state["broadcasts"]  # type: ignore[union-attr]
-        self.load_metrics(state)
+        self._load_metrics(state)
 
-    def load_metrics(self, state: dict[str, Any]) -> None:
-        """Restores the last metrics, and the early stop of a training that has ended with the same limits."""
+    def load_end(self, state: dict[str, Any]) -> None:
+        """Restores the last metrics of a training that has ended, and its early stop if the limits are the same."""
+        self._load_metrics(state)
+        if state["limits"] == self._limits():
+            self.trainer.should_stop = state["should_stop"]
+
+    def _limits(self) -> list[Any]:
+        from lightning.pytorch.callbacks import Timer
+
+        timers = [each for each in self.trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
+        left = [each.time_remaining() for each in timers]
+        return [self.trainer.max_epochs, self.trainer.max_steps, [each is not None and each <= 0 for each in left]]
+
+    def _load_metrics(self, state: dict[str, Any]) -> None:
         connector = self.trainer._logger_connector
         connector._callback_metrics.update(state["callback_metrics"])
         connector._logged_metrics.update(state["logged_metrics"])
-        if state["limits"] == [self.trainer.max_epochs, self.trainer.max_steps]:
-            self.trainer.should_stop = state["should_stop"]
 
 
 _RESULT_FIELDS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")

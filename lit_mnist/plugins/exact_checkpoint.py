@@ -16,7 +16,7 @@ from lit_mnist.distributed.gather import all_gather_bytes, end_collectives_at_ex
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_stop
-from lit_mnist.errors import require
+from lit_mnist.errors import InputError, require
 from lit_mnist.plugins import _private
 from lit_mnist.plugins.exact_checks import (
     check_ranks,
@@ -24,6 +24,7 @@ from lit_mnist.plugins.exact_checks import (
     default_checkpoint_io,
     digest_of_rank_0,
 )
+from lit_mnist.plugins.folder_lock import locked
 from lit_mnist.plugins.module_state import ModuleState
 from lit_mnist.plugins.plain_values import as_bytes, as_tensor, pack, unpack
 from lit_mnist.plugins.train_loaders import TrainLoaders
@@ -73,6 +74,7 @@ class ExactCheckpoint(Checkpoint):
             return
         check_training(trainer, pl_module)
         self._close()
+        self._lock(trainer)
         self._io = default_checkpoint_io(trainer)
         self._pending: dict[str, Any] | None = None
         self._saving, self._ended, self._saved_step, self._batches = False, False, 0, 0
@@ -175,6 +177,22 @@ class ExactCheckpoint(Checkpoint):
         finally:
             strategy.checkpoint_io = before
 
+    def _lock(self, trainer: Trainer) -> None:
+        """Locks the folder on rank 0.
+
+        Raises:
+            InputError: Another training uses it; all ranks raise it.
+        """
+        message = ""
+        if trainer.is_global_zero:
+            try:
+                self._open.enter_context(locked(self.path.parent))
+            except InputError as error:
+                message = str(error)
+        # Not empty, which cannot be sent.
+        message = all_gather_bytes(f"{message}\n".encode())[0].decode().strip()
+        require(not message, message)
+
     def _local_state(self) -> dict[str, Any]:
         return {
             "loaders": self._loaders.save(ended=self._ended),
@@ -186,11 +204,11 @@ class ExactCheckpoint(Checkpoint):
         """Restores the state that was saved, or of a training that has ended only what a fit without a step leaves."""
         assert self._pending is not None
         if has_ended:
-            self._state.load_metrics(self._pending["trainer"])
+            self._state.load_end(self._pending["trainer"])
             return
         state, self._pending = self._pending, None
         self._module_state.load(state["module"])
-        self._state.load(state["trainer"])
+        self._state.load(state["trainer"], has_ended=state["loaders"]["ended"])
 
     def _close(self) -> None:
         if hasattr(self, "_loading"):

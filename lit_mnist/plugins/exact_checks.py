@@ -55,7 +55,7 @@ def check_loader(loader: Any) -> None:
     """Checks a train dataloader.
 
     Raises:
-        InputError: It is an iterator that can be iterated only once.
+        InputError: It is an iterator that can be iterated only once, or its order depends on the speed of its workers.
     """
     kind = type(loader)
     once = isinstance(loader, Iterator) and kind.__module__ in {"builtins", "itertools"}
@@ -63,6 +63,11 @@ def check_loader(loader: Any) -> None:
         not once,
         f"The train dataloader is a {kind.__name__}, which can be iterated only once, so that a resumed training "
         "cannot repeat its batches. Return an object whose __iter__ starts again, such as a DataLoader.",
+    )
+    require(
+        not getattr(loader, "num_workers", 0) or getattr(loader, "in_order", True),
+        "The train dataloader has in_order=False, so that the order of its batches depends on the speed of its workers "
+        "and cannot be repeated by a resumed training. Use in_order=True.",
     )
     if getattr(loader, "persistent_workers", False) and not isinstance(loader.dataset, TensorDataset):
         warn_once(

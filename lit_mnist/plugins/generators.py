@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
@@ -45,7 +45,12 @@ def restore_process_generators(state: Mapping[str, Any]) -> None:
 
 def own_generators(*roots: Any) -> dict[str, Any]:
     """Returns the states of the generators that objects have as attributes, by their places."""
-    return {path: state_of(generator) for path, generator in find_generators(*roots)}
+    return states_of(find_generators(*roots))
+
+
+def states_of(found: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the states of generators that `find_generators` has found, by their places."""
+    return {path: state_of(generator) for path, generator in found}
 
 
 def restore_own_generators(states: Mapping[str, Any], *roots: Any) -> None:

@@ -1,34 +1,36 @@
-"""A dataloader whose position can be restored: an interrupted epoch is repeated up to the batch where it ended."""
+"""A dataloader whose position can be restored: it seeks, or an interrupted epoch is repeated up to its last batch."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, suppress
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+import torch
 
-from lit_mnist.errors import InputError
-from lit_mnist.plugins.batch_digest import digest_of, versions_of
+from lit_mnist.errors import InputError, require
+from lit_mnist.plugins import loader_kinds as kinds
+from lit_mnist.plugins.batch_digest import IndexRecord, Loaded, changed, check_same, versions_of
 from lit_mnist.plugins.generators import (
     RandomStream,
+    find_generators,
     own_generators,
     process_generators,
     restore_own_generators,
     restore_process_generators,
+    states_of,
 )
-from lit_mnist.plugins.plain_values import pack
-
-_LIBRARIES = ("torch.", "torchdata.", "lightning.", "lit_mnist.", "builtins")
+from lit_mnist.plugins.plain_values import as_bytes, as_tensor, pack, unpack
 
 
 class ReplayLoader:
     """Iterates a dataloader, and can bring a new one to the same position.
 
-    It requires only that the batches of an epoch are a function of random numbers: the generators are set to their
-    states at the start of the epoch, and as many batches as were used are loaded again. The seeds of worker processes
-    follow from these states. If the loader has a state that covers everything (see `uses_state`), that is used instead.
+    A loader that can seek (see `loader_kinds`) is asked to seek. A loader with a state that covers everything loads it.
+    Of any other, it requires only that the batches of an epoch are a function of random numbers: the generators are set
+    to their states at the start of the epoch, and as many batches as were used are loaded again. The seeds of worker
+    processes follow from these states. A position that something else has restored before is replaced, not added to.
 
     Args:
         loader: The dataloader. Its attributes are also attributes of this object.
@@ -45,7 +47,9 @@ class ReplayLoader:
         self._pending: dict[str, Any] | None = None
         self._next_epoch: dict[str, Any] | None = None
         # An unsized loader is one batch ahead of the training.
-        self._recent: deque[Any] = deque(maxlen=2)
+        self._recent: deque[Loaded] = deque(maxlen=2)
+        self._record = IndexRecord()
+        self._own: list[tuple[str, Any]] = []
         self._state_before: Any = None
         self._begun, self._sized = 0, True
         self.delivered = 0
@@ -75,6 +79,7 @@ class ReplayLoader:
         if self._next_epoch is not None:
             restore_own_generators(self._next_epoch, self._loader)
             self._next_epoch = None
+            self._seek(0)
             self._begin()
         if self.delivered == 0:
             self._start["fetch"] = self._generators()
@@ -100,12 +105,15 @@ class ReplayLoader:
         """
         used = self.delivered - in_flight
         state = None
-        if used and self.uses_state:
-            state = self._state_before if in_flight else self._loader.state_dict()
+        if used and kinds.uses_state(self._loader):
+            # An empty state is not a position.
+            state = (self._state_before if in_flight else self._loader.state_dict()) or None
         return {
             "start": self._start,
             "used": used,
-            "digest": digest_of(*self._recent[-1 - in_flight]) if used else None,
+            "length": kinds.length_of(self._loader),
+            "last": self._recent[-1 - in_flight].identity() if used else {},
+            "own": self._recent[-1].before.get("own", {}) if in_flight else states_of(self._own),
             "state": state,
         }
 
@@ -134,85 +142,86 @@ class ReplayLoader:
         position, self._pending = self._pending, None
         if position is None:
             return
-        start = position["start"]
+        length = kinds.length_of(self._loader)
+        require(length == position["length"], changed(f"now has {length} batches instead of {position['length']}"))
+        start, used = position["start"], position["used"]
         if position["state"] is not None:
             self._loader.load_state_dict(position["state"])
-            self._begun, self._sized, self._iterator = 1, _is_sized(self._loader), iter(self._loader)
-            self._start, self.delivered = start, position["used"]
+            self._begun, self._sized, self._iterator = 1, length is not None, iter(self._loader)
+            self._start, self.delivered = start, used
             return
         if start["again"]:
             # Persistent workers draw a seed when they are started, which was in an earlier epoch.
-            iter(self._loader)
+            with self._record.watch(self._loader):
+                iter(self._loader)
         self._set_generators(start["iter"])
+        self._rewind(start)
+        # The last batch is loaded again, so that it can be verified.
+        skipped = max(used - 1, 0) if kinds.seeks(self._loader) else 0
+        self._seek(skipped)
         self._begin()
         if "fetch" in start:
             self._set_generators(start["fetch"])
-        self._start = start
-        self._repeat(position["used"], position["digest"])
+        self._start, self.delivered = start, skipped
+        self._repeat(position)
 
-    def _repeat(self, used: int, digest: str | None) -> None:
-        """Loads the batches that were used."""
-        after_first: dict[str, Any] = {}
-        for _ in range(used):
+    def _repeat(self, position: dict[str, Any]) -> None:
+        """Loads the batches that were used, or the last of them after a seek, and verifies it."""
+        used, last, skipped = position["used"], position["last"], self.delivered
+        while self.delivered < used:
+            if self.delivered == used - 1 and last["before"]:
+                # The training has drawn from these generators since the batch before.
+                self._set_generators(last["before"])
             try:
                 self._fetch()
             except StopIteration:
-                raise InputError(_changed("has fewer batches")) from None
-            after_first = after_first or process_generators()
-        # A dataset that draws in this process gives other values, since the training has drawn in between. Its order is
-        # the same, and the generators are set to their states at the save.
-        if digest is None or pack(process_generators()) != pack(after_first):
-            return
-        if digest != digest_of(*self._recent[-1]):
-            raise InputError(_changed(f"gives a different batch {used}"))
-
-    @property
-    def uses_state(self) -> bool:
-        """Whether the loader's `state_dict` is used.
-
-        The state of a StatefulDataLoader leaves out its workers' generators, so that a dataset that may draw from them
-        has to have a state itself.
-        """
-        if not _is_stateful(self._loader):
-            return False
-        dataset = getattr(self._loader, "dataset", None)
-        workers = getattr(self._loader, "num_workers", 0)
-        return not workers or isinstance(dataset, TensorDataset) or _is_stateful(dataset)
+                raise InputError(changed(f"has fewer than the {used} batches that were used")) from None
+        if used:
+            check_same(self._recent[-1], last, used, alone=skipped > 0)
+        if skipped:
+            self._record.order = last["order"]
+            self._recent[-1] = self._recent[-1]._replace(order=last["order"])
+            restore_own_generators(position["own"], self._loader)
 
     def _begin(self) -> None:
-        again = self._begun > 0 and bool(getattr(self._loader, "persistent_workers", False))
-        self._start = {"iter": self._generators(), "again": again}
-        self._stream = RandomStream() if self._draws_here else None
-        self._begun, self._sized = self._begun + 1, _is_sized(self._loader)
-        with self._own_stream():
-            self._iterator = iter(self._loader)
-
-    @property
-    def _draws_here(self) -> bool:
-        """Whether the order may depend on numbers drawn in this process, between which the training draws others.
-
-        The samplers of libraries draw only at the start of an epoch.
-        """
         loader = self._loader
-        if self.uses_state:
-            return False
-        if not isinstance(loader, DataLoader):
-            return True
-        if isinstance(loader.dataset, IterableDataset):
-            return loader.num_workers == 0
-        samplers = type(loader.sampler), type(loader.batch_sampler)
-        return not all(kind.__module__.startswith(_LIBRARIES) for kind in samplers)
+        again = self._begun > 0 and bool(getattr(loader, "persistent_workers", False))
+        self._start = {"iter": self._generators(), "again": again, "sampler": _state_of_sampler(loader)}
+        self._stream = RandomStream() if kinds.draws_here(loader) else None
+        self._own = list(find_generators(loader)) if kinds.loads_here(loader) else []
+        self._begun, self._sized = self._begun + 1, kinds.length_of(loader) is not None
+        with self._own_stream() as stack:
+            if not kinds.uses_state(loader):
+                stack.enter_context(self._record.watch(loader))
+            self._iterator = iter(loader)
 
-    def _own_stream(self) -> AbstractContextManager[None]:
-        return self._stream.active() if self._stream else nullcontext()
+    def _rewind(self, start: dict[str, Any]) -> None:
+        """Takes back what a LightningDataModule may have restored: the state of a sampler that cannot seek."""
+        sampler = kinds.index_sampler(self._loader)
+        if start["sampler"] is not None and kinds.is_stateful(sampler):
+            sampler.load_state_dict(unpack(as_bytes(start["sampler"]), torch.device("cpu")))
+
+    def _seek(self, batch: int) -> None:
+        target = kinds.seekable(self._loader)
+        if target is not None:
+            target.seek(batch)
+
+    def _own_stream(self) -> ExitStack:
+        stack = ExitStack()
+        if self._stream:
+            stack.enter_context(self._stream.active())
+        return stack
 
     def _fetch(self) -> Any:
         assert self._iterator is not None
-        if not self._sized and self.delivered and self.uses_state:
+        if not self._sized and self.delivered and kinds.uses_state(self._loader):
             self._state_before = self._loader.state_dict()
+        before = {}
+        if kinds.loads_here(self._loader):
+            before = {"process": process_generators(), "own": states_of(self._own)}
         with self._own_stream():
             batch = next(self._iterator)
-        self._recent.append((batch, versions_of(batch)))
+        self._recent.append(Loaded(batch, versions_of(batch), before, self._record.next(), self._record.order))
         self.delivered += 1
         return batch
 
@@ -224,21 +233,11 @@ class ReplayLoader:
         restore_own_generators(states["own"], self._loader)
 
 
-def _is_sized(loader: Any) -> bool:
-    try:
-        len(loader)
-    except (TypeError, NotImplementedError):
-        return False
-    return True
-
-
-def _is_stateful(value: Any) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-def _changed(what: str) -> str:
-    return (
-        f"The training cannot be resumed exactly: the train dataloader {what} than before, although all generators "
-        "were restored. Its data have changed, or its dataset has a state of its own. Make its batches a function of "
-        "the index and of random numbers, or give the loader state_dict and load_state_dict."
-    )
+def _state_of_sampler(loader: Any) -> Any:
+    """Returns the state of a DataLoader's own sampler at the start of an epoch, or None."""
+    sampler = kinds.index_sampler(loader)
+    # Without it, a wrong position is found by the indices.
+    with suppress(Exception):
+        if kinds.is_stateful(sampler) and kinds.seekable(loader) is None:
+            return as_tensor(pack(sampler.state_dict()))
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
@@ -12,6 +12,9 @@ from torch.utils.data import Sampler
 
 from lit_mnist.data.sampler import rank_rows, train_indices
 from lit_mnist.errors import InputError, require
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 
 class ExactDistributedSampler(Sampler[list[int]]):
@@ -63,6 +66,9 @@ class ExactDistributedSampler(Sampler[list[int]]):
         self._rank, self._world_size = rank, world_size
         # The batch that the next iteration begins with, and the one after the last that was delivered.
         self._first = self._next = 0
+        # The batch that `load_state_dict` restored, until the training sets its epoch, and the epoch that it has set.
+        self._restored: int | None = None
+        self._epoch_set: int | None = None
         self._logged = False
 
     @property
@@ -71,10 +77,22 @@ class ExactDistributedSampler(Sampler[list[int]]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch, which begins with its first batch unless it is the one that `load_state_dict` restored."""
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self._first = self._next = 0
+        """Sets the epoch, which begins with its first batch unless it is the one that `load_state_dict` restored.
+
+        Raises:
+            InputError: Batches of an earlier epoch, which `load_state_dict` restored, were loaded in advance.
+        """
+        restored, self._restored, self._epoch_set = self._restored, None, epoch
+        if epoch == self.epoch:
+            return
+        if restored is not None and epoch > self.epoch and self._next > restored:
+            raise InputError(
+                f"The sampler was restored at batch {restored} of epoch {self.epoch}, and the loader's workers have "
+                f"loaded batches from there, but the training continues with epoch {epoch}, since epoch {self.epoch} "
+                "had ended early, such as by limit_train_batches. Save the position with state_dict(trainer=trainer)."
+            )
+        self.epoch = epoch
+        self._first = self._next = 0
 
     def __len__(self) -> int:
         """Returns the number of batches, which is equal on all ranks.
@@ -121,19 +139,28 @@ class ExactDistributedSampler(Sampler[list[int]]):
         for first in range(start, stop, share):
             yield list(range(first, min(first + share, stop)))
 
-    def state_dict(self, batches: int | None = None) -> dict[str, int]:
+    def seek(self, batch: int) -> None:
+        """Lets the next iteration begin with this batch of the epoch, counted from 0. ExactCheckpoint calls it."""
+        self._first = self._next = batch
+
+    def state_dict(self, batches: int | None = None, *, trainer: Trainer | None = None) -> dict[str, int]:
         """Returns the position, which is a position on any number of ranks.
 
         Args:
             batches: Number of batches of the epoch that were used. It is needed with loader workers, which load
                 batches in advance; by default, all batches that were delivered count as used.
+            trainer: A Trainer that fits with this sampler, which knows this number, and whether the epoch has ended
+                earlier than the data, such as by `limit_train_batches` or `max_steps`.
         """
         if self.evaluation:
             return {}
+        require(batches is None or trainer is None, "Pass the number of batches or the Trainer, not both.")
         per_epoch = self.length // self.batch_size
-        used = self._next if batches is None else batches
+        epoch, used = self.epoch, self._next if batches is None else batches
+        if trainer is not None:
+            epoch, used = _position_in_fit(trainer)
         require(0 <= used <= per_epoch, f"An epoch has {per_epoch} batches, but {used} are said to be used.")
-        epoch, batch = self.epoch + used // per_epoch, used % per_epoch
+        epoch, batch = epoch + used // per_epoch, used % per_epoch
         return {**self._identity(), "epoch": epoch, "batch": batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -148,6 +175,7 @@ class ExactDistributedSampler(Sampler[list[int]]):
             require(state.get(name) == own, f"The sampler was saved with {name} {state.get(name)}, but has {own}.")
         self.epoch = state["epoch"]
         self._first = self._next = state["batch"]
+        self._restored = None if self._epoch_set == self.epoch else self._first
 
     def _identity(self) -> dict[str, int]:
         return {"length": self.length, "batch_size": self.batch_size, "seed": self.seed}
@@ -171,3 +199,14 @@ class ExactDistributedSampler(Sampler[list[int]]):
         if not self._logged and (dropped := self.length % self.batch_size):
             rank_zero_info(f"{dropped} of {self.length} samples are dropped from each epoch: they fill no whole batch.")
         self._logged = True
+
+
+def _position_in_fit(trainer: Trainer) -> tuple[int, int]:
+    """Returns the epoch and the number of its batches that were used; an epoch that has ended counts as ended."""
+    epochs, batches = trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_loop.batch_progress
+    if epochs.started < epochs.ready or epochs.processed >= epochs.ready:  # type: ignore[attr-defined]
+        # Between two epochs: the counts of batches are those of the one before.
+        return epochs.processed, 0  # type: ignore[attr-defined]
+    if batches.is_last_batch:
+        return epochs.processed + 1, 0  # type: ignore[attr-defined]
+    return epochs.processed, batches.current.processed  # type: ignore[attr-defined]

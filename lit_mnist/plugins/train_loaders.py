@@ -97,6 +97,7 @@ class TrainLoaders:
     def _after_loaders(self) -> None:
         if self._pending is not None and self._pending["ended"]:
             self._restore(True)
+            _private.end_restart(self._trainer)
             if any(loader.delivered for loader in self._loaders):
                 # A batch was loaded ahead.
                 self._pending["process"] = process_generators()

@@ -10,7 +10,7 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,16 +159,22 @@ class Training:
             **settings,
         )
         trainer.fit(module, ckpt_path=exact.last)
-        result = {
-            "weights": content_sha256(dict(module.state_dict())),
-            "optimizers": [content_sha256(_plain(each.state_dict())) for each in trainer.optimizers],
-            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
-            "step": trainer.global_step,
-            "epoch": trainer.current_epoch,
-        }
+        result = result_of(trainer, module)
         (self.folder / f"result-{trainer.global_rank}.json").write_text(json.dumps(result))
         if self.world_size > 1:
             dist.barrier()
+
+
+def result_of(trainer: Any, module: Any, metrics: Collection[str] | None = None) -> dict[str, Any]:
+    """Returns what equal trainings have in common; by default with all metrics."""
+    logged = trainer.callback_metrics.items()
+    return {
+        "weights": content_sha256(dict(module.state_dict())),
+        "optimizers": [content_sha256(_plain(each.state_dict())) for each in trainer.optimizers],
+        "metrics": {name: float(value) for name, value in logged if metrics is None or name in metrics},
+        "step": trainer.global_step,
+        "epoch": trainer.current_epoch,
+    }
 
 
 def _status(child: int) -> list[int]:

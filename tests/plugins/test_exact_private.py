@@ -140,7 +140,7 @@ def test_sums_of_logged_values_are_restored(kind: Any) -> None:
         results = trainer.fit_loop.epoch_loop._results
         before = {key: _states(each) for key, each in results.items()}
         results.clear()
-        _private.TrainerState(trainer).load(saved)
+        _private.TrainerState(trainer).load(saved, has_ended=False)
         # The same metadata: else Lightning rejects the next value of this name.
         assert {key: _states(each) for key, each in results.items()} == before
         state.append(before)
@@ -156,3 +156,12 @@ def _states(result: Any) -> Any:
     value = float(result.value) if result.is_tensor else id(result.value)
     count = float(getattr(result, "cumulated_batch_size", 0))
     return value, count, result.has_reset, result._update_count, result.meta.forked, result.meta.reduce_fx, result.meta
+
+
+def test_a_restart_is_ended() -> None:
+    trainer = _trainer(max_steps=3)
+    loops = trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop
+    trainer.fit_loop.restarting = True
+    assert all(loop.restarting for loop in loops)
+    _private.end_restart(trainer)
+    assert not any(loop.restarting for loop in loops)

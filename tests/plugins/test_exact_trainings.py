@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from killed_runs import SignalAt, Training, assert_resumes
-from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+)
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from modules import INPUTS, TARGETS, Augmented, AutoEncoder, Streaming, WithMetrics
+from ranks import stock_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
+from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.errors import InputError
 from lit_mnist.plugins import ExactCheckpoint
+from lit_mnist.plugins.exact_checks import check_training
+from lit_mnist.plugins.folder_lock import locked
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -88,6 +99,11 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any], Callabl
     "limited streams": (Streaming, {"limit_train_batches": 10, "max_epochs": 4}, list),
     "an early stop": (AutoEncoder, {"max_epochs": 9}, lambda: [EarlyStopping("val_loss", min_delta=9.0, patience=2)]),
     "a number of steps": (AutoEncoder, {"max_steps": 42, "max_epochs": -1}, list),
+    "a number of steps with validation": (
+        PlateauPerStep,
+        {"max_steps": 42, "max_epochs": -1, "val_check_interval": 5},
+        list,
+    ),
     "persistent workers": (PersistentWorkers, {}, list),
     "random numbers in workers": (AugmentingWorkers, {}, list),
 }
@@ -230,6 +246,72 @@ def test_workers_that_keep_their_generators_are_warned_of(tmp_path: Path) -> Non
     done = Training(Persistent, tmp_path / "run").run()
     assert done.code == 0, done.err
     assert done.out.count("warning: persistent_workers=True: ExactCheckpoint resumes bit-identically only if") == 1
+
+
+def test_a_strategy_that_splits_the_state_is_rejected() -> None:
+    trainer: Any = SimpleNamespace(callbacks=[], strategy=FSDPStrategy())
+    with pytest.raises(InputError, match=r"which FSDPStrategy splits over files. Use strategy=\"ddp\""):
+        check_training(trainer, AutoEncoder())
+
+
+def test_a_second_training_in_the_same_folder_is_rejected_and_changes_nothing(tmp_path: Path) -> None:
+    training = Training(AutoEncoder, tmp_path / "run", 2)
+    training.complete()
+    saved = (training.folder / "last.ckpt").read_bytes()
+    with locked(training.folder):
+        done = training.run(max_epochs=4)
+    assert done.code == InputError.exit_code, done.out + done.err
+    # On both ranks.
+    assert done.err.count("error: Another training saves in ") == 2
+    assert (training.folder / "last.ckpt").read_bytes() == saved
+    training.complete(max_epochs=4)
+
+
+def test_a_child_of_a_killed_training_does_not_hold_the_lock(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        with pytest.raises(InputError, match="Another training saves in"), locked(tmp_path):
+            raise AssertionError
+        begun, begins = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(begins, b"x")
+            signal.pause()
+        os.read(begun, 1)
+    try:
+        with locked(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_trainer_fits_twice_with_the_same_callback(tmp_path: Path) -> None:
+    def work(stop: int | None) -> str:
+        pl.seed_everything(1, verbose=False)
+        exact, module = ExactCheckpoint(tmp_path / str(stop), 3), AutoEncoder()
+        trainer = stock_trainer(1, tmp_path, callbacks=[exact], max_epochs=1, enable_checkpointing=True)
+        trainer.fit(module)
+        trainer.fit_loop.max_epochs = 3
+        if stop is not None:
+            trainer.callbacks.insert(0, SignalAt(stop, signal.SIGTERM))  # type: ignore[attr-defined]
+            with pytest.raises(SystemExit):
+                trainer.fit(module)
+            module = AutoEncoder()
+            trainer = stock_trainer(1, tmp_path, callbacks=[exact], max_epochs=3, enable_checkpointing=True)
+        trainer.fit(module, ckpt_path=exact.last if stop else None, weights_only=True if stop else None)
+        return weights_sha256(module.state_dict())
+
+    assert work(20) == work(None)
+
+
+def test_a_compiled_module_resumes_bit_identically(tmp_path: Path) -> None:
+    def compiled() -> Any:
+        module = AutoEncoder()
+        module.encoder = torch.compile(module.encoder, backend="eager")  # type: ignore[assignment]
+        return module
+
+    training = Training(compiled, tmp_path / "run")
+    assert_resumes(training, training.complete(), [7])
 
 
 def test_wrong_arguments_are_rejected(tmp_path: Path) -> None:

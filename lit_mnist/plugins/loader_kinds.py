@@ -1,0 +1,99 @@
+"""What is known of a train dataloader: its length, its state, whether it can seek, and where it draws random numbers.
+
+A dataloader, or the batch sampler of a DataLoader, can seek if it has a method `seek(batch)`: its next iteration begins
+with that batch of the epoch, counted from 0. The batches must be a function of the epoch and their number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+_LIBRARIES = ("torch.", "torchdata.", "lightning.", "lit_mnist.", "builtins")
+
+
+def length_of(loader: Any) -> int | None:
+    """Returns the number of batches, or None if it is unknown."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def is_stateful(value: Any) -> bool:
+    """Returns whether an object has a state that can be restored."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def uses_state(loader: Any) -> bool:
+    """Returns whether the loader's `state_dict` is used.
+
+    The state of a StatefulDataLoader leaves out the generators of its process and of its workers, so that a dataset or
+    a sampler that may draw from them has to have a state itself.
+    """
+    if not is_stateful(loader) or _can_seek(loader):
+        return False
+    if not isinstance(loader, DataLoader):
+        return True
+    if isinstance(loader.dataset, IterableDataset):
+        return is_stateful(loader.dataset)
+    drawn = loader.num_workers and not isinstance(loader.dataset, TensorDataset) and not is_stateful(loader.dataset)
+    return not drawn and _repeats_order(index_sampler(loader))
+
+
+def index_sampler(loader: Any) -> Any:
+    """Returns the sampler whose values a DataLoader passes to its dataset, batch by batch; None for other loaders."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def seekable(loader: Any) -> Any:
+    """Returns what has a method `seek`: the loader or its batch sampler. Returns None if neither has one."""
+    return next((each for each in (loader, index_sampler(loader)) if _can_seek(each)), None)
+
+
+def seeks(loader: Any) -> bool:
+    """Returns whether the loader is asked to seek to a batch; otherwise, the batches before it are loaded again.
+
+    The generators of worker processes depend on the batches that they have loaded.
+    """
+    in_workers = isinstance(loader, DataLoader) and loader.num_workers > 0
+    drawn = in_workers and not _can_seek(loader) and not isinstance(loader.dataset, TensorDataset)
+    return seekable(loader) is not None and not drawn
+
+
+def loads_here(loader: Any) -> bool:
+    """Returns whether the batches are loaded in this process."""
+    return not isinstance(loader, DataLoader) or loader.num_workers == 0
+
+
+def draws_here(loader: Any) -> bool:
+    """Returns whether the order may depend on numbers drawn in this process, between which the training draws others.
+
+    The samplers of libraries draw only at the start of an epoch.
+    """
+    if uses_state(loader) or seeks(loader):
+        return False
+    if not isinstance(loader, DataLoader):
+        return True
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.num_workers == 0
+    samplers = type(loader.sampler), type(loader.batch_sampler)
+    return not all(kind.__module__.startswith(_LIBRARIES) for kind in samplers)
+
+
+def _repeats_order(sampler: Any) -> bool:
+    """Returns whether a StatefulDataLoader restores the order of a sampler without the generators of the process."""
+    if is_stateful(sampler) or _can_seek(sampler):
+        return True
+    module, name = type(sampler).__module__, type(sampler).__name__
+    if name == "BatchSampler" and module.startswith(_LIBRARIES):
+        return _repeats_order(sampler.sampler)
+    known = {("torch", "SequentialSampler"), ("torch", "DistributedSampler"), ("torchdata", "RandomSampler")}
+    return (module.partition(".")[0], name) in known
+
+
+def _can_seek(value: Any) -> bool:
+    return callable(getattr(value, "seek", None))
