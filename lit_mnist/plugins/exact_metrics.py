@@ -10,7 +10,7 @@ from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from lit_mnist.errors import InputError, require
-from lit_mnist.plugins.evaluation._private import forms_no_groups
+from lit_mnist.plugins.evaluation._private import forms_no_groups, set_update_count, update_count
 from lit_mnist.plugins.evaluation.metric_limits import check_exact
 from lit_mnist.plugins.evaluation.metric_states import metrics_in, plain_attributes, states_of_all_ranks
 from lit_mnist.training.evaluation import Evaluation, compute_batch_sums, compute_evaluation
@@ -113,6 +113,8 @@ class ExactMetric(Metric):
 
     def forward(self, *batch: Any, **options: Any) -> Any:
         """Adds a batch, and returns the metric of this batch on this rank."""
+        # torchmetrics counts the calls of `update`.
+        set_update_count(self, update_count(self) + 1)
         return self._add(self.metric, batch, options)
 
     def _add(self, update: Callable[..., Any] | None, batch: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -89,8 +89,10 @@ def _rows(value: Any, start: int, stop: int) -> Any:
 BINARY = (_random(), _integers(2))
 MULTICLASS = (_random(CLASSES).softmax(1), _integers(CLASSES))
 MULTILABEL = (_random(CLASSES), _integers(2, CLASSES))
-IMAGES = (_random(3, 32, 32), _random(3, 32, 32).flip(0))
-LARGE_IMAGES = (_random(3, 180, 180), _random(3, 180, 180).flip(0))
+# Each image has a range of its own.
+RANGES = torch.linspace(0.3, 1, SAMPLES)[:, None, None, None]
+IMAGES = (_random(3, 32, 32) * RANGES, _random(3, 32, 32).flip(0) * RANGES)
+LARGE_IMAGES = (_random(3, 180, 180) * RANGES, _random(3, 180, 180).flip(0) * RANGES)
 SOUNDS = (_random(1, 400) - 0.5, _random(1, 400).flip(0) - 0.5)
 VALUES = (_random(), _random().flip(0))
 LABELS = (_integers(4), _integers(4, seed=2))
@@ -152,7 +154,7 @@ def _special(name: str, kind: type[Any]) -> list[Case] | None:  # noqa: PLR0911,
             target = {"ms": _random(3, 16, 16), "pan": _random(3, 32, 32).flip(0)}
             return [_of(kind, _random(3, 32, 32), target)]
         case "MultiScaleStructuralSimilarityIndexMeasure":
-            return [_of(lambda: kind(data_range=1.0), *LARGE_IMAGES)]
+            return [_of(lambda more=more: kind(data_range=more), *LARGE_IMAGES) for more in (1.0, None)]
         case "VisualInformationFidelity":
             return [_of(kind, _random(3, 48, 48), _random(3, 48, 48).flip(0))]
         case "PeakSignalNoiseRatioWithBlockedEffect":

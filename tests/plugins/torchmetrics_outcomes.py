@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ COUNTS = (0, 1, SAMPLES)
 BATCH = 4
 # Sums of float32 in another order. Metrics whose states are integers must be equal bit for bit.
 TOLERANCE = 1e-5
+
+# A run of ranks is limited to a minute.
+_AT_ONCE = 60
 
 Outcome = dict[str, Any]
 
@@ -83,7 +88,7 @@ def _plain(value: Any) -> Any:
 def differs(one: Any, other: Any, tolerance: float = TOLERANCE) -> bool:
     """Returns whether two outcomes are unlike: floats beyond the tolerance, anything else at all."""
     if isinstance(one, float) and isinstance(other, float):
-        close = math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance / 10)
+        close = math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
         return not close and not (math.isnan(one) and math.isnan(other))
     if isinstance(one, dict) and isinstance(other, dict):
         tolerance = 0 if one.get("bits") else tolerance
@@ -118,23 +123,47 @@ def installed(names: list[str]) -> tuple[list[str], dict[str, str]]:
     return usable, missing
 
 
-def compare(names: list[str], folder: Path, world_sizes: tuple[int, ...]) -> dict[str, str]:
-    """Returns for each class that is not equal on all numbers of ranks how it is rejected, or how it differs."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    for world_size in (1, *world_sizes):
-        found[world_size] = results_of_ranks(
-            lambda rank: outcomes_of_rank(rank, names), folder / str(world_size), world_size
+@dataclass
+class Result:
+    """The outcome of a class on several ranks.
+
+    Attributes:
+        equal: Number of comparisons with one rank that are equal.
+        values: How many of these compare values, not exceptions.
+        rejected: The messages of the others.
+        different: Comparisons that are unlike.
+    """
+
+    equal: int = 0
+    values: int = 0
+    rejected: set[str] = field(default_factory=set)
+    different: list[str] = field(default_factory=list)
+
+
+def compare(
+    names: list[str], folder: Path, world_sizes: tuple[int, ...], counts: tuple[int, ...] = COUNTS
+) -> dict[str, Result]:
+    """Returns the result of each class on several ranks."""
+    if len(names) > _AT_ONCE:
+        parts = [names[first : first + _AT_ONCE] for first in range(0, len(names), _AT_ONCE)]
+        return {k: v for n, part in enumerate(parts) for k, v in compare(part, folder / f"part{n}", world_sizes).items()}
+    found = {
+        world_size: results_of_ranks(
+            lambda rank: outcomes_of_rank(rank, names, counts), folder / str(world_size), world_size
         )
-    result = {}
-    for name in names:
-        reference = found[1][0][name]
-        for world_size in world_sizes:
-            for rank, outcomes in enumerate(found[world_size]):
-                for case, (one, other) in enumerate(zip(reference, outcomes[name], strict=True)):
-                    for count, expected, outcome in zip(COUNTS, one, other, strict=True):
-                        where = f"case {case}, {count} samples, rank {rank} of {world_size}"
-                        if "rejected" in outcome:
-                            result.setdefault(name, f"rejected: {outcome['rejected']}")
-                        elif differs(expected, outcome):
-                            result[name] = f"differs ({where}): {expected} {outcome}"
-    return result
+        for world_size in (1, *world_sizes)
+    }
+    results = {name: Result() for name in names}
+    for name, world_size in product(names, world_sizes):
+        for rank, outcomes in enumerate(found[world_size]):
+            for case, (one, other) in enumerate(zip(found[1][0][name], outcomes[name], strict=True)):
+                for count, expected, outcome in zip(counts, one, other, strict=True):
+                    where = f"case {case} with {count} samples on rank {rank} of {world_size}"
+                    if "rejected" in outcome:
+                        results[name].rejected.add(outcome["rejected"])
+                    elif differs(expected, outcome):
+                        results[name].different.append(f"{where}: {expected} is now {outcome}")
+                    else:
+                        results[name].equal += 1
+                        results[name].values += "value" in expected
+    return results

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.wrappers import MetricTracker
 from torchmetrics.wrappers.abstract import WrapperMetric
@@ -22,19 +23,22 @@ _REASONS = {
     "BootStrapper": _RANDOM,
     "InceptionScore": _RANDOM,
     "KernelInceptionDistance": _RANDOM,
-    "MetricTracker": "keeps a metric for each epoch: pass the metric itself, and keep its results",
+    "MetricTracker": "keeps a metric for each epoch: pass the metric itself to exact_metric",
     "NormalizedRootMeanSquaredError": "combines the states of at most two ranks (torchmetrics 1.9)",
     "PerceptualPathLength": _RANDOM,
     "Running": _WINDOW,
     "RunningMean": _WINDOW,
     "RunningSum": _WINDOW,
 }
+_RANGE = (lambda metric: metric.data_range is None, "computes data_range from each batch: pass data_range")
 # Classes with an argument that makes them inexact.
 _REASONS_IF: dict[str, tuple[Callable[[Any], bool], str]] = {
     "CriticalSuccessIndex": (
         lambda metric: metric.keep_sequence_dim is not None,
         "with keep_sequence_dim has a value for each batch",
     ),
+    "MultiScaleStructuralSimilarityIndexMeasure": _RANGE,
+    "StructuralSimilarityIndexMeasure": _RANGE,
     "MultilabelStatScores": (
         lambda metric: metric.multidim_average == "samplewise",
         "with multidim_average='samplewise' confuses samples and labels if a batch has one sample (torchmetrics 1.9)",
@@ -54,7 +58,7 @@ def check_exact(metric: nn.Module) -> None:
         if isinstance(part, Metric | MetricTracker):
             name = type(part).__name__
             if reason := _reason(part):
-                raise InputError(f"{name} {reason}: exact_metric rejects it. Compute it on one rank.")
+                raise InputError(f"{name} {reason}. It cannot be exact on several ranks.")
         if isinstance(part, Metric):
             _check_states(part)
 
@@ -77,11 +81,23 @@ def _check_states(metric: Metric) -> None:
     # A wrapper does not count its updates; one of them begins with 1.
     used = metric.update_called and not isinstance(metric, WrapperMetric)
     require(not used, f"{name} has samples already: exact_metric needs a metric without samples.")
-    for state, (kind, _) in state_reductions(metric).items():
-        if kind == "mean" and state not in _CONSTANT:
+    for state, (kind, function) in state_reductions(metric).items():
+        is_mean = kind == "mean" or (kind == "custom" and _averages(function, getattr(metric, state)))
+        if is_mean and state not in _CONSTANT:
             raise InputError(
                 f"{name} averages its state {state} over the ranks, which is not exact if they have different numbers "
                 "of samples."
             )
     require(metric.process_group is None, f"{name} has a process_group: exact_metric combines all ranks.")
     require(metric.dist_sync_fn is None, f"{name} has a dist_sync_fn: exact_metric gathers its states itself.")
+
+
+def _averages(function: Any, state: Any) -> bool:
+    """Returns whether a function of the user's takes 1 and 3 for 2."""
+    if not isinstance(state, Tensor) or not state.is_floating_point():
+        return False
+    try:
+        return torch.equal(function(torch.stack([state * 0 + 1, state * 0 + 3])), state * 0 + 2)
+    except Exception:
+        # It wants other values.
+        return False
