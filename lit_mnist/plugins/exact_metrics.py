@@ -137,7 +137,11 @@ class ExactMetric(Metric):
 
     def compute(self) -> Any:
         """Returns the metric over all ranks; every rank must call it."""
-        with states_of_all_ranks(self, self._initial):
+        for part in self.modules():
+            if isinstance(part, MetricCollection):
+                # Metrics of a group that the user has formed refer to the states of its first one.
+                list(part.values(copy_state=True))
+        with states_of_all_ranks(metrics_in(self), self._initial):
             self._evaluated = int(self.count)
             return self.metric.compute() if self.metric is not None else self.total / self.count
 

@@ -55,15 +55,37 @@ def check_exact(metric: nn.Module) -> None:
         InputError: One of them cannot be, or has samples already.
     """
     for part in metric.modules():
-        if isinstance(part, Metric | MetricTracker):
-            name = type(part).__name__
-            if reason := _reason(part):
-                raise InputError(f"{name} {reason}. It cannot be exact on several ranks.")
         if isinstance(part, Metric):
-            _check_states(part)
+            name = type(part).__name__
+            # A wrapper does not count its updates; one of them begins with 1.
+            used = part.update_called and not isinstance(part, WrapperMetric)
+            require(not used, f"{name} has samples already: exact_metric needs a metric without samples.")
+        if reason := inexact_reason(part):
+            raise InputError(f"{reason}.")
 
 
-def _reason(metric: nn.Module) -> str | None:
+def inexact_reason(metric: nn.Module) -> str | None:
+    """Returns why a metric cannot be exact on several ranks, or None."""
+    name = type(metric).__name__
+    if isinstance(metric, Metric | MetricTracker) and (reason := _reason_of_class(metric)):
+        return f"{name} {reason}. It cannot be exact on several ranks"
+    if not isinstance(metric, Metric):
+        return None
+    for state, (kind, function) in state_reductions(metric).items():
+        is_mean = kind == "mean" or (kind == "custom" and _averages(function, getattr(metric, state)))
+        if is_mean and state not in _CONSTANT:
+            return (
+                f"{name} averages its state {state} over the ranks, which is not exact if they have different numbers "
+                "of samples"
+            )
+    if metric.process_group is not None:
+        return f"{name} has a process_group, but all ranks are to be combined"
+    if metric.dist_sync_fn is not None:
+        return f"{name} has a dist_sync_fn, but its states are to be gathered without it"
+    return None
+
+
+def _reason_of_class(metric: nn.Module) -> str | None:
     """Returns why a metric, or the class of torchmetrics that it derives from, is not exact."""
     for each in type(metric).__mro__:
         if not each.__module__.startswith("torchmetrics."):
@@ -74,22 +96,6 @@ def _reason(metric: nn.Module) -> str | None:
         if condition and condition(metric):
             return reason
     return None
-
-
-def _check_states(metric: Metric) -> None:
-    name = type(metric).__name__
-    # A wrapper does not count its updates; one of them begins with 1.
-    used = metric.update_called and not isinstance(metric, WrapperMetric)
-    require(not used, f"{name} has samples already: exact_metric needs a metric without samples.")
-    for state, (kind, function) in state_reductions(metric).items():
-        is_mean = kind == "mean" or (kind == "custom" and _averages(function, getattr(metric, state)))
-        if is_mean and state not in _CONSTANT:
-            raise InputError(
-                f"{name} averages its state {state} over the ranks, which is not exact if they have different numbers "
-                "of samples."
-            )
-    require(metric.process_group is None, f"{name} has a process_group: exact_metric combines all ranks.")
-    require(metric.dist_sync_fn is None, f"{name} has a dist_sync_fn: exact_metric gathers its states itself.")
 
 
 def _averages(function: Any, state: Any) -> bool:

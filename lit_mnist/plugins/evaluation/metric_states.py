@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import Metric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from lit_mnist.distributed.gather import all_gather_bytes
@@ -58,27 +58,29 @@ _MISSING = object()
 _UNUSED = {("RootMeanSquaredErrorUsingSlidingWindow", "rmse_map")}
 
 
+def _reject(message: str) -> None:
+    raise InputError(message)
+
+
 @contextmanager
-def states_of_all_ranks(module: nn.Module, initial: list[dict[str, bytes]]) -> Iterator[None]:
-    """Sets the states of a metric, and of the metrics in it, to those of all ranks within the body.
+def states_of_all_ranks(
+    metrics: list[Metric], initial: list[dict[str, bytes]], report: Callable[[str], None] = _reject
+) -> Iterator[None]:
+    """Sets the states of metrics to those of all ranks within the body.
 
     Every rank must enter it, also without samples. The order of the samples is that of the ranks.
 
     Args:
-        module: The metric.
-        initial: The plain attributes of the metrics in it before any update, by `plain_attributes`.
+        metrics: The metrics.
+        initial: Their attributes before any update, by `plain_attributes`.
+        report: Is called with a message if the result is not exact; by default, all ranks raise it together.
 
     Raises:
-        InputError: A state cannot be sent, or those of the ranks cannot become one; all ranks raise it together.
+        InputError: A state cannot be sent, or those of the ranks cannot become one.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         yield
         return
-    metrics = metrics_in(module)
-    for part in module.modules():
-        if isinstance(part, MetricCollection):
-            # Metrics of a group that the user has formed refer to the states of its first one.
-            list(part.values(copy_state=True))
     parts = [unpack(part, torch.device("cpu")) for part in all_gather_bytes(_pack_states(metrics, initial))]
     for message in (part["error"] for part in parts if "error" in part):
         raise InputError(message)
@@ -86,7 +88,7 @@ def states_of_all_ranks(module: nn.Module, initial: list[dict[str, bytes]]) -> I
     created: list[tuple[Metric, str, Any]] = []
     try:
         for number, metric in enumerate(metrics):
-            _set_merged(metric, [part["metrics"][number] for part in parts], created)
+            _set_merged(metric, [part["metrics"][number] for part in parts], created, report)
         yield
     finally:
         for metric, states, count in before:
@@ -120,13 +122,19 @@ def _pack_states(metrics: list[Metric], initial: list[dict[str, bytes]]) -> byte
     return pack({"metrics": rows})
 
 
-def _set_merged(metric: Metric, parts: list[dict[str, Any]], created: list[tuple[Metric, str, Any]]) -> None:
+def _set_merged(
+    metric: Metric,
+    parts: list[dict[str, Any]],
+    created: list[tuple[Metric, str, Any]],
+    report: Callable[[str], None],
+) -> None:
     """Sets the states and attributes of one metric.
 
     Args:
         metric: The metric.
         parts: What each rank has sent.
         created: Receives what is no state of this rank: the metric, the name, and the value or `_MISSING`.
+        report: Is called with a message if the result is not exact.
     """
     owner, own = type(metric).__name__, parts[dist.get_rank()]
     # A rank without samples has the initial values, some of which have another shape or are no neutral element.
@@ -138,12 +146,14 @@ def _set_merged(metric: Metric, parts: list[dict[str, Any]], created: list[tuple
             # The metric adds its states in its first update.
             created.append((metric, name, _MISSING))
         values = [part["states"][name] for part in used]
-        setattr(metric, name, _to(_merged(owner, name, kind, functions.get(name), values), metric.device))
+        if kind == "mean" and not all(torch.equal(value, values[0]) for value in values):
+            report(f"{owner} averages its state {name} over the ranks, which is not exact.")
+        setattr(metric, name, _to(_merged(kind, functions.get(name), values), metric.device))
     for name in sorted({name for part in parts for name in part["attributes"]}):
         values = [part["attributes"][name] for part in parts if name in part["attributes"]]
         missing = any(part["updates"] and name not in part["attributes"] for part in parts)
         if (owner, name) not in _UNUSED and (missing or len({pack(value) for value in values}) > 1):
-            raise InputError(
+            report(
                 f"{owner} keeps {name} outside of its states, and it differs between the ranks: the metric is not "
                 "exact on several ranks."
             )
@@ -153,20 +163,16 @@ def _set_merged(metric: Metric, parts: list[dict[str, Any]], created: list[tuple
     set_update_count(metric, sum(part["updates"] for part in parts))
 
 
-def _merged(owner: str, name: str, kind: str, function: Callable[..., Any] | None, values: list[Any]) -> Any:
+def _merged(kind: str, function: Callable[..., Any] | None, values: list[Any]) -> Any:
     if isinstance(values[0], list):
         merged = [item for value in values for item in value]
         return function(merged) if kind == "custom" and function and len(values) > 1 else merged
-    if len(values) == 1:
+    if len(values) == 1 or (kind == "mean" and all(torch.equal(value, values[0]) for value in values)):
         return values[0]
     if kind in _ELEMENTWISE:
         return reduce(_ELEMENTWISE[kind], values)
     if kind == "cat":
         return torch.cat([torch.atleast_1d(value) for value in values])
-    if kind == "mean":
-        if all(torch.equal(value, values[0]) for value in values):
-            return values[0]
-        raise InputError(f"{owner} averages its state {name} over the ranks, which is not exact.")
     stacked = torch.stack(values)
     return function(stacked) if function else stacked
 
