@@ -169,17 +169,20 @@ class EvaluationLoop:
 
         loop.on_run_start, loop.on_run_end = on_run_start, on_run_end
 
-    def defer(self, log: Callable[..., None], merge: Callable[[], None]) -> None:
+    def defer(
+        self, log: Callable[..., None], loader_ended: Callable[[int | None], None], merge: Callable[[], None]
+    ) -> None:
         """Lets nothing be reduced over the ranks before all of them have ended their last batch.
 
         Args:
             log: Takes Lightning's own function and the arguments of a logged value.
+            loader_ended: Takes the number of the last loader of which this rank had a batch.
             merge: Is called by all ranks once the hooks at the end of the epoch have logged their values.
         """
         results: Any = self._loop._results
         connector = self.trainer._logger_connector
         stock_log, stock_epoch_end = results.log, connector.on_epoch_end
-        self._loop._store_dataloader_outputs = lambda: None
+        self._loop._store_dataloader_outputs = lambda: loader_ended(results.dataloader_idx)
         results.log = lambda *args, **options: log(stock_log, *args, **options)
 
         def on_epoch_end() -> None:

@@ -17,7 +17,6 @@ from torchmetrics import Metric, MetricCollection
 from lit_mnist.distributed.gather import all_gather_bytes
 from lit_mnist.plugins.evaluation._private import (
     EvaluationLoop,
-    forget_computed,
     forms_no_groups,
     new_result,
     result_meta,
@@ -26,7 +25,14 @@ from lit_mnist.plugins.evaluation._private import (
 )
 from lit_mnist.plugins.evaluation.loaders import exact_loader, inexact_loader
 from lit_mnist.plugins.evaluation.metric_limits import inexact_reason
-from lit_mnist.plugins.evaluation.metric_states import plain_attributes, states_of_all_ranks
+from lit_mnist.plugins.evaluation.metric_states import (
+    SavedStates,
+    load_states,
+    metrics_in,
+    plain_attributes,
+    save_states,
+    states_of_all_ranks,
+)
 from lit_mnist.plugins.exact_metrics import ExactMetric
 from lit_mnist.plugins.plain_values import pack, unpack
 
@@ -53,11 +59,14 @@ class ExactEvaluation:
     def __init__(self, trainer: Trainer, *, splits: bool) -> None:
         self._trainer, self._splits = trainer, splits
         self._exact_loaders: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._initial: WeakKeyDictionary[Metric, dict[str, bytes]] = WeakKeyDictionary()
+        # By the identity of a metric, whose hash changes with its states.
+        self._initial: dict[int, tuple[Metric, dict[str, bytes]]] = {}
         self._watched: list[Metric] = []
         self._reasons: list[str] = []
         # By the key of a logged value: whether it is to be reduced over the ranks, and Lightning guessed the batch size.
         self._asked: dict[str, tuple[bool, bool]] = {}
+        # The states of the metrics after the last batch of each of several loaders.
+        self._kept: dict[int, dict[int, SavedStates]] = {}
         wrap_prepare_loader(trainer, self._prepare)
         for loop in EvaluationLoop.all_of(trainer):
             loop.wrap(self._start, self._end, self._unwatch)
@@ -80,7 +89,7 @@ class ExactEvaluation:
 
     def _start(self, loop: EvaluationLoop) -> None:
         """Begins an evaluation: nothing is reduced before its end."""
-        self._reasons, self._asked = [], {}
+        self._reasons, self._asked, self._kept = [], {}, {}
         for loader in loop.loaders:
             if isinstance(loader, DataLoader) and loader in self._exact_loaders:
                 continue
@@ -92,7 +101,7 @@ class ExactEvaluation:
         if loop.limit != 1.0 and not self._trainer.sanity_checking:
             self._reasons.append(f"limit_{loop.name}_batches counts the batches of each rank: remove it")
         self._watch()
-        loop.defer(self._log, lambda: self._merge(loop, at_end=True))
+        loop.defer(self._log, self._keep_states, lambda: self._merge(loop, at_end=True))
 
     def _end(self, loop: EvaluationLoop) -> None:
         """Reduces what the steps have logged, on all ranks together."""
@@ -114,11 +123,11 @@ class ExactEvaluation:
             if isinstance(part, MetricCollection):
                 forms_no_groups(part)
             elif isinstance(part, Metric) and id(part) not in own:
-                self._initial.setdefault(part, plain_attributes(part))
+                self._initial.setdefault(id(part), (part, plain_attributes(part)))
                 if part.process_group is None and part.dist_sync_fn is None:
                     part.sync_context = MethodType(self._sync_context, part)  # type: ignore[method-assign]
                     self._watched.append(part)
-                    forget_computed(part)
+                    load_states(part, save_states(part))
 
     def _sync_context(self, metric: Metric, **options: Any) -> AbstractContextManager[None]:
         available = options.get("distributed_available") or metric.distributed_available_fn
@@ -129,7 +138,27 @@ class ExactEvaluation:
             return nullcontext()
         if reason := inexact_reason(metric):
             self._reasons.append(reason)
-        return states_of_all_ranks([metric], [self._initial.setdefault(metric, plain_attributes(metric))], self._reasons.append)
+        _, initial = self._initial.get(id(metric), (metric, plain_attributes(metric)))
+        return states_of_all_ranks([metric], [initial], self._reasons.append)
+
+    def _keep_states(self, number: int | None) -> None:
+        """Keeps the states of the metrics: the steps of the next loader change them."""
+        self._kept[-1 if number is None else number] = {id(metric): save_states(metric) for metric in self._watched}
+
+    def _value_of(self, metric: Metric, number: int | None) -> Any:
+        """Returns the value of a logged metric over all ranks after a loader."""
+        parts = metrics_in(metric)
+        reasons = [inexact_reason(part) for part in parts]
+        self._reasons += [reason for reason in reasons if reason]
+        # Of this rank, the last loader up to this one that has had a batch.
+        after = self._kept[max(each for each in self._kept if each <= number)] if number is not None else {}
+        now = [save_states(part) for part in parts]
+        for part, states in zip(parts, now, strict=True):
+            load_states(part, after.get(id(part), states))
+        value = metric.compute()
+        for part, states in zip(parts, now, strict=True):
+            load_states(part, states)
+        return value
 
     def _log(self, stock: Callable[..., None], fx: str, name: str, *args: Any, **options: Any) -> None:
         """Logs a value on this rank. With uneven ranks, a reduction here would wait for ever."""
@@ -159,9 +188,7 @@ class ExactEvaluation:
             result = loop.results[key]
             result.has_reset = False
             if not present[0]["is_tensor"]:
-                reasons = [inexact_reason(part) for part in result.value.modules()]
-                self._reasons += [reason for reason in reasons if reason]
-                set_computed(result, result.value.compute())
+                set_computed(result, self._value_of(result.value, present[0]["meta"]["dataloader_idx"]))
                 continue
             if len(present) < len(everyone) and not at_end and not present[0]["sync"]:
                 self._reasons.append(_unsynced(present[0]["meta"]["name"]))

@@ -20,7 +20,7 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 
 from lit_mnist.distributed.gather import all_gather_bytes
 from lit_mnist.errors import InputError
-from lit_mnist.plugins.evaluation._private import set_update_count, state_reductions, update_count
+from lit_mnist.plugins.evaluation._private import forget_computed, set_update_count, state_reductions, update_count
 from lit_mnist.plugins.plain_values import NotPlainError, pack, unpack
 
 _ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -56,6 +56,25 @@ _OF_EVERY_METRIC = frozenset(vars(_Bare()))
 _MISSING = object()
 # A sum that no value is computed from.
 _UNUSED = {("RootMeanSquaredErrorUsingSlidingWindow", "rmse_map")}
+
+
+SavedStates = tuple[dict[str, Any], int]
+
+
+def save_states(metric: Metric) -> SavedStates:
+    """Returns copies of the states of a metric, and its number of updates."""
+    states = {
+        name: value.clone() if isinstance(value, Tensor) else list(value) for name, value in metric.metric_state.items()
+    }
+    return states, update_count(metric)
+
+
+def load_states(metric: Metric, saved: SavedStates) -> None:
+    """Restores what `save_states` has returned. The next value is computed again."""
+    for name, value in saved[0].items():
+        setattr(metric, name, value)
+    set_update_count(metric, saved[1])
+    forget_computed(metric)
 
 
 def _reject(message: str) -> None:
