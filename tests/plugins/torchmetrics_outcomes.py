@@ -146,7 +146,9 @@ def compare(
     """Returns the result of each class on several ranks."""
     if len(names) > _AT_ONCE:
         parts = [names[first : first + _AT_ONCE] for first in range(0, len(names), _AT_ONCE)]
-        return {k: v for n, part in enumerate(parts) for k, v in compare(part, folder / f"part{n}", world_sizes).items()}
+        return {
+            k: v for n, part in enumerate(parts) for k, v in compare(part, folder / f"part{n}", world_sizes).items()
+        }
     found = {
         world_size: results_of_ranks(
             lambda rank: outcomes_of_rank(rank, names, counts), folder / str(world_size), world_size

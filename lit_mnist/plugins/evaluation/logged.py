@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 from torchmetrics import Metric, MetricCollection
 
 from lit_mnist.distributed.gather import all_gather_bytes
@@ -58,7 +58,8 @@ class ExactEvaluation:
 
     def __init__(self, trainer: Trainer, *, splits: bool) -> None:
         self._trainer, self._splits = trainer, splits
-        self._exact_loaders: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        # The number of samples, or why they are not split exactly.
+        self._prepared: WeakKeyDictionary[Any, int | str] = WeakKeyDictionary()
         # By the identity of a metric, whose hash changes with its states.
         self._initial: dict[int, tuple[Metric, dict[str, bytes]]] = {}
         self._watched: list[Metric] = []
@@ -78,25 +79,24 @@ class ExactEvaluation:
 
     def _prepare(self, stock: Callable[[], object], loader: Any, stage: RunningStage) -> object:
         """Returns the loader of this rank: Lightning's own, unless it is a plain loader of an evaluation."""
-        if stage not in _EVALUATIONS or not self._splits or inexact_loader(loader, self._trainer):
+        if stage not in _EVALUATIONS:
             return stock()
-        samples = len(loader.dataset)
-        if not samples:
-            return stock()
-        loader = exact_loader(loader, self._trainer)
-        self._exact_loaders[loader] = samples
-        return loader
+        reason = inexact_loader(loader, self._trainer)
+        if not self._splits and reason is None and type(loader.batch_sampler) is BatchSampler:
+            reason = "use_distributed_sampler=False lets each rank evaluate all samples: remove it"
+        is_exact = reason is None and len(loader.dataset) > 0
+        prepared: Any = exact_loader(loader, self._trainer) if is_exact else stock()
+        if isinstance(prepared, DataLoader):
+            self._prepared[prepared] = reason or len(prepared.dataset)  # type: ignore[arg-type]
+        return prepared
 
     def _start(self, loop: EvaluationLoop) -> None:
         """Begins an evaluation: nothing is reduced before its end."""
         self._reasons, self._asked, self._kept = [], {}, {}
         for loader in loop.loaders:
-            if isinstance(loader, DataLoader) and loader in self._exact_loaders:
-                continue
-            reason = inexact_loader(loader, self._trainer)
-            if not self._splits and reason is None and not isinstance(loader.batch_sampler, ExactDistributedSampler):
-                reason = "use_distributed_sampler=False lets each rank evaluate all samples: remove it"
-            if reason:
+            known = self._prepared.get(loader) if isinstance(loader, DataLoader) else None
+            reason = known if known is not None else inexact_loader(loader, self._trainer)
+            if isinstance(reason, str):
                 self._reasons.append(f"{loop.name}_dataloader: {reason}")
         if loop.limit != 1.0 and not self._trainer.sanity_checking:
             self._reasons.append(f"limit_{loop.name}_batches counts the batches of each rank: remove it")
@@ -237,7 +237,8 @@ class ExactEvaluation:
         loaders = list(loop.loaders)
         if self._trainer.sanity_checking or loop.limit != 1.0 or number >= len(loaders):
             return None
-        return self._exact_loaders.get(loaders[number])
+        known = self._prepared.get(loaders[number]) if isinstance(loaders[number], DataLoader) else None
+        return known if isinstance(known, int) else None
 
 
 def _own_value(row: dict[str, Any]) -> torch.Tensor:

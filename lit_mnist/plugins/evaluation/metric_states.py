@@ -29,6 +29,7 @@ _ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "min": torch.minimum,
 }
 
+
 def metrics_in(module: nn.Module) -> list[Metric]:
     """Returns a metric and the metrics in it, in an order that is the same on all ranks."""
     return [part for part in module.modules() if isinstance(part, Metric)]
