@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from lit_mnist.errors import InputError, require
+from lit_mnist.errors import InputError
 from lit_mnist.plugins.evaluation._private import forms_no_groups, set_update_count, update_count
 from lit_mnist.plugins.evaluation.metric_limits import check_exact
 from lit_mnist.plugins.evaluation.metric_states import metrics_in, plain_attributes, states_of_all_ranks
@@ -83,11 +83,13 @@ class ExactMetric(Metric):
         # A rank without samples never calls `update`, which invalidates the cache: it would skip the collective.
         super().__init__(compute_with_cache=False)
         self.expected, self._evaluated = expected, 0
-        self.metric = metric if isinstance(metric, nn.Module) and hasattr(metric, "update") else None
-        self._values = None if self.metric is not None else metric
-        if self.metric is not None:
-            check_exact(self.metric)
-            for part in self.metric.modules():
+        # A MetricCollection and a MetricTracker are no Metric.
+        is_metric = isinstance(metric, nn.Module) and hasattr(metric, "update")
+        self.metric: Any = metric if is_metric else None
+        self._values: Any = None if is_metric else metric
+        if isinstance(metric, nn.Module) and is_metric:
+            check_exact(metric)
+            for part in metric.modules():
                 if isinstance(part, MetricCollection):
                     forms_no_groups(part)
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
@@ -124,7 +126,7 @@ class ExactMetric(Metric):
         if update is not None:
             value = update(*batch, **options)
         else:
-            values = self._values(*batch, **options)  # type: ignore[misc]
+            values = self._values(*batch, **options)
             if values.shape != (size,):
                 raise InputError(
                     f"The function of exact_metric must return one value per sample, shape ({size},), but it returned "

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import pkgutil
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,8 @@ from torchmetrics import Metric, MetricCollection, regression
 from torchmetrics import classification as c
 from torchmetrics import wrappers as w
 from torchmetrics.aggregation import MeanMetric
-from torchmetrics.image.inception import InceptionScore
 from torchmetrics.functional.audio import scale_invariant_signal_noise_ratio
+from torchmetrics.image.inception import InceptionScore
 
 SAMPLES = 11
 CLASSES = 3
@@ -134,7 +133,7 @@ class Features(nn.Module):
         return images.float()[:, :, :2, :2].flatten(1) @ self.weight / 255
 
 
-def _special(name: str, kind: type[Any]) -> list[Case] | None:  # noqa: PLR0911, PLR0912
+def _special(name: str, kind: type[Any]) -> list[Case] | None:  # noqa: PLR0912
     """Returns the cases of a class that is unlike the others of its domain."""
     images8 = (_random(3, 8, 8) * 255).to(torch.uint8)
     match name:

@@ -18,8 +18,8 @@ HEAD = """# torchmetrics on several ranks
 
 What [`exact_metric`](plugins.md#exact_metric) does with each class of torchmetrics {version}. Each was given generated
 samples (0, 1 and {samples}) on 2 and on 3 ranks, and compared with one rank, where the same samples are in other
-batches. *Equal* means: bit for bit if all states are integers, otherwise within {tolerance:g} (relative or absolute: sums
-of float32 in another order). Without samples, all ranks raise the exception that one process raises.
+batches. *Equal* means: bit for bit if all states are integers, otherwise within {tolerance:g} (relative or absolute,
+for sums of float32 in another order). Without samples, all ranks raise the exception that one process raises.
 
 {equal} classes are equal, {rejected} are rejected before training with the message below, {partly} are equal and
 rejected with one argument, and {missing} were not tested, since a dependency or a pretrained network was not installed.

@@ -1,7 +1,7 @@
 """All uses of private parts of torchmetrics, torch and Lightning in an evaluation, each with its detecting test.
 
-1. `state_reductions`, `update_count`, `set_update_count`: the states of a metric, and how those of the ranks become one.
-   Detected by `test_the_private_parts_of_torchmetrics` in tests/plugins/test_exact_metric.py.
+1. `state_reductions`, `update_count`, `set_update_count`: the states of a metric, and how they are reduced. Detected
+   by `test_the_private_parts_of_torchmetrics` in tests/plugins/test_exact_metric.py.
 2. `forms_no_groups`: the metrics of a collection that share their states. Detected by
    `test_a_collection_whose_metrics_begin_alike`.
 3. `copied_loader`, `wrap_prepare_loader`, `EvaluationLoop`, `set_computed`, `forget_computed`, `new_result`,
@@ -34,12 +34,14 @@ def state_reductions(metric: Metric) -> dict[str, tuple[str, Callable[..., Any] 
     Returns:
         The kind and the function, by the name of the state.
     """
-    from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
+    from torchmetrics import utilities
 
-    kinds = {dim_zero_sum: "sum", dim_zero_mean: "mean", dim_zero_max: "max", dim_zero_min: "min", dim_zero_cat: "cat"}
+    kinds: dict[Any, str] = {
+        getattr(utilities, f"dim_zero_{kind}"): kind for kind in ("sum", "mean", "max", "min", "cat")
+    }
+    reductions: dict[str, Any] = metric._reductions
     return {
-        name: ("none" if reduce is None else kinds.get(reduce, "custom"), reduce)
-        for name, reduce in metric._reductions.items()
+        name: ("none" if reduce is None else kinds.get(reduce, "custom"), reduce) for name, reduce in reductions.items()
     }
 
 
@@ -209,9 +211,9 @@ class EvaluationLoop:
     def _broadcast_buffers(self) -> None:
         """Does what DDP does before the first batch of an evaluation: a rank without a batch must take part, too."""
         model = self.trainer.strategy.model
-        if isinstance(model, DistributedDataParallel) and model._check_sync_bufs_pre_fwd():
-            model._sync_buffers()
         if isinstance(model, DistributedDataParallel):
+            if model._check_sync_bufs_pre_fwd():
+                model._sync_buffers()
             model.require_forward_param_sync = False
 
 

@@ -57,7 +57,7 @@ def inexact_loader(loader: object, trainer: Trainer) -> str | None:
         return f"the {type(loader.sampler).__name__} of the loader is padded: remove it"
     if loader.drop_last:
         return "each rank drops its last batch: set drop_last=False"
-    if trainer.overfit_batches:
+    if trainer.overfit_batches:  # type: ignore[attr-defined]
         return "overfit_batches limits the batches of each rank"
     if not isinstance(trainer.strategy, DDPStrategy):
         return f"{type(trainer.strategy).__name__} needs equal numbers of batches, so samples are padded: use DDP"

@@ -64,7 +64,7 @@ class ExactEvaluation:
         self._initial: dict[int, tuple[Metric, dict[str, bytes]]] = {}
         self._watched: list[Metric] = []
         self._reasons: list[str] = []
-        # By the key of a logged value: whether it is to be reduced over the ranks, and Lightning guessed the batch size.
+        # By the key of a logged value: whether it is to be reduced, and whether Lightning guessed the batch size.
         self._asked: dict[str, tuple[bool, bool]] = {}
         # The states of the metrics after the last batch of each of several loaders.
         self._kept: dict[int, dict[int, SavedStates]] = {}

@@ -123,7 +123,7 @@ def states_of_all_ranks(
 
 
 def _pack_states(metrics: list[Metric], initial: list[dict[str, bytes]]) -> bytes:
-    """Returns the states of this rank, or an error for all ranks: one that raised here would leave the others waiting."""
+    """Returns the states of this rank, or an error for all ranks: the others would wait for one that raises."""
     rows = []
     for metric, first in zip(metrics, initial, strict=True):
         attributes = [name for name, content in plain_attributes(metric).items() if first.get(name) != content]
