@@ -195,9 +195,9 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(spirals: Program) -> None:
     """With 101 samples, the ranks have unequal parts. What is not exact is stated, and what would be."""
     folder = spirals.train("fit", *SPIRALS, "--data.size", "505", "--max-steps", 5)
     results = []
-    for ranks in (1, 2, 3):
+    for ranks in (1, 3):
         results.append(result_of(spirals.train("test", "--ckpt", folder, "--import", "spirals", "--devices", ranks)))
-    assert [(result["exact"], result["exact_reasons"]) for result in results] == [(True, [])] * 3
+    assert [(result["exact"], result["exact_reasons"]) for result in results] == [(True, [])] * 2
     assert len({result["test"]["test_accuracy"] for result in results}) == 1
     assert all(result["test"] == pytest.approx(results[0]["test"], rel=1e-6) for result in results)
     limit = ("--devices", 2, "--trainer.limit_test_batches", 2, "--run-dir", spirals.folder / "limited")
