@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from lit_mnist.data.loader import EvaluationBatches
 from lit_mnist.plugins.evaluation._private import copied_loader, predicted_loader, wrap_prepare_loader
 from lit_mnist.plugins.sampler import ExactDistributedSampler
 
@@ -40,6 +41,8 @@ def exact_loader(loader: DataLoader[Any], trainer: Trainer) -> DataLoader[Any]:
 
 def inexact_loader(loader: object, trainer: Trainer) -> str | None:
     """Returns why the samples of a loader cannot be split exactly, with the fix, or None."""
+    if isinstance(loader, EvaluationBatches):
+        return None
     if not isinstance(loader, DataLoader):
         return f"a {type(loader).__name__} is evaluated as it is on each rank: use a DataLoader"
     if isinstance(loader.batch_sampler, ExactDistributedSampler) and loader.batch_sampler.evaluation:

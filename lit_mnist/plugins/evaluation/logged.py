@@ -82,9 +82,10 @@ class ExactEvaluation:
         if stage not in _EVALUATIONS:
             return stock()
         reason = inexact_loader(loader, self._trainer)
-        if not self._splits and reason is None and type(loader.batch_sampler) is BatchSampler:
+        is_plain = reason is None and isinstance(loader, DataLoader)
+        if not self._splits and is_plain and type(loader.batch_sampler) is BatchSampler:
             reason = "use_distributed_sampler=False lets each rank evaluate all samples: remove it"
-        is_exact = reason is None and len(loader.dataset) > 0
+        is_exact = reason is None and is_plain and len(loader.dataset) > 0
         prepared: Any = exact_loader(loader, self._trainer) if is_exact else stock()
         if isinstance(prepared, DataLoader):
             self._prepared[prepared] = reason or len(prepared.dataset)  # type: ignore[arg-type]
