@@ -110,7 +110,7 @@ class ExactEvaluation:
         loop.store()
 
     def _unwatch(self) -> None:
-        """Lets the metrics of the module gather their states as before."""
+        """Lets the metrics gather their states as before."""
         for metric in self._watched:
             vars(metric).pop("sync_context", None)
         self._watched = []
@@ -149,8 +149,7 @@ class ExactEvaluation:
     def _value_of(self, metric: Metric, number: int | None) -> Any:
         """Returns the value of a logged metric over all ranks after a loader."""
         parts = metrics_in(metric)
-        reasons = [inexact_reason(part) for part in parts]
-        self._reasons += [reason for reason in reasons if reason]
+        self._reasons += [reason for part in parts if (reason := inexact_reason(part))]
         # Of this rank, the last loader up to this one that has had a batch.
         after = self._kept[max(each for each in self._kept if each <= number)] if number is not None else {}
         now = [save_states(part) for part in parts]
@@ -235,10 +234,10 @@ class ExactEvaluation:
 
     def _samples(self, loop: EvaluationLoop, number: int) -> int | None:
         """Returns the number of samples of an exact loader that is evaluated as a whole."""
-        loaders = list(loop.loaders)
-        if self._trainer.sanity_checking or loop.limit != 1.0 or number >= len(loaders):
+        loader = loop.loaders[number] if number < len(loop.loaders) else None
+        if self._trainer.sanity_checking or loop.limit != 1.0 or not isinstance(loader, DataLoader):
             return None
-        known = self._prepared.get(loaders[number]) if isinstance(loaders[number], DataLoader) else None
+        known = self._prepared.get(loader)
         return known if isinstance(known, int) else None
 
 
