@@ -19,6 +19,8 @@ from lit_mnist.errors import InputError
 from lit_mnist.plugins._private import inspect_signature_once
 from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
+from lit_mnist.plugins.evaluation.loaders import prepare_predictions
+from lit_mnist.plugins.evaluation.logged import ExactEvaluation
 from lit_mnist.plugins.precision import precision_plugin
 from lit_mnist.plugins.strategy import NoProfiler, ddp_strategy
 from lit_mnist.training.precision import resolve_precision
@@ -38,6 +40,9 @@ class LitTrainer(Trainer):
         num_nodes: Number of machines.
         timeout: Seconds that a rank waits for the others; another strategy has its own timeout.
         profiler: One of Lightning's profilers, or its name. Disabled by default.
+        exact_evaluation: Whether validation and test are exact to the sample on several ranks: plain map-style loaders
+            are split without padding, and logged values are reduced once at the end. A rank may have a batch less than
+            the others, or none. Set it to False if a validation or test step calls collectives.
         plugins: Plugins of Lightning. They replace this Trainer's plugins of the same kind.
         **kwargs: Further arguments of Lightning's Trainer. It trains for one epoch unless `max_epochs`, `max_steps` or
             `max_time` is given.
@@ -57,6 +62,7 @@ class LitTrainer(Trainer):
         num_nodes: int = 1,
         timeout: float = 120.0,
         profiler: Profiler | str | None = None,
+        exact_evaluation: bool = True,
         plugins: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -95,6 +101,18 @@ class LitTrainer(Trainer):
             **kwargs,
         )
         inspect_signature_once(self)
+        prepare_predictions(self)
+        self._exact_evaluation = None
+        if self.world_size > 1 and exact_evaluation:
+            splits = kwargs.get("use_distributed_sampler", True)
+            self._exact_evaluation = ExactEvaluation(self, splits=splits)
+
+    @property
+    def inexact_evaluation(self) -> list[str]:
+        """Why the last validation or test depends on the number of ranks, each with the fix; empty if it is exact."""
+        if self._exact_evaluation is not None:
+            return self._exact_evaluation.reasons
+        return ["exact_evaluation is False"] if self.world_size > 1 else []
 
 
 def silence_lightning() -> None:

@@ -59,6 +59,7 @@ POLICY = {
     # Have another name here.
     "default_root_dir": Policy(None, "all output goes to the run folder: use --run-dir"),
     "timeout": Policy(120.0, "use --run.timeout"),
+    "exact_evaluation": Policy(True, "every evaluation of this project is exact on any number of ranks: remove it"),
     "enable_checkpointing": Policy(
         None,
         "the last and the best checkpoint are always kept, so that a run can be resumed: see --save-every and --keep",

@@ -81,6 +81,12 @@ class Outcome:
     stopped_early: str | None = None
     validation: dict[str, float] | None = None
     test: dict[str, float] | None = None
+    # Why the metrics depend on the number of ranks, each with the fix.
+    inexact: list[str] = field(default_factory=list)
+
+    def add_inexact(self, trainer: LitTrainer) -> None:
+        """Notes why the last evaluation depends on the number of ranks."""
+        self.inexact += [reason for reason in trainer.inexact_evaluation if reason not in self.inexact]
 
 
 def build_result(
@@ -104,6 +110,8 @@ def build_result(
         "train": {"seconds": outcome.seconds, "steps": outcome.steps_now, "steps_per_s": speed},
         "validation": outcome.validation,
         "test": outcome.test,
+        "exact": not outcome.inexact,
+        "exact_reasons": outcome.inexact,
         "weights_sha256": weights_sha256(outcome.weights),
         "seconds_to_first_step": outcome.clock.seconds_to_first_step,
         "versions": versions(),
@@ -126,4 +134,6 @@ def summarize(job: OwnJob, rank: Rank, outcome: Outcome) -> None:
         if metrics:
             shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if math.isfinite(value))
             print_line(f"{title:<9} {shown}")
+    for reason in outcome.inexact:
+        print_line(f"note: not exact, these metrics depend on the number of ranks: {reason}")
     print_line(f"results   {display_path(job.folder / RESULT)}, {display_path(job.folder / REPORT)}")

@@ -82,8 +82,10 @@ def _run(job: OwnJob, rank: Rank) -> None:
         if best and rank.is_first:
             print_line(f"note: testing the best checkpoint of ModelCheckpoint, {display_path(Path(best))}")
         outcome.test = _merged(trainer.test(module, datamodule=data, ckpt_path=best or None, **loaded))
+        outcome.add_inexact(trainer)
     elif job.command == "validate":
         outcome.validation = _merged(trainer.validate(module, datamodule=data, **loaded))
+        outcome.add_inexact(trainer)
     elif job.command == "predict":
         trainer.predict(module, datamodule=data, weights_only=True, return_predictions=False)
 
@@ -121,7 +123,7 @@ def _fit(
         trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
     monitor.close()
     reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
-    return Outcome(
+    outcome = Outcome(
         trainer,
         clock,
         weights=_copied(module),
@@ -132,6 +134,8 @@ def _fit(
         stopped_early=next(filter(None, reasons), None),
         validation=logger.validation or None,
     )
+    outcome.add_inexact(trainer)
+    return outcome
 
 
 def _trainer(

@@ -1,11 +1,10 @@
-"""All uses of private parts of Lightning and torchmetrics, each with the test that detects a change in them.
+"""All uses of private parts of Lightning, each with the test that detects a change in them.
 
 1. `disable_signal_handling`: the SIGTERM handler and the broadcast in each step. Detected by
    `test_lightning_does_not_handle_signals` in tests/faults/test_signals.py.
 2. `inspect_signature_once`: the arguments of `training_step`. Detected by
    `test_the_signature_of_a_training_step_is_inspected_once` in tests/test_template.py.
-3. `averaged_states`: the reductions of a torchmetrics object. Detected by
-   `test_a_metric_that_averages_over_ranks_is_rejected` in tests/plugins/test_exact_metric.py.
+3. Those of an evaluation are in `evaluation/_private.py`.
 
 ExactCheckpoint, whose tests are in tests/plugins/test_exact_private.py:
 
@@ -32,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from lightning.pytorch import Trainer
-    from torchmetrics import Metric
 
 
 def disable_signal_handling(trainer: Trainer) -> None:
@@ -60,15 +58,6 @@ def inspect_signature_once(trainer: Trainer) -> None:
         return kwargs
 
     loop._build_kwargs = build  # type: ignore[method-assign]
-
-
-def averaged_states(metric: Metric) -> list[str]:
-    """Returns the names of the states of a metric, and of the metrics in it, that are averaged over the ranks."""
-    from torchmetrics import Metric
-    from torchmetrics.utilities import dim_zero_mean
-
-    metrics = [part for part in metric.modules() if isinstance(part, Metric)]
-    return [name for part in metrics for name, reduce in part._reductions.items() if reduce is dim_zero_mean]
 
 
 @contextmanager

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torchmetrics import Metric
+from torch import nn
+from torchmetrics import Metric, MetricCollection
 
-from lit_mnist.errors import InputError, require
-from lit_mnist.plugins._private import averaged_states
+from lit_mnist.errors import InputError
+from lit_mnist.plugins.evaluation._private import forms_no_groups, set_update_count, update_count
+from lit_mnist.plugins.evaluation.metric_limits import check_exact
+from lit_mnist.plugins.evaluation.metric_states import metrics_in, plain_attributes, states_of_all_ranks
 from lit_mnist.training.evaluation import Evaluation, compute_batch_sums, compute_evaluation
 
 
@@ -74,39 +77,55 @@ class ExactMetric(Metric):
     count: torch.Tensor
     total: torch.Tensor
 
-    def __init__(self, metric: Metric | Callable[..., torch.Tensor], expected: int | None = None) -> None:
+    def __init__(
+        self, metric: Metric | MetricCollection | Callable[..., torch.Tensor], expected: int | None = None
+    ) -> None:
         # A rank without samples never calls `update`, which invalidates the cache: it would skip the collective.
         super().__init__(compute_with_cache=False)
         self.expected, self._evaluated = expected, 0
-        self.metric = metric if isinstance(metric, Metric) else None
-        if self.metric is not None:
-            require(not self.metric.update_called, "exact_metric needs a metric without samples.")
-            for name in averaged_states(self.metric):
-                raise InputError(
-                    f"{type(self.metric).__name__} averages its state {name} over the ranks, which is not exact if "
-                    "they have different numbers of samples."
-                )
-            self.metric.compute_with_cache = False
-        self._values = None if isinstance(metric, Metric) else metric
+        # A MetricCollection and a MetricTracker are no Metric.
+        is_metric = isinstance(metric, nn.Module) and hasattr(metric, "update")
+        self.metric: Any = metric if is_metric else None
+        self._values: Any = None if is_metric else metric
+        if isinstance(metric, nn.Module) and is_metric:
+            check_exact(metric)
+            for part in metric.modules():
+                if isinstance(part, MetricCollection):
+                    forms_no_groups(part)
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        for part in metrics_in(self):
+            part.compute_with_cache = False
+            # The states are gathered here, not by torchmetrics.
+            part.distributed_available_fn = _never
+        self._initial = [plain_attributes(part) for part in metrics_in(self)]
 
     def update(self, *batch: Any, **options: Any) -> None:
         """Adds a batch.
 
         Args:
-            *batch: The arguments of the function or of the metric's `update`; the first tensor has a row per sample.
+            *batch: The arguments of the function or of the metric's `update`; the first tensor or list has a row per
+                sample.
             **options: Further arguments.
 
         Raises:
-            InputError: The function does not return one value per sample.
+            InputError: The function does not return one value per sample, or the samples cannot be counted.
         """
-        size = next((len(part) for part in batch if isinstance(part, torch.Tensor) and part.ndim), None)
-        if size is None:
-            raise InputError("exact_metric counts the rows of the first tensor, but the batch has none.")
-        if self.metric is not None:
-            self.metric.update(*batch, **options)
-        elif self._values is not None:
+        self._add(self.metric.update if self.metric is not None else None, batch, options)
+
+    def forward(self, *batch: Any, **options: Any) -> Any:
+        """Adds a batch, and returns the metric of this batch on this rank."""
+        # torchmetrics counts the calls of `update`.
+        set_update_count(self, update_count(self) + 1)
+        return self._add(self.metric, batch, options)
+
+    def _add(self, update: Callable[..., Any] | None, batch: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        size = next((len(part) for part in (*batch, *options.values()) if _has_rows(part)), None)
+        if size is None and (self.expected is not None or update is None):
+            raise InputError("exact_metric counts the rows of the first tensor or list, but the batch has none.")
+        if update is not None:
+            value = update(*batch, **options)
+        else:
             values = self._values(*batch, **options)
             if values.shape != (size,):
                 raise InputError(
@@ -114,13 +133,19 @@ class ExactMetric(Metric):
                     f"shape {tuple(values.shape)}: set reduction='none'."
                 )
             self.total += values.detach().double().sum()
-        self.count += size
+            value = values.detach().double().mean()
+        self.count += size or 0
+        return value
 
     def compute(self) -> Any:
         """Returns the metric over all ranks; every rank must call it."""
-        # torchmetrics has reduced the states over the ranks here, and restores them afterwards.
-        self._evaluated = int(self.count)
-        return self.metric.compute() if self.metric is not None else self.total / self.count
+        for part in self.modules():
+            if isinstance(part, MetricCollection):
+                # Metrics of a group that the user has formed refer to the states of its first one.
+                list(part.values(copy_state=True))
+        with states_of_all_ranks(metrics_in(self), self._initial):
+            self._evaluated = int(self.count)
+            return self.metric.compute() if self.metric is not None else self.total / self.count
 
     def result(self, *, partial: bool = False) -> Any:
         """Returns the metric over all ranks and resets it; every rank must call it, also without samples.
@@ -129,7 +154,8 @@ class ExactMetric(Metric):
             partial: Whether fewer samples than `expected` are accepted, as in Lightning's sanity check.
 
         Raises:
-            InputError: The number of samples over all ranks is not `expected`.
+            InputError: The number of samples over all ranks is not `expected`, or the states of the ranks cannot become
+                those of one process.
         """
         value, count = self.compute(), self._evaluated
         self.reset()
@@ -147,7 +173,17 @@ class ExactMetric(Metric):
             self.metric.reset()
 
 
-def exact_metric(metric: Metric | Callable[..., torch.Tensor], expected: int | None = None) -> ExactMetric:
+def _never() -> bool:
+    return False
+
+
+def _has_rows(part: Any) -> bool:
+    return part.ndim > 0 if isinstance(part, torch.Tensor) else isinstance(part, list | tuple)
+
+
+def exact_metric(
+    metric: Metric | MetricCollection | Callable[..., torch.Tensor], expected: int | None = None
+) -> ExactMetric:
     """Returns a metric that is exact for any number of samples on each rank, such as that of one process.
 
     `self.log(..., sync_dist=True)` is not exact: it rounds the ranks' mean number of samples to an integer.
@@ -162,11 +198,12 @@ def exact_metric(metric: Metric | Callable[..., torch.Tensor], expected: int | N
             self.log("val_loss", self.val_loss.result(partial=self.trainer.sanity_checking))
 
     Args:
-        metric: A torchmetrics object, or a function that returns one value per sample, [batch], whose mean is computed
-            in double precision.
+        metric: A torchmetrics object or a MetricCollection, or a function that returns one value per sample, [batch],
+            whose mean is computed in double precision.
         expected: Number of samples of the data set, which `result` checks.
 
     Raises:
-        InputError: The torchmetrics object averages a state over the ranks.
+        InputError: The torchmetrics object has samples already, or cannot be exact on several ranks: see
+            docs/torchmetrics.md.
     """
     return ExactMetric(metric, expected)

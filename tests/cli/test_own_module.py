@@ -231,6 +231,23 @@ def test_evaluations_and_predictions(spirals: Program) -> None:
         assert sum(len(row["output"]) for row in rows) == 192
 
 
+def test_metrics_do_not_depend_on_the_number_of_ranks(spirals: Program) -> None:
+    """With 101 samples, the ranks have unequal parts. What is not exact is stated, and what would be."""
+    folder = spirals.train("fit", *SPIRALS, "--data.size", "505", "--max-steps", 5)
+    results = []
+    for ranks in (1, 3):
+        results.append(result_of(spirals.train("test", "--ckpt", folder, "--import", "spirals", "--devices", ranks)))
+    assert [(result["exact"], result["exact_reasons"]) for result in results] == [(True, [])] * 2
+    assert len({result["test"]["test_accuracy"] for result in results}) == 1
+    assert all(result["test"] == pytest.approx(results[0]["test"], rel=1e-6) for result in results)
+    limit = ("--devices", 2, "--trainer.limit_test_batches", 2, "--run-dir", spirals.folder / "limited")
+    done = spirals("test", "--ckpt", folder, "--import", "spirals", *limit)
+    result = result_of(spirals.folder / "limited")
+    assert (done.code, result["exact"]) == (0, False)
+    assert result["exact_reasons"] == ["limit_test_batches counts the batches of each rank: remove it"]
+    assert f"note: not exact, these metrics depend on the number of ranks: {result['exact_reasons'][0]}" in done.out
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(spirals: Program) -> None:
     done = spirals("fit", "--model", "plain.Lit", "--import", "plain", "--model.factor", 1e30, "--devices", 2)
     assert done.code == 4, done.out + done.err

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from ranks import results_of_ranks, stock_trainer
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import MeanSquaredError, Metric
+from torchmetrics import MeanMetric, MeanSquaredError, Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.plugins import ExactDistributedSampler, exact_metric
+from lit_mnist.plugins.evaluation._private import set_update_count, state_reductions, update_count
 
 COUNTS = (10, 101, 1001)
 WORLD_SIZES = (1, 2, 3, 7)
@@ -110,11 +111,12 @@ def test_a_metric_is_one_number_on_any_number_of_ranks(tmp_path: Path) -> None:
     assert found[2][1]["stock_accuracy"] != pytest.approx(found[1][1]["accuracy"], rel=1e-4)
 
 
-def test_a_metric_that_averages_over_ranks_is_rejected() -> None:
+@pytest.mark.parametrize("reduce", ["mean", torch.mean, lambda values: values.sum(0) / len(values)])
+def test_a_metric_that_averages_over_ranks_is_rejected(reduce: Any) -> None:
     class Averaged(Metric):
         def __init__(self) -> None:
             super().__init__()
-            self.add_state("mean_value", torch.zeros(()), dist_reduce_fx="mean")
+            self.add_state("mean_value", torch.zeros(()), dist_reduce_fx=reduce)
 
         def update(self, values: torch.Tensor) -> None:
             self.mean_value = values.mean()
@@ -127,12 +129,108 @@ def test_a_metric_that_averages_over_ranks_is_rejected() -> None:
     exact_metric(MeanSquaredError())
 
 
+class Maximum(Metric):
+    """A metric of a user, whose states are of every kind, and are unlike on a rank without samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("rows", [], dist_reduce_fx=None)
+        self.add_state("labels", [], dist_reduce_fx="cat")
+        self.add_state("largest", torch.tensor(-1), dist_reduce_fx="max")
+        # A rank without samples has one dimension less.
+        self.add_state("sums", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("squares", torch.zeros(2), dist_reduce_fx=lambda values: values.sum(0))
+        self.add_state("last", torch.zeros(0, 2), dist_reduce_fx="cat")
+
+    def update(self, values: torch.Tensor) -> None:
+        self.rows.append(values.half())
+        self.labels.append(values.long())
+        self.largest = torch.maximum(self.largest, values.long().max())
+        self.sums = self.sums + values.sum(0)
+        self.squares += (values**2).sum(0)
+        self.last = torch.cat([self.last, values])
+        self.seen = "samples"
+
+    def compute(self) -> dict[str, Any]:
+        rows = torch.cat(self.rows).float()
+        found = [rows.sum(0), torch.cat(self.labels).sum(0), self.largest, self.sums, self.squares, self.last[-1]]
+        return {"seen": self.seen, "values": [value.tolist() for value in found]}
+
+
+class Dependent(Maximum):
+    """Keeps something outside of its states."""
+
+    def update(self, values: torch.Tensor) -> None:
+        super().update(values)
+        self.first = values[0]
+
+
+ROWS = (torch.arange(8.0).reshape(4, 1, 2) % 5).unbind()
+
+
+def maxima(rank: Rank) -> Any:
+    own = ROWS[rank.rank * 2 :][:2]
+    metric = exact_metric(Maximum(), expected=4)
+    for _ in range(2):
+        for row in own:
+            metric(row)
+        computed = metric.compute()
+        # The states of this rank are its own again.
+        assert len(metric.metric.rows) == len(own)
+        assert metric.result() == computed
+    dependent = exact_metric(Dependent())
+    for row in own:
+        dependent.update(row)
+    with pytest.raises(InputError, match="Dependent keeps first outside of its states, and it differs"):
+        dependent.result()
+    return computed
+
+
+def test_states_of_every_kind_become_those_of_one_process(tmp_path: Path) -> None:
+    whole = Maximum()
+    for row in ROWS:
+        whole.update(row)
+    # The third rank has no sample.
+    assert results_of_ranks(maxima, tmp_path, 3) == [whole.compute()] * 3
+
+
+def best_two(rank: Rank) -> Any:
+    metrics = {f"top{k}": MulticlassAccuracy(3, top_k=k, average="micro") for k in (1, 2)}
+    metric = exact_metric(MetricCollection(metrics))
+    for logits in ([3.0, 2.0, 1.0], [2.0, 3.0, 1.0]):
+        metric.update(torch.tensor([logits]), torch.tensor([0]))
+    return {name: float(value) for name, value in metric.result().items()}
+
+
+def test_a_collection_whose_metrics_begin_alike(tmp_path: Path) -> None:
+    """After the first sample, both have one right of one: they must not share their states from there on."""
+    assert results_of_ranks(best_two, tmp_path, 2) == [{"top1": 0.5, "top2": 1.0}] * 2
+
+
+def test_the_private_parts_of_torchmetrics() -> None:
+    kinds = {name: kind for name, (kind, _) in state_reductions(Maximum()).items()}
+    of_states = {"rows": "none", "labels": "cat", "largest": "max", "sums": "sum", "squares": "custom", "last": "cat"}
+    assert kinds == of_states
+    metric = MeanMetric()
+    metric.update(1.0)
+    assert update_count(metric) == metric.update_count == 1
+    set_update_count(metric, 0)
+    assert not metric.update_called
+
+
 def test_wrong_use_of_a_metric_is_rejected() -> None:
     logits, targets = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
     with pytest.raises(InputError, match=r"one value per sample, shape \(4,\).*shape \(\)"):
         exact_metric(F.cross_entropy).update(logits, targets)
     with pytest.raises(InputError, match="the batch has none"):
-        exact_metric(MeanSquaredError()).update(1.0, 1.0)
+        exact_metric(MeanMetric(), expected=5).update(1.0)
+    used = MeanMetric()
+    used.update(1.0)
+    with pytest.raises(InputError, match="MeanMetric has samples already"):
+        exact_metric(used)
+    for options in ({"process_group": "some"}, {"dist_sync_fn": print}):
+        with pytest.raises(InputError, match=f"MeanMetric has a {next(iter(options))}"):
+            exact_metric(MeanMetric(**options))
     metric = exact_metric(correct, expected=5)
     metric.update(logits, targets)
     assert metric.result(partial=True) == 1

@@ -14,7 +14,14 @@ EXAMPLE = {
     **{"engine": "lightning", "model": "mine.Net", "data": {"name": None}, "world_size": 2, "device": "cpu"},
     **{"precision": "32-true", "config": {}, "checkpoint": None, "steps": 8, "epochs": 1, "stopped_early": None},
     **{"threads": 1, "train": {"seconds": 1.5, "steps": 8, "steps_per_s": None}, "validation": {"val_loss": 0.5}},
-    **{"test": None, "weights_sha256": "0" * 64, "seconds_to_first_step": 2.0, "peak_memory_bytes": 1},
+    **{
+        "test": None,
+        "exact": True,
+        "exact_reasons": [],
+        "weights_sha256": "0" * 64,
+        "seconds_to_first_step": 2.0,
+        "peak_memory_bytes": 1,
+    },
     **{"peak_gpu_memory_bytes": None, "versions": {}, "commit": None, "command": "lit-mnist", "run_dir": "runs/a"},
 }
 

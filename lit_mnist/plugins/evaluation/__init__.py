@@ -1,0 +1,1 @@
+"""Evaluation that does not depend on the number of ranks: metrics, loaders and logged means."""
