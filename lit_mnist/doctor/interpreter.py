@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 
@@ -64,6 +65,11 @@ class Interpreter:
         self.tell(request)
         self._pid = int(self.wait_for(60.0)["pid"])
         return self._pid
+
+    def make_view(self, folder: Path, layers: Path) -> dict[str, Any]:
+        """Makes a private view; see `ViewProcess.make`."""
+        self.tell({"view": [str(folder), str(layers)]})
+        return self.wait_for(60.0)
 
     def wait_for(self, timeout: float) -> dict[str, Any]:
         """Returns the next answer.

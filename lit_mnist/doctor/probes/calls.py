@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lit_mnist.doctor.files import redirect
 from lit_mnist.doctor.probes.wrap import before, wrap_everywhere
 from lit_mnist.doctor.recorder import Recorder, is_called_by_user
 from lit_mnist.doctor.spec import Spec
@@ -43,7 +44,6 @@ class CallProbe:
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
         self._depth = 0
-        self._shadow: dict[str, Path] = {}
 
     def install(self) -> None:
         """Installs the probes."""
@@ -125,22 +125,14 @@ class CallProbe:
         self.recorder.add("scaler", enabled=bool(args[5] if len(args) > 5 else kwargs.get("enabled", True)))
 
     def _on_save(self, original: Callable[..., Any], content: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        """Saves beside a file that exists, so that three steps of training do not replace a checkpoint of the user."""
         if not isinstance(file, str | os.PathLike):
             return original(content, file, *args, **kwargs)
-        path = Path(file).absolute()
-        self.recorder.add("save", path=str(path))
-        if str(path) not in self._shadow and (not path.exists() or self.recorder.folder.parent in path.parents):
-            return original(content, file, *args, **kwargs)
-        folder = self.recorder.folder / f"saved{os.getpid()}"
-        folder.mkdir(exist_ok=True)
-        shadow = self._shadow.setdefault(str(path), folder / f"{len(self._shadow)}{path.suffix}")
-        return original(content, shadow, *args, **kwargs)
+        self.recorder.add("save", path=str(Path(file).absolute()))
+        # The library opens the file itself.
+        return original(content, redirect.written(file), *args, **kwargs)
 
     def _on_torch_load(self, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, str | os.PathLike):
-            file = self._shadow.get(str(Path(file).absolute()), file)
-        return original(file, *args, **kwargs)
+        return original(redirect.read(file) if isinstance(file, str | os.PathLike) else file, *args, **kwargs)
 
     def _on_audit(self, event: str, args: Any) -> None:
         if event != "open" or not isinstance(args[0], str) or not isinstance(args[2], int):
