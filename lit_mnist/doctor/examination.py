@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -82,7 +80,7 @@ def examine(
     checks = choose_checks(only, skip)
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
     with examination_folder() as folder:
-        protection = Protection(folder, keep=_new_folder("doctor-output") if keep_output else None)
+        protection = Protection(folder, keep_output=keep_output)
         runner: CommandRuns | Ranks = (
             CommandRuns(folder, what, protection) if what.command else Ranks(devices, folder, protection)
         )
@@ -93,12 +91,6 @@ def examine(
         finally:
             runner.close()
     return examination.report(str(what), time.monotonic() - begun, protection)
-
-
-def _new_folder(name: str) -> Path:
-    """Returns the path of a folder in the current one that does not exist yet."""
-    numbers = (Path.cwd() / (f"{name}-{number}" if number else name) for number in itertools.count())
-    return next(path for path in numbers if not os.path.lexists(path))
 
 
 class _Examination:
@@ -247,7 +239,7 @@ class _Examination:
             self.hang,
             seconds,
             _versions(),
-            protection.files(),
+            protection.files(self.evidence.runs.values()),
         )
 
 

@@ -19,8 +19,29 @@ from lit_mnist.doctor.files import kernel
 
 # File systems of the kernel, which are no files of the user. Devices are shown as they are.
 _SHOWN = frozenset(
-    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl hugetlbfs mqueue nsfs proc "
-    "pstore rpc_pipefs securityfs selinuxfs sysfs tracefs".split()
+    [
+        "autofs",
+        "binfmt_misc",
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "fusectl",
+        "hugetlbfs",
+        "mqueue",
+        "nsfs",
+        "proc",
+        "pstore",
+        "rpc_pipefs",
+        "securityfs",
+        "selinuxfs",
+        "sysfs",
+        "tracefs",
+    ]
 )
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 # A larger file beside a mount is shown read-only, and not copied.
@@ -180,9 +201,7 @@ class PrivateView:
     def _below(self, path: str) -> list[str]:
         """Returns the mount points in a folder, without those in other mounts."""
         inside = sorted(place for place in self._mounts if place != path and Path(path) in Path(place).parents)
-        nearest = [
-            place for place in inside if not any(Path(other) in Path(place).parents for other in inside)
-        ]
+        nearest = [place for place in inside if not any(Path(other) in Path(place).parents for other in inside)]
         return [place for place in nearest if os.path.lexists(place)]
 
     def _build_parts(self, path: str) -> None:

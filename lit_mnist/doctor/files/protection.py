@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,21 +13,14 @@ from typing import Any
 
 from lit_mnist.doctor.files import kernel
 from lit_mnist.doctor.files.redirect import LAYER, SITE
+from lit_mnist.doctor.files.remote import offline_environment
 from lit_mnist.doctor.files.temporary import remove
 from lit_mnist.doctor.findings import Files
+from lit_mnist.doctor.records import Run
 from lit_mnist.doctor.spec import Spec
 
+_OUTPUT = "doctor-output"
 VIEW, REDIRECTED = "private view", "redirected writes"
-# Trackers write to a local folder, unless the user has them off or writes elsewhere already.
-_OFFLINE = {
-    "WANDB_MODE": "offline",
-    "COMET_MODE": "offline",
-    "COMET_START_ONLINE": "0",
-    "NEPTUNE_MODE": "offline",
-    "CLEARML_OFFLINE_MODE": "1",
-    "SWANLAB_MODE": "offline",
-}
-_OFF = {"disabled", "dryrun", "debug"}
 
 
 @dataclass
@@ -35,7 +29,7 @@ class Protection:
 
     Args:
         folder: Folder of the examination.
-        keep: Folder for what the runs write; None if it is removed.
+        keep_output: Whether what the runs write is kept, in a new folder.
 
     Attributes:
         kind: `private view` or `redirected writes`; empty before the first run.
@@ -43,13 +37,19 @@ class Protection:
     """
 
     folder: Path
-    keep: Path | None = None
+    keep_output: bool = False
     kind: str = ""
     not_covered: list[str] = field(default_factory=list)
+    _keep: Path | None = None
     _layers: Path | None = None
     _view: dict[str, Any] = field(default_factory=dict)
     _number: int = 0
     _name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.keep_output:
+            numbers = (Path.cwd() / f"{_OUTPUT}{f'-{number}' if number else ''}" for number in itertools.count())
+            self._keep = next(path for path in numbers if not os.path.lexists(path))
 
     def begin(self, spec: Spec, make_view: Callable[[Path, Path], dict[str, Any]]) -> dict[str, Any]:
         """Returns what is added to the request for each rank of a run, and its environment.
@@ -100,17 +100,18 @@ class Protection:
         """Keeps or removes what the runs so far have written."""
         if self._layers is None:
             return
-        if self.keep is not None:
-            self._keep(self.keep / self._name)
+        if self._keep is not None:
+            self._copy_layers(self._keep / self._name)
         remove(self._layers)
         self._layers = None
 
-    def files(self) -> Files:
-        """Returns what the report says of it."""
-        kept = str(self.keep) if self.keep is not None and self.keep.exists() else ""
-        return Files(self.kind, tuple(self.not_covered), kept)
+    def files(self, runs: Iterable[Run]) -> Files:
+        """Returns what the report says of it, with the other machines that the runs connected to."""
+        remote = {event["address"] for run in runs for rank in run.ranks for event in rank.of_kind("remote")}
+        kept = str(self._keep) if self._keep is not None and self._keep.exists() else ""
+        return Files(self.kind, tuple(self.not_covered), kept, tuple(sorted(remote)))
 
-    def _keep(self, target: Path) -> None:
+    def _copy_layers(self, target: Path) -> None:
         if self._view:
             shown = Path(self._view["layers"])
             sources = [(shown / number / "files", Path(place)) for number, place in self._view["places"].items()]
@@ -131,12 +132,3 @@ def _copy(source: Path, target: Path) -> None:
                 with suppress(OSError):
                     end.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(path, end, follow_symlinks=False)
-
-
-def offline_environment(folder: Path) -> dict[str, str]:
-    """Returns the variables that keep trackers from writing to a server."""
-    found = {name: value for name, value in _OFFLINE.items() if os.environ.get(name, "").lower() not in _OFF}
-    address = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if "://" in address and not address.startswith(("file:", "sqlite:")):
-        found["MLFLOW_TRACKING_URI"] = (folder / "mlflow").as_uri()
-    return found

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lit_mnist.doctor.files import redirect
+from lit_mnist.doctor.files import active_layer, remote
 from lit_mnist.doctor.probes.wrap import before, wrap_everywhere
 from lit_mnist.doctor.recorder import Recorder, is_called_by_user
 from lit_mnist.doctor.spec import Spec
@@ -67,6 +67,7 @@ class CallProbe:
         wrap_everywhere("save", torch.save, self._on_save)
         wrap_everywhere("load", torch.load, self._on_torch_load)
         sys.addaudithook(self._on_audit)
+        remote.watch(lambda address: self.recorder.add("remote", address=address))
 
     def _on_collective(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._depth:
@@ -129,10 +130,10 @@ class CallProbe:
             return original(content, file, *args, **kwargs)
         self.recorder.add("save", path=str(Path(file).absolute()))
         # The library opens the file itself.
-        return original(content, redirect.written(file), *args, **kwargs)
+        return original(content, active_layer.written(file), *args, **kwargs)
 
     def _on_torch_load(self, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(redirect.read(file) if isinstance(file, str | os.PathLike) else file, *args, **kwargs)
+        return original(active_layer.read(file) if isinstance(file, str | os.PathLike) else file, *args, **kwargs)
 
     def _on_audit(self, event: str, args: Any) -> None:
         if event != "open" or not isinstance(args[0], str) or not isinstance(args[2], int):
