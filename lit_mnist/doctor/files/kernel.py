@@ -43,12 +43,10 @@ def unshare(flags: int) -> None:
 
 def enter(namespaces: Sequence[str]) -> None:
     """Moves this process to the namespaces of these files; it must have one thread."""
-    for path in namespaces:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            _call("setns", handle, 0)
-        finally:
-            os.close(handle)
+    # In the first one, this process may not see the files of the others.
+    for handle in [os.open(path, os.O_RDONLY) for path in namespaces]:
+        _call("setns", handle, 0)
+        os.close(handle)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:

@@ -68,20 +68,6 @@ def separate() -> bool:
     return True
 
 
-def map_users(pid: int) -> None:
-    """Gives the users and groups in the namespace of a process the numbers that they have here."""
-    process = Path(f"/proc/{pid}")
-    for kind, own in (("uid", os.geteuid()), ("gid", os.getegid())):
-        known = [line.split() for line in Path(f"/proc/self/{kind}_map").read_text().splitlines()]
-        try:
-            (process / f"{kind}_map").write_text("".join(f"{inner} {inner} {count}\n" for inner, _, count in known))
-        except PermissionError:
-            # Without the rights of root, a process may map itself alone.
-            with suppress(OSError):
-                (process / "setgroups").write_text("deny")
-            (process / f"{kind}_map").write_text(f"{own} {own} 1\n")
-
-
 def enter(namespaces: Sequence[str], cwd: str) -> None:
     """Moves this process, which must have one thread, into a view."""
     kernel.enter(namespaces)
@@ -98,6 +84,7 @@ class PrivateView:
         folder: Folder of the examination, which stays as it is for all.
         layers: Empty folder for what is written; it must be in the folder of the examination.
         in_user_namespace: Whether this process has a user namespace of its own.
+        foreign: Folders that are made in the layers before, because the kernel cannot copy them there.
 
     Attributes:
         read_only: Folders that this user may write, but the run may not, because the kernel cannot overlay them.
@@ -105,8 +92,8 @@ class PrivateView:
         in_memory: Whether the layers are in memory, because the temporary folder cannot hold them.
     """
 
-    def __init__(self, folder: Path, layers: Path, *, in_user_namespace: bool) -> None:
-        self.folder, self.layers = str(folder), layers
+    def __init__(self, folder: Path, layers: Path, *, in_user_namespace: bool, foreign: Sequence[str] = ()) -> None:
+        self.folder, self.layers, self.foreign = str(folder), layers, foreign
         self.read_only: list[str] = []
         self.places: dict[str, str] = {}
         self.in_memory = False
@@ -158,11 +145,11 @@ class PrivateView:
         upper, work = self.layers / number / "files", self.layers / number / "work"
         upper.mkdir(parents=True)
         work.mkdir()
-        found = Path(lower).stat()
-        with suppress(OSError):
-            os.chown(upper, found.st_uid, found.st_gid)
-        upper.chmod(stat.S_IMODE(found.st_mode))
-        os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
+        _copy_facts(Path(lower), upper)
+        for folder in self._foreign_in(lower):
+            made = upper / folder.relative_to(lower)
+            made.mkdir(exist_ok=True)
+            _copy_facts(folder, made)
         # Paths may have characters that separate the options.
         handles = [os.open(path, os.O_PATH) for path in (lower, upper, work)]
         names = ("lowerdir", "upperdir", "workdir")
@@ -173,6 +160,11 @@ class PrivateView:
         finally:
             for handle in handles:
                 os.close(handle)
+
+    def _foreign_in(self, lower: str) -> list[Path]:
+        """Returns the foreign folders of a folder that are in no other mount."""
+        inside = [Path(place) for place in self.foreign if Path(lower) in Path(place).parents]
+        return [path for path in inside if not any(path.is_relative_to(place) for place in self._below(lower))]
 
     def _build(self, path: str) -> None:
         """Shows a folder with all that is mounted in it."""
@@ -226,3 +218,11 @@ class PrivateView:
         kernel.make_read_only(target)
         if os.access(path, os.W_OK):
             self.read_only.append(path)
+
+
+def _copy_facts(source: Path, target: Path) -> None:
+    found = source.stat()
+    with suppress(OSError):
+        os.chown(target, found.st_uid, found.st_gid)
+    target.chmod(stat.S_IMODE(found.st_mode))
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))

@@ -85,6 +85,8 @@ class Protection:
         if not reason:
             self.kind, self._view = VIEW, view
             self.not_covered = [f"Files in {place} can be read, but not written." for place in view["read_only"]]
+            if view["single"]:
+                self.not_covered.append("Files that belong to another user or group can be read, but not written.")
             return
         self.kind, self._view = REDIRECTED, {}
         remove(self._layers)

@@ -47,7 +47,12 @@ def start(folder: Path) -> None:
         _replace(os, name, call)
     opened = functools.partial(redirected_calls.on_open, builtins.open)
     builtins.open = io.open = functools.wraps(builtins.open)(opened)
-    sys.meta_path.insert(0, AfterImport({"safetensors": _redirect_safetensors, "sqlite3": _redirect_sqlite}))
+    changes: dict[str, Callable[[Any], None]] = {
+        "safetensors": _redirect_safetensors,
+        "sqlite3": _redirect_sqlite,
+        "torch": _redirect_torch,
+    }
+    sys.meta_path.insert(0, AfterImport(changes))
 
 
 def _replace(owner: Any, name: str, call: Callable[..., Any]) -> None:
@@ -72,16 +77,39 @@ def _named(call: Callable[..., Any], original: Callable[..., Any], *args: Any, *
 
 
 def _redirect_safetensors(module: Any) -> None:
-    save, load = module.serialize_file, module.safe_open
-    module.serialize_file = lambda tensors, path, *args, **kwargs: save(tensors, written(path), *args, **kwargs)
-    module.safe_open = lambda path, *args, **kwargs: load(read(path), *args, **kwargs)
+    _redirect_argument(module, "safe_open", 0, "filename", read)
+    _redirect_argument(module, "serialize_file", 1, "filename", written)
+
+
+def _redirect_torch(module: Any) -> None:
+    _redirect_argument(module, "load", 0, "f", read)
+    _redirect_argument(module, "save", 1, "f", written)
 
 
 def _redirect_sqlite(module: Any) -> None:
-    connect = module.connect
+    def place(database: Any) -> Any:
+        name = os.fsdecode(database)
+        return database if name == ":memory:" or name.startswith("file:") else written(database)
 
-    def redirected(database: Any, *args: Any, **kwargs: Any) -> Any:
-        is_file = not kwargs.get("uri") and os.fsdecode(database) != ":memory:"
-        return connect(written(database) if is_file else database, *args, **kwargs)
+    _redirect_argument(module, "connect", 0, "database", place)
 
-    module.connect = module.dbapi2.connect = redirected
+
+def _redirect_argument(module: Any, name: str, position: int, keyword: str, place: Callable[[Any], Any]) -> None:
+    original = getattr(module, name)
+
+    def redirected(*args: Any, **kwargs: Any) -> Any:
+        if keyword in kwargs:
+            kwargs[keyword] = place(kwargs[keyword])
+        else:
+            args = tuple(place(value) if number == position else value for number, value in enumerate(args))
+        return original(*args, **kwargs)
+
+    _replace_everywhere(name, original, redirected)
+
+
+def _replace_everywhere(name: str, original: Any, replaced: Callable[..., Any]) -> None:
+    """Replaces a function in all modules that have imported it."""
+    functools.update_wrapper(replaced, original)
+    for module in list(sys.modules.values()):
+        if vars(module).get(name) is original:
+            setattr(module, name, replaced)

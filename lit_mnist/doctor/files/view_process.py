@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.distributed.rank import die_with_parent
-from lit_mnist.doctor.files.private_view import PrivateView, map_users, separate
+from lit_mnist.doctor.files.owners import foreign_file, foreign_folders, map_users
+from lit_mnist.doctor.files.private_view import PrivateView, separate
 
 _NAMESPACES = ("user", "mnt")
 
@@ -30,7 +31,7 @@ class ViewProcess:
 
         Returns:
             `namespaces` and `layers` (paths by which processes of this user find them), `read_only`, `places` and
-            `in_memory` (see `PrivateView`); or `error`.
+            `in_memory` (see `PrivateView`), and `single` (whether files of other owners cannot be written); or `error`.
         """
         for handle in self._handles:
             os.close(handle)
@@ -59,11 +60,14 @@ class ViewProcess:
                 os.waitpid(pid, 0)
 
     def _finish(self, pid: int, answers: Any, proceed: int, layers: Path) -> dict[str, Any]:
+        single = False
         found: dict[str, Any] = json.loads(answers.readline() or '{"error": "the process was lost"}')
         if "error" in found:
             return found
-        if found["users"]:
-            map_users(pid)
+        if found["users"] and not map_users(pid):
+            single = True
+            if other := foreign_file(Path.cwd()):
+                return {"error": f"{other} belongs to another user or group"}
         os.write(proceed, b"\n")
         made: dict[str, Any] = json.loads(answers.readline() or '{"error": "the process was lost"}')
         if "error" in made:
@@ -74,7 +78,7 @@ class ViewProcess:
         # They keep the view, although this process of it ends.
         self._handles = [os.open(path, os.O_RDONLY) for path in paths]
         *namespaces, shown = (f"/proc/{os.getpid()}/fd/{handle}" for handle in self._handles)
-        return {**made, "namespaces": namespaces, "layers": shown}
+        return {**made, "namespaces": namespaces, "layers": shown, "single": single}
 
 
 def _make(folder: Path, layers: Path, told: int, wait: int) -> None:
@@ -84,10 +88,11 @@ def _make(folder: Path, layers: Path, told: int, wait: int) -> None:
         os.write(told, (json.dumps(values) + "\n").encode())
 
     try:
+        foreign = foreign_folders()
         users = separate()
         tell(users=users)
         os.read(wait, 1)
-        view = PrivateView(folder, layers, in_user_namespace=users)
+        view = PrivateView(folder, layers, in_user_namespace=users, foreign=foreign)
         view.make()
     except OSError as error:
         tell(error=str(error))

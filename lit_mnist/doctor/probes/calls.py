@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lit_mnist.doctor.files import active_layer, remote
+from lit_mnist.doctor.files import remote
 from lit_mnist.doctor.probes.wrap import before, wrap_everywhere
 from lit_mnist.doctor.recorder import Recorder, is_called_by_user
 from lit_mnist.doctor.spec import Spec
@@ -65,7 +65,6 @@ class CallProbe:
         before(GradScaler, "step", lambda scaler, *_, **__: self.recorder.add("scaler_step"))
         before(GradScaler, "scale", lambda scaler, *_: self.recorder.add("scale", scale=scaler.get_scale()))
         wrap_everywhere("save", torch.save, self._on_save)
-        wrap_everywhere("load", torch.load, self._on_torch_load)
         sys.addaudithook(self._on_audit)
         remote.watch(lambda address: self.recorder.add("remote", address=address))
 
@@ -125,15 +124,11 @@ class CallProbe:
         # Its sixth argument.
         self.recorder.add("scaler", enabled=bool(args[5] if len(args) > 5 else kwargs.get("enabled", True)))
 
-    def _on_save(self, original: Callable[..., Any], content: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(file, str | os.PathLike):
-            return original(content, file, *args, **kwargs)
-        self.recorder.add("save", path=str(Path(file).absolute()))
-        # The library opens the file itself.
-        return original(content, active_layer.written(file), *args, **kwargs)
-
-    def _on_torch_load(self, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(active_layer.read(file) if isinstance(file, str | os.PathLike) else file, *args, **kwargs)
+    def _on_save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        # The names of the arguments are torch's.
+        if isinstance(f, str | os.PathLike):
+            self.recorder.add("save", path=str(Path(f).absolute()))
+        return original(obj, f, *args, **kwargs)
 
     def _on_audit(self, event: str, args: Any) -> None:
         if event != "open" or not isinstance(args[0], str) or not isinstance(args[2], int):
