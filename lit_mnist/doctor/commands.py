@@ -44,7 +44,7 @@ class CommandRuns:
         if shutil.which(target.command[0]) is None:
             raise InputError(f"There is no command {target.command[0]}.")
         self._number = 0
-        self._interpreter = Interpreter(0)
+        self._interpreter = Interpreter(0, folder)
 
     def can_run_alone(self, target: Target) -> bool:
         """Returns whether the command names its number of ranks, which can be changed."""

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -73,6 +74,7 @@ def _child(request: dict[str, Any]) -> int:
     os.environ.update({name: value for name, value in request["environment"].items() if value})
     for name in [name for name, value in request["environment"].items() if not value]:
         os.environ.pop(name, None)
+    tempfile.tempdir = None
     if request.get("namespaces"):
         private_view.enter(request["namespaces"], str(Path.cwd()))
     command = request.get("command")

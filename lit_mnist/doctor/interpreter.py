@@ -18,9 +18,10 @@ class Interpreter:
 
     Args:
         rank: Rank of its runs; sets have another order on each rank.
+        folder: Folder of the examination, for what libraries write when they are imported.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, folder: Path) -> None:
         environment = {
             **os.environ,
             "PYTHONHASHSEED": str(rank + 1),
@@ -29,6 +30,7 @@ class Interpreter:
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(folder),
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "lit_mnist.doctor.fork_server"],

@@ -38,7 +38,7 @@ class Ranks:
     def __init__(self, world_size: int, folder: Path, protection: Protection) -> None:
         self.folder, self.protection = folder, protection
         self._number = 0
-        self._interpreters = [Interpreter(rank) for rank in range(world_size)]
+        self._interpreters = [Interpreter(rank, folder) for rank in range(world_size)]
         self.preload(_PRELOADED)
 
     def can_run_alone(self, target: Target) -> bool:

@@ -67,7 +67,8 @@ def main(folder: Path, *, kill: bool) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         after = snapshot(place)
         changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-        print(json.dumps({"way": way, "saw": code == 0, "changed": changed, "protection": protection.kind}), flush=True)
+        row = {"way": way, "saw": code == 0, "changed": changed, "protection": protection.kind}
+        print(json.dumps({**row, "not_covered": protection.not_covered}), flush=True)
     protection.end()
     assert not list(examination.iterdir())
 

@@ -63,7 +63,9 @@ def test_every_way_of_writing_is_seen_by_the_code_and_by_nobody_else(tmp_path: P
     assert done.returncode == 0, done.stderr
     found = {row["way"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert list(found) == list(WAYS)
-    assert {row["protection"] for row in found.values()} <= {protection or row["protection"] for row in found.values()}
+    assert {row["protection"] for row in found.values()} <= {
+        protection or row["protection"] for row in found.values()
+    }, found
     redirected = {row["protection"] for row in found.values()} == {"redirected writes"}
     # The report says what is not covered.
     reached = FOREIGN if "Landlock" in machine else set()
@@ -267,7 +269,7 @@ def test_a_program_that_writes_changes_nothing_however_the_examination_ends(numb
         out = doctor.communicate()[0]
     finally:
         doctor.kill()
-        doctor.communicate()
+        doctor.wait()
     wait_for_end(processes)
     assert [snapshot(folder) for folder in folders] == before, out
     if kill == "the doctor":

@@ -60,7 +60,7 @@ class Protection:
         """
         if spec.purpose != "resume" or self._layers is None:
             self._begin(spec, make_view)
-        environment = offline_environment(self.folder)
+        environment = {**offline_environment(self.folder), "TMPDIR": os.environ.get("TMPDIR", "")}
         if self._view:
             return {"namespaces": self._view["namespaces"], "environment": environment}
         assert self._layers is not None
