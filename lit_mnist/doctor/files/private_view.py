@@ -200,17 +200,22 @@ class PrivateView:
         """Shows a folder entry by entry."""
         kernel.mount("none", self._at(path), "tmpfs", options=f"mode={stat.S_IMODE(Path(path).stat().st_mode):o}")
         for entry in os.scandir(path):
-            target = Path(self._at(entry.path))
-            if entry.is_symlink():
-                target.symlink_to(Path(entry.path).readlink())
-            elif entry.is_dir():
-                target.mkdir()
-                self._build(entry.path)
-            elif entry.is_file() and entry.stat().st_size <= _MOST_BYTES and os.access(entry.path, os.R_OK):
-                shutil.copy2(entry.path, target)
-            else:
-                target.touch()
-                self._show_read_only(entry.path)
+            # Other programs may remove it meanwhile.
+            with suppress(FileNotFoundError):
+                self._build_part(entry)
+
+    def _build_part(self, entry: os.DirEntry[str]) -> None:
+        target = Path(self._at(entry.path))
+        if entry.is_symlink():
+            target.symlink_to(Path(entry.path).readlink())
+        elif entry.is_dir():
+            target.mkdir()
+            self._build(entry.path)
+        elif entry.is_file() and entry.stat().st_size <= _MOST_BYTES and os.access(entry.path, os.R_OK):
+            shutil.copy2(entry.path, target)
+        else:
+            target.touch()
+            self._show_read_only(entry.path)
 
     def _show_read_only(self, path: str) -> None:
         target = self._at(path)
