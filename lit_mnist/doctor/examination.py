@@ -81,9 +81,8 @@ def examine(
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
     with examination_folder() as folder:
         protection = Protection(folder, keep_output=keep_output)
-        runner: CommandRuns | Ranks = (
-            CommandRuns(folder, what, protection) if what.command else Ranks(devices, folder, protection)
-        )
+        runner: CommandRuns | Ranks
+        runner = CommandRuns(folder, what, protection) if what.command else Ranks(devices, folder, protection)
         try:
             examination = _Examination(Evidence(spec, runner), checks, folder)
             examination.run()
