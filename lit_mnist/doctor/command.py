@@ -14,7 +14,7 @@ from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import print_line
 from lit_mnist.doctor.checks import describe
-from lit_mnist.doctor.flags import FLAGS
+from lit_mnist.doctor.flags import FLAGS, SWITCHES
 from lit_mnist.errors import InputError, nearest
 
 _NUMBERS = {"--devices": int, "--steps": int, "--samples": int, "--timeout": float}
@@ -86,7 +86,7 @@ def run_doctor(words: Sequence[str]) -> int:
     }
     _check(request)
     what = request.target or request.values.get("--config") or shlex.join(request.command)
-    print_line(f"The doctor runs {what} several times, with your rights, in {Path.cwd()}.")
+    print_line(f"The doctor runs {what} several times, with your rights, in {Path.cwd()}. Your files stay as they are.")
     from lit_mnist.checkpoint.atomic_io import write_text
     from lit_mnist.doctor.examination import examine
     from lit_mnist.doctor.page import write_page
@@ -99,6 +99,7 @@ def run_doctor(words: Sequence[str]) -> int:
             args=request.args,
             config=request.values.get("--config", ""),
             command=request.command,
+            keep_output="--keep-output" in request.values,
             **options,  # type: ignore[arg-type]
         )
     print_line(report_text(report))
@@ -148,6 +149,10 @@ def _parse(words: Sequence[str]) -> Request:
             raise InputError(f"Unknown flag {flag}{nearest(flag, FLAGS) or '; see doctor --help.'}")
         elif flag in request.values:
             raise InputError(f"{flag} is given twice.")
+        elif flag in SWITCHES:
+            if equals:
+                raise InputError(f"{flag} takes no value.")
+            request.values[flag] = ""
         else:
             if not equals and (not rest or rest[0].startswith("--")):
                 raise InputError(f"{flag} needs a value.")

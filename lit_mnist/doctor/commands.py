@@ -13,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lit_mnist.doctor.files.protection import Protection
+from lit_mnist.doctor.files.redirect import SITE
 from lit_mnist.doctor.interpreter import Interpreter
 from lit_mnist.doctor.records import RankRecord, Run, load_record
 from lit_mnist.doctor.runs import check_signal, stop_ranks
 from lit_mnist.doctor.spec import FOLDER, Spec, Target
 from lit_mnist.errors import InputError
 
-_SITE = Path(__file__).parent / "site"
 _NUMBER = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes)(?:=(\w+))?")
 _POLL_SECONDS = 0.05
 # Seconds that a command may still need after all ranks have recorded their end.
@@ -32,17 +33,18 @@ class CommandRuns:
     Args:
         folder: Temporary folder of the examination.
         target: The command.
+        protection: Keeps the runs from the user's files.
 
     Raises:
         InputError: There is no such command.
     """
 
-    def __init__(self, folder: Path, target: Target) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, target: Target, protection: Protection) -> None:
+        self.folder, self.protection = folder, protection
         if shutil.which(target.command[0]) is None:
             raise InputError(f"There is no command {target.command[0]}.")
         self._number = 0
-        self._interpreter = Interpreter(0)
+        self._interpreter = Interpreter(0, folder)
 
     def can_run_alone(self, target: Target) -> bool:
         """Returns whether the command names its number of ranks, which can be changed."""
@@ -60,9 +62,11 @@ class CommandRuns:
         if spec.purpose not in {"train", "numbers"} or not (words or spec.world_size > 1):
             return Run(spec, folder)
         spec.write(folder)
-        paths = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = {FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(paths), "RANK": "", **(environment or {})}
-        request = {"folder": str(folder), "environment": own, "command": words or list(spec.target.command)}
+        guarded = self.protection.begin(spec, self._interpreter.make_view)
+        own |= guarded["environment"]
+        request = {**guarded, "folder": str(folder), "environment": own, "command": words or list(spec.target.command)}
         pid = self._interpreter.begin(request)
         code, hung = self._wait(pid, spec, folder, begun + spec.timeout)
         records = [load_record(folder, rank, code) for rank in range(spec.world_size)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,10 +15,12 @@ from lit_mnist.doctor.checks import choose_checks
 from lit_mnist.doctor.commands import CommandRuns
 from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.failures import reason_of, stacks_of
+from lit_mnist.doctor.files.protection import Protection
+from lit_mnist.doctor.files.temporary import examination_folder
 from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
 from lit_mnist.doctor.rank_comparison import RankComparison
 from lit_mnist.doctor.records import Run
-from lit_mnist.doctor.runs import Ranks, remove
+from lit_mnist.doctor.runs import Ranks
 from lit_mnist.doctor.spec import Spec, Target, target_name
 from lit_mnist.errors import InputError
 
@@ -40,8 +41,11 @@ def examine(
     args: Sequence[str] = (),
     config: str = "",
     command: Sequence[str] = (),
+    keep_output: bool = False,
 ) -> Report:
     """Examines a distributed training for silent faults; it runs the code several times, for a few steps.
+
+    The code sees the files that it writes, but the user's files stay as they are.
 
     Args:
         target: A LightningModule class or a function, or its name as `package.module:name` or `path/to/file.py:name`.
@@ -56,6 +60,7 @@ def examine(
         args: Further arguments of a function.
         config: Path of a configuration of LightningCLI, instead of a target.
         command: Words of a command, instead of a target.
+        keep_output: Whether the files that the code writes are kept, in a new folder `doctor-output`.
 
     Raises:
         InputError: An argument is wrong. A fault of the examined code is in the report.
@@ -73,23 +78,25 @@ def examine(
         if not value >= least:
             raise InputError(f"{name} must be at least {least}, but is {value}.")
     checks = choose_checks(only, skip)
-    folder = Path(tempfile.mkdtemp(prefix="lit_mnist-doctor-"))
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
-    runner: CommandRuns | Ranks = CommandRuns(folder, what) if what.command else Ranks(devices, folder)
-    try:
-        examination = _Examination(Evidence(spec, runner), checks)
-        examination.run()
-    finally:
-        runner.close()
-        remove(folder)
-    return examination.report(str(what), time.monotonic() - begun)
+    with examination_folder() as folder:
+        protection = Protection(folder, keep_output=keep_output)
+        runner: CommandRuns | Ranks
+        runner = CommandRuns(folder, what, protection) if what.command else Ranks(devices, folder, protection)
+        try:
+            examination = _Examination(Evidence(spec, runner), checks, folder)
+            examination.run()
+            protection.end()
+        finally:
+            runner.close()
+    return examination.report(str(what), time.monotonic() - begun, protection)
 
 
 class _Examination:
     """The stages of an examination."""
 
-    def __init__(self, evidence: Evidence, checks: dict[str, ModuleType]) -> None:
-        self.evidence, self.checks = evidence, checks
+    def __init__(self, evidence: Evidence, checks: dict[str, ModuleType], folder: Path) -> None:
+        self.evidence, self.checks, self.folder = evidence, checks, folder
         self.numeric = any(not check.STRUCTURAL for check in checks.values())
         self.stages: list[Stage] = []
         self.findings: list[Finding] = []
@@ -201,11 +208,10 @@ class _Examination:
 
     def _resume(self) -> str:
         evidence = self.evidence
-        with tempfile.TemporaryDirectory(prefix="lit_mnist-doctor-") as folder:
-            where = {"LIT_MNIST_DOCTOR_CHECKPOINT": str(Path(folder) / "checkpoint.ckpt")}
-            for purpose in ("whole", "save", "resume"):
-                if not evidence.run(purpose, where, purpose=purpose, world_size=1).worked:
-                    return f"the run {purpose!r} failed"
+        where = {"LIT_MNIST_DOCTOR_CHECKPOINT": str(self.folder / "checkpoint.ckpt")}
+        for purpose in ("whole", "save", "resume"):
+            if not evidence.run(purpose, where, purpose=purpose, world_size=1).worked:
+                return f"the run {purpose!r} failed"
         return "trained two epochs at once, and one and one from a checkpoint"
 
     def _check(self) -> str:
@@ -219,7 +225,7 @@ class _Examination:
                 )
         return f"{len(self.checks)} checks"
 
-    def report(self, target: str, seconds: float) -> Report:
+    def report(self, target: str, seconds: float, protection: Protection) -> Report:
         """Returns the report."""
         findings = sorted(self.findings, key=lambda finding: (_ORDER.index(finding.verdict), finding.code))
         return Report(
@@ -232,6 +238,7 @@ class _Examination:
             self.hang,
             seconds,
             _versions(),
+            protection.files(self.evidence.runs.values()),
         )
 
 

@@ -64,6 +64,24 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Files:
+    """How the user's files were kept from the examined code.
+
+    Attributes:
+        protection: `private view`: the kernel showed a copy-on-write view of all files. `redirected writes`: the calls
+            of Python were redirected. Empty if nothing was run.
+        not_covered: What this does not protect, in sentences.
+        kept: The folder with the files that the code wrote; empty if they were removed.
+        remote: The addresses on other machines that the code connected to. What it wrote there is written.
+    """
+
+    protection: str = ""
+    not_covered: Sequence[str] = ()
+    kept: str = ""
+    remote: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Report:
     """The result of an examination.
 
@@ -77,6 +95,7 @@ class Report:
         hang: The stacks of the ranks if one hung or was lost; empty otherwise.
         seconds: How long the examination took.
         versions: Versions of Python and of the libraries in use.
+        files: How the user's files were kept from the examined code.
     """
 
     target: str
@@ -88,6 +107,7 @@ class Report:
     hang: str = ""
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
+    files: Files = Files()
 
     def of(self, *verdicts: Verdict) -> list[Finding]:
         """Returns the findings with one of these verdicts."""

@@ -11,7 +11,8 @@ usage: {program} doctor TARGET [--data TARGET] [FLAGS]
        {program} doctor [FLAGS] -- COMMAND
 
 Examines a distributed training for silent faults. It runs your code in the current folder, with your rights, for a few
-steps on one process and on several ranks, and compares them. It needs no GPU and no change of the code.
+steps on one process and on several ranks, and compares them. It needs no GPU and no change of the code. The code sees
+the files that it writes, but your files stay as they are.
 
 TARGET is package.module:name or path/to/file.py:name: a LightningModule, or a function that runs on each rank without
 arguments or with (rank, world_size). COMMAND starts its ranks itself, as torchrun does.
@@ -21,6 +22,8 @@ flags:
 
 exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on one process; 3 a rank hung or was lost
 """
+# Flags without a value.
+SWITCHES = frozenset({"--keep-output"})
 FLAGS = {
     "--data": "the LightningDataModule; not needed if the module has its own loaders",
     "--config": "a configuration of LightningCLI that names the classes by class_path",
@@ -31,6 +34,7 @@ FLAGS = {
     "--only": "codes of checks, separated by commas, or `structural` for those that need no equal numbers",
     "--skip": "codes of checks to leave out, or `structural`",
     "--explain": "print the cause, the fix and the threads of a check, and exit",
+    "--keep-output": "keep the files that the code writes, in a new folder doctor-output",
     "--json": "write the report to a file as JSON",
     "--html": "write the report to a file as an HTML page",
     "--timeout": "seconds after which a run counts as hung (default: 60)",

@@ -11,12 +11,15 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lit_mnist.distributed.rank import die_with_parent
+from lit_mnist.doctor.files import private_view, redirect
+from lit_mnist.doctor.files.view_process import ViewProcess
 from lit_mnist.doctor.processes import become_subreaper, kill_children
 from lit_mnist.doctor.rank import run_rank
 from lit_mnist.doctor.spec import read
@@ -28,12 +31,15 @@ def main() -> None:
     become_subreaper()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    views = ViewProcess()
     for line in sys.stdin:
         request = json.loads(line)
         for name in request.get("preload", ()):
             with suppress(Exception):
                 importlib.import_module(name)
-        if "folder" in request:
+        if "view" in request:
+            answers.write(json.dumps(views.make(*map(Path, request["view"]))) + "\n")
+        elif "folder" in request:
             _run(request, answers)
         else:
             answers.write(json.dumps({"ready": True}) + "\n")
@@ -68,6 +74,9 @@ def _child(request: dict[str, Any]) -> int:
     os.environ.update({name: value for name, value in request["environment"].items() if value})
     for name in [name for name, value in request["environment"].items() if not value]:
         os.environ.pop(name, None)
+    tempfile.tempdir = None
+    if request.get("namespaces"):
+        private_view.enter(request["namespaces"], str(Path.cwd()))
     command = request.get("command")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     output = os.open(
@@ -77,6 +86,10 @@ def _child(request: dict[str, Any]) -> int:
     )
     os.dup2(output, 1)
     os.dup2(output, 2)
+    if layer := os.environ.get(redirect.LAYER):
+        redirect.deny_the_rest(Path(layer))
+        if not command:
+            redirect.start(Path(layer))
     if command:
         os.execvp(command[0], command)  # noqa: S606
     sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 
@@ -17,9 +18,10 @@ class Interpreter:
 
     Args:
         rank: Rank of its runs; sets have another order on each rank.
+        folder: Folder of the examination, for what libraries write when they are imported.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, folder: Path) -> None:
         environment = {
             **os.environ,
             "PYTHONHASHSEED": str(rank + 1),
@@ -28,6 +30,7 @@ class Interpreter:
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(folder),
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "lit_mnist.doctor.fork_server"],
@@ -64,6 +67,11 @@ class Interpreter:
         self.tell(request)
         self._pid = int(self.wait_for(60.0)["pid"])
         return self._pid
+
+    def make_view(self, folder: Path, layers: Path) -> dict[str, Any]:
+        """Makes a private view; see `ViewProcess.make`."""
+        self.tell({"view": [str(folder), str(layers)]})
+        return self.wait_for(60.0)
 
     def wait_for(self, timeout: float) -> dict[str, Any]:
         """Returns the next answer.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lit_mnist.doctor.checks import describe
 from lit_mnist.doctor.findings import Report, Verdict
-from lit_mnist.doctor.terminal import LIMITS, SHORT, by_message, facts, headline, plain, safe
+from lit_mnist.doctor.terminal import LIMITS, SHORT, by_message, facts, files_text, headline, plain, safe
 from lit_mnist.report import html
 from lit_mnist.report.table import Entry
 
@@ -50,4 +50,5 @@ def write_page(path: Path, report: Report) -> None:
         facts=facts,
         plain=plain,
         limits=LIMITS,
+        files=[plain(text) for text in files_text(report.files)],
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -13,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lit_mnist.distributed.signals import STOP
+from lit_mnist.doctor.files.protection import Protection
 from lit_mnist.doctor.interpreter import Interpreter
 from lit_mnist.doctor.probes.install import STOP as STOP_FILE
 from lit_mnist.doctor.probes.install import rank_environment
@@ -32,12 +32,13 @@ class Ranks:
     Args:
         world_size: Number of ranks.
         folder: Temporary folder of the examination.
+        protection: Keeps the runs from the user's files.
     """
 
-    def __init__(self, world_size: int, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, world_size: int, folder: Path, protection: Protection) -> None:
+        self.folder, self.protection = folder, protection
         self._number = 0
-        self._interpreters = [Interpreter(rank) for rank in range(world_size)]
+        self._interpreters = [Interpreter(rank, folder) for rank in range(world_size)]
         self.preload(_PRELOADED)
 
     def can_run_alone(self, target: Target) -> bool:
@@ -59,10 +60,11 @@ class Ranks:
         spec.write(folder)
         port = _free_port()
         interpreters = self._interpreters[: spec.world_size]
+        guarded = self.protection.begin(spec, interpreters[0].make_view)
         pids = []
         for rank, interpreter in enumerate(interpreters):
-            own = {**rank_environment(rank, spec.world_size, port), **(environment or {})}
-            pids.append(interpreter.begin({"folder": str(folder), "environment": own}))
+            own = {**rank_environment(rank, spec.world_size, port), **(environment or {}), **guarded["environment"]}
+            pids.append(interpreter.begin({**guarded, "folder": str(folder), "environment": own}))
         codes, hung = self._wait(interpreters, pids, folder, begun + spec.timeout)
         records = [load_record(folder, rank, code) for rank, code in enumerate(codes)]
         return Run(spec, folder, records, hung, time.monotonic() - begun)
@@ -128,8 +130,3 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-def remove(folder: Path) -> None:
-    """Removes a temporary folder."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lit_mnist.distributed.terminal import escape_control
 from lit_mnist.doctor.checks import describe
-from lit_mnist.doctor.findings import Finding, Report, Verdict
+from lit_mnist.doctor.findings import Files, Finding, Report, Verdict
 
 MARKS = {
     Verdict.FAULT: "✗",
@@ -23,6 +23,10 @@ LIMITS = (
     "Not examined: faults of hardware, NCCL and streams, sharded and pipelined models, nondeterministic cuDNN, and "
     "what begins after these steps."
 )
+_PROTECTIONS = {
+    "private view": "a private view of all files",
+    "redirected writes": "redirecting what Python writes",
+}
 SHORT = (Verdict.CANNOT_TELL, Verdict.NOT_REACHED)
 # Characters that reorder or hide the text around them, and separators of lines.
 _DECEPTIVE = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -41,8 +45,23 @@ def report_text(report: Report) -> str:
         if text:
             lines += [f"{title}:", textwrap.indent(safe(text.rstrip()[-6000:]), "  "), ""]
     lines += [f"{stage.seconds:6.1f} s  {plain(stage.name)}: {plain(stage.outcome)}" for stage in report.stages]
-    lines += [f"{report.seconds:6.1f} s  in all", "", *textwrap.wrap(LIMITS, width)]
+    lines += [f"{report.seconds:6.1f} s  in all", ""]
+    for text in files_text(report.files):
+        lines += textwrap.wrap(plain(text), width)
+    lines += textwrap.wrap(LIMITS, width)
     return "\n".join(lines)
+
+
+def files_text(files: Files) -> list[str]:
+    """Returns how the user's files were kept, and what was written elsewhere, in sentences."""
+    if not files.protection:
+        return []
+    found = [f"Your files were kept from the code by {_PROTECTIONS[files.protection]}.", *files.not_covered]
+    if files.kept:
+        found.append(f"What the code wrote is in {files.kept}.")
+    if files.remote:
+        found.append(f"The code connected to {', '.join(files.remote)}: what it wrote there is not undone.")
+    return found
 
 
 def headline(report: Report) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
+from lit_mnist.doctor.findings import Files, Finding, Report, Stage, Verdict
 
 HOSTILE = "\x1b[2J\x9b31m<script>alert(1)</script>\u202e[bold]{{ 1 }}\ud800"
 
@@ -37,6 +37,9 @@ def example(*findings: Finding, error: str = "", hang: str = "") -> Report:
         hang=hang,
         seconds=12.3,
         versions={"torch": "2.15.0"},
+        files=Files(
+            "private view", ["Files in /data can be read, but not written."], "/home/me/doctor-output", ["a:443"]
+        ),
     )
 
 
@@ -54,4 +57,5 @@ def hostile() -> Report:
         HOSTILE,
         1.0,
         {"torch": HOSTILE},
+        Files("redirected writes", [HOSTILE], HOSTILE, [HOSTILE]),
     )

@@ -1,6 +1,7 @@
 """Programs that do what an examination must survive."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -85,9 +86,19 @@ def starts_processes(rank, world_size):
 
 def saves(rank, world_size):
     model = nn.Linear(16, 4)
+    assert not os.path.exists("new"), "an earlier run's"
     train(rank, world_size, model)
     if rank == 0:
         torch.save(model.state_dict(), "model.pt")
+        with open("model.pt.tmp", "wb") as file:
+            file.write(b"new")
+        os.replace("model.pt.tmp", "best.pt")
+        os.remove("mine.txt")
+        shutil.rmtree("old")
+        subprocess.run(["cp", "best.pt", "new"], check=False)
+        assert torch.load("model.pt").keys() == {"weight", "bias"}
+        assert sorted(os.listdir()) == ["best.pt", "model.pt", "new"], os.listdir()
+        time.sleep(float(os.environ.get("WAIT", "0")))
 
 
 def does_nothing(rank, world_size):

@@ -23,6 +23,7 @@ REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
     "a misspelled flag": (("a:b", "--device", "2"), "--devices"),
     "a flag without a value": (("a:b", "--steps"), "needs a value"),
     "a flag twice": (("a:b", "--steps", "3", "--steps", "4"), "twice"),
+    "a switch with a value": (("a:b", "--keep-output=x"), "takes no value"),
     "no number": (("a:b", "--steps", "x"), "whole number"),
     "too few ranks": (("a:b", "--devices", "1"), "at least 2"),
     "an unknown check": (("a:b", "--only", "LD99"), "no check LD99"),

@@ -106,6 +106,17 @@ def test_the_text_begins_with_the_fault() -> None:
     assert "LD022, LD023: There is no validation." in text
 
 
+def test_the_report_says_how_the_files_were_kept_and_where_the_output_is(tmp_path: Path) -> None:
+    write_page(tmp_path / "report.html", example())
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8")).content
+    for text in (" ".join(report_text(example()).split()), page):
+        assert "a private view of all files" in text
+        assert "Files in /data can be read, but not written." in text
+        assert "/home/me/doctor-output" in text
+        assert "connected to a:443" in text
+    assert "Your files" not in report_text(REPORT)
+
+
 @pytest.mark.parametrize("width", [60, 80, 118])
 def test_the_text_keeps_the_width_of_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
-import torch
+from conftest import CHILD_ENV
+from snapshots import descendants, snapshot, wait_for_end
 
 from lit_mnist.doctor import Report, examine
+from lit_mnist.doctor.files.temporary import examination_folder
 from lit_mnist.errors import InputError
 
 PROGRAMS = Path(__file__).with_name("odd_programs.py")
@@ -31,9 +36,16 @@ def sleeping() -> list[str]:
     return found
 
 
-def folders() -> set[Path]:
-    """Returns the temporary folders of examinations."""
-    return set(Path(tempfile.gettempdir()).glob("lit_mnist-doctor-*"))
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with what the program `saves` overwrites; the doctor's own folder is beside it."""
+    for folder in ("work/old", "temporary"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("model.pt", "best.pt", "mine.txt", "old/a"):
+        (tmp_path / "work" / name).write_text("a week of training")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "work"
 
 
 @pytest.mark.timeout(200)
@@ -91,15 +103,35 @@ def test_a_lost_rank_is_reported(name: str, said: str) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", [pytest.param("starts_processes", marks=pytest.mark.slow), "saves"])
-def test_no_process_and_no_file_is_left(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.save({"mine": torch.ones(1)}, "model.pt")
-    before = folders()
-    assert not examined(program).faults
+def test_no_process_and_no_file_is_left(program: str, work: Path) -> None:
+    before = snapshot(work)
+    report = examined(program)
+    assert (report.faults, report.error, report.hang) == ([], "", "")
+    assert report.files.protection
     assert not sleeping()
-    assert torch.load("model.pt").keys() == {"mine"}
-    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
-    assert folders() <= before
+    assert snapshot(work) == before
+    assert not list(Path(tempfile.gettempdir()).iterdir())
+
+
+@pytest.mark.timeout(200)
+def test_a_doctor_that_is_killed_changes_nothing_and_the_next_removes_its_folder(work: Path) -> None:
+    before, temporary = snapshot(work), Path(tempfile.gettempdir())
+    environment = {**CHILD_ENV, "TMPDIR": str(temporary), "WAIT": "1000"}
+    code = f"from lit_mnist.doctor import examine; examine({f'{PROGRAMS}:saves'!r}, timeout=1000)"
+    doctor = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    try:
+        while not any(temporary.glob("lit_mnist-doctor-*/layers*/**/work/new")):
+            assert doctor.poll() is None
+            time.sleep(0.1)
+        processes = descendants(doctor.pid)
+    finally:
+        doctor.kill()
+        doctor.wait()
+    wait_for_end(processes)
+    assert snapshot(work) == before
+    assert len(list(temporary.iterdir())) == 1
+    with examination_folder() as folder:
+        assert list(temporary.iterdir()) == [folder]
 
 
 @pytest.mark.timeout(100)

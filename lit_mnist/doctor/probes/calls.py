@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lit_mnist.doctor.files import remote
 from lit_mnist.doctor.probes.wrap import before, wrap_everywhere
 from lit_mnist.doctor.recorder import Recorder, is_called_by_user
 from lit_mnist.doctor.spec import Spec
@@ -43,7 +44,6 @@ class CallProbe:
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
         self._depth = 0
-        self._shadow: dict[str, Path] = {}
 
     def install(self) -> None:
         """Installs the probes."""
@@ -65,8 +65,8 @@ class CallProbe:
         before(GradScaler, "step", lambda scaler, *_, **__: self.recorder.add("scaler_step"))
         before(GradScaler, "scale", lambda scaler, *_: self.recorder.add("scale", scale=scaler.get_scale()))
         wrap_everywhere("save", torch.save, self._on_save)
-        wrap_everywhere("load", torch.load, self._on_torch_load)
         sys.addaudithook(self._on_audit)
+        remote.watch(lambda address: self.recorder.add("remote", address=address))
 
     def _on_collective(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._depth:
@@ -124,23 +124,11 @@ class CallProbe:
         # Its sixth argument.
         self.recorder.add("scaler", enabled=bool(args[5] if len(args) > 5 else kwargs.get("enabled", True)))
 
-    def _on_save(self, original: Callable[..., Any], content: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        """Saves beside a file that exists, so that three steps of training do not replace a checkpoint of the user."""
-        if not isinstance(file, str | os.PathLike):
-            return original(content, file, *args, **kwargs)
-        path = Path(file).absolute()
-        self.recorder.add("save", path=str(path))
-        if str(path) not in self._shadow and (not path.exists() or self.recorder.folder.parent in path.parents):
-            return original(content, file, *args, **kwargs)
-        folder = self.recorder.folder / f"saved{os.getpid()}"
-        folder.mkdir(exist_ok=True)
-        shadow = self._shadow.setdefault(str(path), folder / f"{len(self._shadow)}{path.suffix}")
-        return original(content, shadow, *args, **kwargs)
-
-    def _on_torch_load(self, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, str | os.PathLike):
-            file = self._shadow.get(str(Path(file).absolute()), file)
-        return original(file, *args, **kwargs)
+    def _on_save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        # The names of the arguments are torch's.
+        if isinstance(f, str | os.PathLike):
+            self.recorder.add("save", path=str(Path(f).absolute()))
+        return original(obj, f, *args, **kwargs)
 
     def _on_audit(self, event: str, args: Any) -> None:
         if event != "open" or not isinstance(args[0], str) or not isinstance(args[2], int):

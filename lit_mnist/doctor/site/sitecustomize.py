@@ -1,5 +1,7 @@
 """Installs the doctor's probes in each Python that a command starts, as soon as it has imported torch.
 
+Where the machine permits no private view of the files, it also redirects what each Python writes.
+
 The doctor puts this folder first on PYTHONPATH. Python imports a module of this name at its start.
 """
 
@@ -56,6 +58,19 @@ def _run_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+def _redirect(layer: str) -> None:
+    """Redirects what this Python writes; it may be one in which this package is not installed."""
+    package = str(Path(__file__).parents[3])
+    sys.path.append(package)
+    try:
+        from lit_mnist.doctor.files import redirect
+    finally:
+        sys.path.remove(package)
+    redirect.start(Path(layer))
+
+
+if os.environ.get("LIT_MNIST_DOCTOR_LAYER"):
+    _redirect(os.environ["LIT_MNIST_DOCTOR_LAYER"])
 _run_the_next()
 if os.environ.get("LIT_MNIST_DOCTOR"):
     sys.meta_path.insert(0, _AfterTorch())

@@ -1,0 +1,75 @@
+"""The temporary folder of an examination, which is removed even after the doctor was killed: at its next start."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = "lit_mnist-doctor-"
+_LOCK = "lock"
+# A folder gets its lock as soon as it is made.
+_SECONDS_WITHOUT_LOCK = 3600
+
+
+@contextmanager
+def examination_folder() -> Iterator[Path]:
+    """Yields a new temporary folder, and removes it, as well as those of doctors that were killed."""
+    remove_stale()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    lock = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        remove(folder)
+        os.close(lock)
+
+
+def remove_stale() -> None:
+    """Removes the folders of this user's doctors that no longer run."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        # Another user of the machine may have put anything under this name.
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if _is_stale(handle):
+                    remove(folder)
+            finally:
+                os.close(handle)
+
+
+def _is_stale(folder: int) -> bool:
+    found = os.fstat(folder)
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        return False
+    try:
+        lock = os.open(_LOCK, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=folder)
+    except FileNotFoundError:
+        return time.time() - found.st_mtime > _SECONDS_WITHOUT_LOCK
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder of the doctor, also what the examined program or the kernel has made unreadable."""
+    for _ in range(3):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        for place, folders, _files in os.walk(folder):
+            for path in (Path(place, name) for name in folders):
+                if not path.is_symlink():
+                    with suppress(OSError):
+                        path.chmod(0o700)
