@@ -51,6 +51,7 @@ class Evidence:
         deterministic: Whether two runs gave the same weights; None if that is not known.
         double: Whether the numbers are those of 64 bits.
         noise: Without 64 bits, what reversing the samples of each batch changes.
+        always: Interventions of all further comparisons.
     """
 
     spec: Spec
@@ -60,6 +61,7 @@ class Evidence:
     deterministic: bool | None = None
     double: bool = True
     noise: float = 0.0
+    always: dict[str, Any] = field(default_factory=dict)
     _interventions: dict[str, RankComparison] = field(default_factory=dict)
 
     def run(self, name: str, environment: dict[str, str] | None = None, **changes: Any) -> Run:
@@ -93,6 +95,7 @@ class Evidence:
         if name in self._interventions:
             return self._interventions[name]
         prefix = f"{name} " if name else ""
+        interventions = {**self.always, **interventions}
         double = self.double
         ranks = self.run(f"{prefix}numbers", purpose="numbers", double=double, interventions=interventions)
         if not ranks.worked and double and not name:

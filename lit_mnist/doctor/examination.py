@@ -14,6 +14,7 @@ from typing import Any
 
 from lit_mnist.doctor.checks import choose_checks
 from lit_mnist.doctor.commands import CommandRuns
+from lit_mnist.doctor.communication import HookEffect, averaged_weights, hook_effects, not_comparable
 from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.failures import reason_of, stacks_of
 from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
@@ -178,11 +179,27 @@ class _Examination:
         if not evidence.deterministic:
             evidence.twin = RankComparison(cannot="two runs of the same code gave different weights")
             return "not compared, since two runs differ"
+        if how := averaged_weights(evidence):
+            evidence.twin = RankComparison(cannot=f"the ranks average their weights {how}, not their gradients")
+            return f"not compared: {evidence.twin.cannot}"
         evidence.twin = twin = evidence.compare()
         if twin.cannot:
             return f"not compared: {twin.cannot}"
         bits = "64 bits" if evidence.double else "32 bits"
-        return f"in {bits}, the gradients of the ranks and of one process differ by {twin.difference:.1e}"
+        outcome = f"in {bits}, the gradients of the ranks and of one process differ by {twin.difference:.1e}"
+        hooks = hook_effects(evidence.worked("ranks"))
+        return f"{outcome}; {self._without_hooks(hooks)}" if twin.differs and hooks else outcome
+
+    def _without_hooks(self, hooks: Sequence[HookEffect]) -> str:
+        """Compares once more with a plain average, so that a hook that compresses does not hide or feign a fault."""
+        evidence = self.evidence
+        evidence.always = {"plain_average": True}
+        plain = evidence.compare("a plain average")
+        if plain.differs and not all(hook.is_mean for hook in hooks):
+            plain = RankComparison(cannot=f"the communication hook {hooks[0].name} changes the gradients")
+        evidence.twin = plain
+        told = plain.cannot or f"they differ by {plain.difference:.1e}"
+        return f"with a plain average instead of the communication hook {hooks[0].name}: {told}"
 
     def _evaluation(self) -> str:
         evidence = self.evidence
@@ -209,9 +226,13 @@ class _Examination:
         return "trained two epochs at once, and one and one from a checkpoint"
 
     def _check(self) -> str:
+        reasons = not_comparable(self.evidence)
         for code, check in self.checks.items():
             try:
-                self.findings += check.check(self.evidence)
+                found = check.check(self.evidence)
+                if code in reasons and not found:
+                    found = [Finding(code, Verdict.CANNOT_TELL, reasons[code])]
+                self.findings += found
             except Exception as error:
                 # A defect of a check must not hide what the others find.
                 self.findings.append(

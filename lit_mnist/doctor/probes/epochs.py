@@ -86,11 +86,12 @@ class ShortEpoch(Iterator[Any]):
         if probe.spec.double:
             batch = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
         event = self._record(batch, states)
+        event["at_step"] = generators()
         self.yielded += 1
         self.event["yielded"] = self.yielded
         if self.event["gradients"]:
             probe.first_batch()
-            probe.enter(event)
+            probe.enter(event, batch)
         if probe.spec.purpose == "train":
             probe.watch_dropout()
         return batch

@@ -1,0 +1,58 @@
+"""How many numbers were drawn from the global generators of NumPy and Python, which no operator shows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Both are Mersenne Twisters, which compute so many words at once.
+_WORDS = 624
+_MOST_BLOCKS = 64
+
+
+class _State(NamedTuple):
+    key: tuple[int, ...]
+    position: int
+    # The second half of a pair of normal numbers, which is kept for the next call.
+    kept: Any
+
+
+class States:
+    """The states of the global generators of NumPy and Python at this moment."""
+
+    def __init__(self) -> None:
+        numpy: Any = np.random.get_state()
+        _, python, kept = random.getstate()
+        known = numpy[0] == "MT19937"
+        self.by_name: dict[str, _State | None] = {
+            "NumPy": _State(tuple(map(int, numpy[1])), int(numpy[2]), numpy[3:]) if known else None,
+            "Python": _State(tuple(python[:-1]), python[-1], kept),
+        }
+
+
+def values_drawn(before: States, after: States) -> dict[str, int]:
+    """Returns how many words of 32 bits were drawn from each generator between two moments, up to 40,000."""
+    return {
+        name: _between(first, second) if first and (second := after.by_name[name]) else 0
+        for name, first in before.by_name.items()
+    }
+
+
+def _between(first: _State, second: _State) -> int:
+    if first.key == second.key:
+        # A kept number was used, or words were drawn.
+        return max(second.position - first.position, int(first != second))
+    generator = np.random.RandomState()
+    generator.set_state(("MT19937", np.array(first.key, dtype=np.uint32), first.position))
+    count = 0
+    for _ in range(_MOST_BLOCKS):
+        position = int(generator.get_state()[2])  # type: ignore[arg-type]
+        # The next word begins a new block.
+        generator.randint(0, 2**32, _WORDS - position + 1, dtype=np.uint64)
+        count += _WORDS - position + 1
+        if tuple(map(int, generator.get_state()[1])) == second.key:  # type: ignore[index]
+            return count + second.position - 1
+    # Many words, unless the generator was only seeded.
+    return 0 if second.position == _WORDS else count
