@@ -64,9 +64,9 @@ def hook_effects(run: Run | None) -> list[HookEffect]:
     found = []
     for step, buckets in sorted(keys.items()):
         given, results = ([_joined(rank, kind, buckets) for rank in run.ranks] for kind in ("hook_in", "hook_out"))
-        if any(part is None or part.shape != given[0].shape for part in [*given, *results]):
-            continue
         parts, outs = [part for part in given if part is not None], [part for part in results if part is not None]
+        if len({part.shape for part in [*parts, *outs]}) > 1 or {len(parts), len(outs)} != {len(run.ranks)}:
+            continue
         mean = torch.stack(parts).mean(0)
         size = float(mean @ mean)
         if not size:
@@ -119,7 +119,7 @@ def _averaged_before(ranks: Sequence[RankRecord], step: int, keys: Sequence[str]
 
 def not_comparable(evidence: Evidence) -> dict[str, str]:
     """Returns why checks could not be made, by their codes."""
-    found = {}
+    found: dict[str, str] = {}
     if evidence.worked("ranks") and evidence.twin.cannot:
         reason = f"The ranks and one process were not compared: {evidence.twin.cannot}."
         found |= dict.fromkeys(("LD012", "LD013", "LD014", "LD015"), reason)

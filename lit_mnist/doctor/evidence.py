@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from lit_mnist.doctor.failures import short_reason
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.rank_comparison import THRESHOLD, RankComparison, compare_ranks
 from lit_mnist.doctor.records import RankRecord, Run
@@ -82,8 +83,9 @@ class Evidence:
 
     @property
     def single(self) -> RankRecord | None:
-        """The process of the run `single`."""
-        return self.runs["single"].ranks[0] if "single" in self.runs else None
+        """The process of the run `single`, if it worked."""
+        run = self.worked("single")
+        return run.ranks[0] if run else None
 
     def compare(self, name: str = "", **interventions: Any) -> RankComparison:
         """Runs the first steps on several ranks, with interventions, and compares them with one process.
@@ -106,7 +108,7 @@ class Evidence:
         one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
         changes = {"ranks": self.spec.world_size}
         if not ranks.worked:
-            return RankComparison(cannot="the run with several ranks has failed")
+            return RankComparison(cannot=f"the run with several ranks failed ({short_reason(ranks)})")
         twin = self.run(f"{prefix}twin", **one, interventions=changes)
         threshold = THRESHOLD
         if not double:

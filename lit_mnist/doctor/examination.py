@@ -14,11 +14,11 @@ from typing import Any
 
 from lit_mnist.doctor.checks import choose_checks
 from lit_mnist.doctor.commands import CommandRuns
-from lit_mnist.doctor.communication import HookEffect, averaged_weights, hook_effects, not_comparable
+from lit_mnist.doctor.communication import not_comparable
+from lit_mnist.doctor.comparisons import compare_evaluation, compare_training
 from lit_mnist.doctor.evidence import Evidence
-from lit_mnist.doctor.failures import reason_of, stacks_of
+from lit_mnist.doctor.failures import reason_of, short_reason, stacks_of
 from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
-from lit_mnist.doctor.rank_comparison import RankComparison
 from lit_mnist.doctor.records import Run
 from lit_mnist.doctor.runs import Ranks, remove
 from lit_mnist.doctor.spec import Spec, Target, target_name
@@ -99,10 +99,14 @@ class _Examination:
     def run(self) -> None:
         """Runs the stages as far as the code allows."""
         self._stage("one process", self._single)
-        if self.error or self.hang:
+        if self.hang:
             return
         self._stage("several ranks", self._several)
-        if not self.error and self.evidence.worked("ranks") and self.numeric:
+        single = self.evidence.runs.get("single")
+        if single and not single.worked and not self.evidence.worked("ranks"):
+            self.error, self.hang = reason_of(single), ""
+            return
+        if self.evidence.worked("ranks") and self.numeric:
             self._stage("determinism", self._determinism)
             self._stage("one process in 64 bits", self._twin)
             if self._is_module:
@@ -131,8 +135,8 @@ class _Examination:
         if run.errors and run.errors[0]["input"]:
             raise InputError(run.errors[0]["message"])
         if run.errors or run.lost:
-            self.error = reason_of(run)
-            return "it fails on one process already"
+            # Code that is made for several ranks may run on these.
+            return f"it fails on one process ({short_reason(run)}), so several ranks cannot be compared with it"
         self._preload(run)
         record = run.ranks[0]
         if not record.of_kind("step") and not record.of_kind("epoch"):
@@ -164,7 +168,7 @@ class _Examination:
         again = self.evidence.run("again")
         if not again.worked:
             self.evidence.deterministic = False
-            return "the second run failed"
+            return f"the second run failed: {short_reason(again)}"
         first, second = (
             [rank.of_kind("stepped") for rank in run.ranks] for run in (self.evidence.runs["ranks"], again)
         )
@@ -175,46 +179,11 @@ class _Examination:
         return "two runs gave bit-identical weights" if same else "two runs gave different weights"
 
     def _twin(self) -> str:
-        evidence = self.evidence
-        if not evidence.deterministic:
-            evidence.twin = RankComparison(cannot="two runs of the same code gave different weights")
-            return "not compared, since two runs differ"
-        if how := averaged_weights(evidence):
-            evidence.twin = RankComparison(cannot=f"the ranks average their weights {how}, not their gradients")
-            return f"not compared: {evidence.twin.cannot}"
-        evidence.twin = twin = evidence.compare()
-        if twin.cannot:
-            return f"not compared: {twin.cannot}"
-        bits = "64 bits" if evidence.double else "32 bits"
-        outcome = f"in {bits}, the gradients of the ranks and of one process differ by {twin.difference:.1e}"
-        hooks = hook_effects(evidence.worked("ranks"))
-        return f"{outcome}; {self._without_hooks(hooks)}" if twin.differs and hooks else outcome
-
-    def _without_hooks(self, hooks: Sequence[HookEffect]) -> str:
-        """Compares once more with a plain average, so that a hook that compresses does not hide or feign a fault."""
-        evidence = self.evidence
-        evidence.always = {"plain_average": True}
-        plain = evidence.compare("a plain average")
-        if plain.differs and not all(hook.is_mean for hook in hooks):
-            plain = RankComparison(cannot=f"the communication hook {hooks[0].name} changes the gradients")
-        evidence.twin = plain
-        told = plain.cannot or f"they differ by {plain.difference:.1e}"
-        return f"with a plain average instead of the communication hook {hooks[0].name}: {told}"
+        return compare_training(self.evidence)
 
     def _evaluation(self) -> str:
-        evidence = self.evidence
-        has = any(rank.evaluation_epochs for rank in evidence.ranks)
-        outcome = []
-        if has:
-            for name, world_size in (("evaluate1", 1), ("evaluate", evidence.spec.world_size)):
-                evidence.run(name, purpose="evaluate", world_size=world_size, same_seed=True)
-            outcome.append("validated the same weights on one process and on several ranks")
-        record = evidence.single
-        if record and record.end.get("predicts"):
-            for name, world_size in (("predict1", 1), ("predict", evidence.spec.world_size)):
-                evidence.run(name, purpose="predict", world_size=world_size, same_seed=True)
-            outcome.append("predicted on both")
-        return " and ".join(outcome)
+        outcome, self.hang = compare_evaluation(self.evidence)
+        return outcome
 
     def _resume(self) -> str:
         evidence = self.evidence
@@ -222,7 +191,7 @@ class _Examination:
             where = {"LIT_MNIST_DOCTOR_CHECKPOINT": str(Path(folder) / "checkpoint.ckpt")}
             for purpose in ("whole", "save", "resume"):
                 if not evidence.run(purpose, where, purpose=purpose, world_size=1).worked:
-                    return f"the run {purpose!r} failed"
+                    return f"the run {purpose!r} failed: {short_reason(evidence.runs[purpose])}"
         return "trained two epochs at once, and one and one from a checkpoint"
 
     def _check(self) -> str:

@@ -45,14 +45,18 @@ def _between(first: _State, second: _State) -> int:
         # A kept number was used, or words were drawn.
         return max(second.position - first.position, int(first != second))
     generator = np.random.RandomState()
-    generator.set_state(("MT19937", np.array(first.key, dtype=np.uint32), first.position))
+    generator.set_state(("MT19937", np.array(first.key, dtype=np.uint32), first.position, 0, 0.0))
     count = 0
     for _ in range(_MOST_BLOCKS):
-        position = int(generator.get_state()[2])  # type: ignore[arg-type]
+        position = int(_state(generator)[2])
         # The next word begins a new block.
         generator.randint(0, 2**32, _WORDS - position + 1, dtype=np.uint64)
         count += _WORDS - position + 1
-        if tuple(map(int, generator.get_state()[1])) == second.key:  # type: ignore[index]
+        if tuple(map(int, _state(generator)[1])) == second.key:
             return count + second.position - 1
     # Many words, unless the generator was only seeded.
     return 0 if second.position == _WORDS else count
+
+
+def _state(generator: np.random.RandomState) -> Any:
+    return generator.get_state(legacy=True)
