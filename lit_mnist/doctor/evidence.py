@@ -12,7 +12,7 @@ from lit_mnist.doctor.failures import short_reason
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.rank_comparison import THRESHOLD, RankComparison, compare_ranks
 from lit_mnist.doctor.records import RankRecord, Run
-from lit_mnist.doctor.spec import Spec, Target
+from lit_mnist.doctor.spec import Spec
 
 # If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
 _TIMES_NOISE = 50
@@ -26,8 +26,8 @@ class Runner(Protocol):
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
         """Runs it to its end or timeout."""
 
-    def can_run_alone(self, target: Target) -> bool:
-        """Returns whether the target can run on one process."""
+    def why_not_alone(self, spec: Spec) -> str:
+        """Returns why the target cannot be run on one process; empty if it can."""
 
     def preload(self, names: Sequence[str]) -> None:
         """Imports libraries before further runs."""

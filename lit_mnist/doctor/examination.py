@@ -126,8 +126,8 @@ class _Examination:
             self.stages.append(Stage(name, outcome, time.monotonic() - begun))
 
     def _single(self) -> str:
-        if not self.evidence.runner.can_run_alone(self.evidence.spec.target):
-            return "the command cannot be run on one process"
+        if why := self.evidence.runner.why_not_alone(self.evidence.spec):
+            return f"not run, so several ranks cannot be compared with it: {why}"
         run = self.evidence.run("single", world_size=1)
         if run.hung:
             self.hang = stacks_of(run)

@@ -28,13 +28,18 @@ SHORT = (Verdict.CANNOT_TELL, Verdict.NOT_REACHED)
 _DECEPTIVE = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
-def report_text(report: Report) -> str:
-    """Returns the report, the most serious findings first. Text of the examined code cannot control the terminal."""
+def report_text(report: Report, program: str = "lit-mnist doctor") -> str:
+    """Returns the report, the most serious findings first. Text of the examined code cannot control the terminal.
+
+    Args:
+        report: The report.
+        program: The command that explains a check, as it can be pasted.
+    """
     width = min(shutil.get_terminal_size((100, 24)).columns, 118)
     lines = ["", f"{plain(report.target)} on {report.devices} ranks: {headline(report)}", ""]
     for finding in report.findings:
         if finding.verdict not in SHORT:
-            lines += [*_finding(finding, width), ""]
+            lines += [*_finding(finding, width, program), ""]
     for verdict in SHORT:
         lines += _grouped(report, verdict, width)
     for title, text in (("The ranks", report.hang), ("The error", report.error)):
@@ -73,7 +78,7 @@ def facts(finding: Finding) -> list[str]:
     return [*parts, *(plain(part) for part in (finding.tensor, finding.amount) if part)]
 
 
-def _finding(finding: Finding, width: int) -> list[str]:
+def _finding(finding: Finding, width: int, program: str) -> list[str]:
     check = describe().get(finding.code)
     title = f" {check.title}" if check else ""
     lines = [f"{MARKS[finding.verdict]} {plain(finding.code)}{title} ({finding.verdict.value})"]
@@ -85,7 +90,7 @@ def _finding(finding: Finding, width: int) -> list[str]:
         lines += textwrap.wrap(f"at {plain(finding.place)}", width, initial_indent="  ", subsequent_indent="  ")
     if check:
         lines += textwrap.wrap(f"fix: {check.short_fix}", width, initial_indent="  ", subsequent_indent="  ")
-        lines.append(f"  more: doctor --explain {finding.code}")
+        lines.append(f"  more: {program} --explain {finding.code}")
     return lines
 
 
