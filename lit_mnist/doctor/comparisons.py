@@ -14,7 +14,10 @@ def compare_training(evidence: Evidence) -> str:
     """Compares the first training steps, sets `evidence.twin`, and returns the outcome in one sentence."""
     cannot = ""
     single = evidence.runs.get("single")
-    if not evidence.deterministic:
+    again = evidence.runs.get("again")
+    if again and not again.worked:
+        cannot = f"the second run with several ranks failed ({short_reason(again)})"
+    elif not evidence.deterministic:
         cannot = "two runs of the same code gave different weights"
     elif single and not single.worked:
         cannot = f"the code fails on one process ({short_reason(single)})"

@@ -85,7 +85,13 @@ def _lost(evidence: Evidence, run: Run, events: list[Event]) -> Finding | None:
     gathered = any(
         event["place"] and event["op"] != "barrier" for rank in run.ranks for event in rank.of_kind("collective")
     )
-    written = {rank.rank: event for rank in run.ranks for event in rank.of_kind("save", "open") if event["place"]}
+    # A report or a file of metrics has another number of rows than the rank has predictions.
+    written = {
+        rank.rank: event
+        for rank, own in zip(run.ranks, events, strict=True)
+        for event in rank.of_kind("save", "open")
+        if event["place"] and len(own["indices"]) in event.get("rows", ())
+    }
     if gathered or len(written) != 1:
         return None
     ((writer, event),) = written.items()

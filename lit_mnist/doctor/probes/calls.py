@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lit_mnist.doctor.probes.locks import Locks
+from lit_mnist.doctor.probes.rows import rows_of
 from lit_mnist.doctor.probes.wrap import before, wrap, wrap_everywhere
 from lit_mnist.doctor.recorder import Recorder, is_called_by_user
 from lit_mnist.doctor.spec import Spec
@@ -140,7 +141,7 @@ class CallProbe:
         if not isinstance(file, str | os.PathLike):
             return original(content, file, *args, **kwargs)
         path = Path(file).absolute()
-        self.recorder.add("save", path=str(path), locks=self._locks.held())
+        self.recorder.add("save", path=str(path), locks=self._locks.held(), rows=rows_of(content))
         if str(path) not in self._shadow and (not path.exists() or self.recorder.folder.parent in path.parents):
             return original(content, file, *args, **kwargs)
         folder = self.recorder.folder / f"saved{os.getpid()}"

@@ -138,9 +138,9 @@ class ShortEpoch(Iterator[Any]):
             "trains": trains,
             "generators": states,
         }
-        if probe.spec.purpose == "train":
+        if probe.spec.purpose in {"train", "whole", "resume"}:
             event["samples"] = sample_digests(leaves)
-            if trains:
+            if trains and probe.spec.purpose == "train":
                 event["graph_nodes"] = graph_nodes()
         if trains and probe.spec.purpose == "numbers" and probe.feed is None:
             recorder.tensors |= RankBatches.tensors_of(batch, self.loader, self.iteration, self.yielded)

@@ -1,4 +1,4 @@
-"""How many numbers were drawn from the global generators of NumPy and Python, which no operator shows."""
+"""Random generators: how many numbers were drawn from those of NumPy and Python, and those of objects."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 # Both are Mersenne Twisters, which compute so many words at once.
 _WORDS = 624
@@ -60,3 +61,17 @@ def _between(first: _State, second: _State) -> int:
 
 def _state(generator: np.random.RandomState) -> Any:
     return generator.get_state(legacy=True)
+
+
+def seed_own(owner: Any, seed: int, depth: int = 0) -> None:
+    """Seeds the generators that an object, its parts, or what it wraps keep in their attributes."""
+    if isinstance(owner, torch.Generator):
+        owner.manual_seed(seed)
+    elif isinstance(owner, random.Random | np.random.RandomState):
+        owner.seed(seed)
+    elif isinstance(owner, np.random.Generator):
+        owner.bit_generator.state = type(owner.bit_generator)(seed).state
+    elif depth < 3 and hasattr(owner, "__dict__"):
+        parts = list(owner.modules())[1:] if isinstance(owner, torch.nn.Module) else []
+        for value in [*vars(owner).values(), *parts]:
+            seed_own(value, seed, depth + 1)

@@ -12,12 +12,12 @@ from lit_mnist.doctor._private import watch_workers
 from lit_mnist.doctor.probes.dropout import DropoutWatch
 from lit_mnist.doctor.probes.epochs import ShortEpoch
 from lit_mnist.doctor.probes.flows import DrawFlow
-from lit_mnist.doctor.probes.generators import States, values_drawn
+from lit_mnist.doctor.probes.generators import States, seed_own, values_drawn
 from lit_mnist.doctor.probes.samples import SampleProbe, seed_generators
 from lit_mnist.doctor.probes.wrap import wrap
 from lit_mnist.doctor.random_replay import RandomReplay
 from lit_mnist.doctor.rank_batches import RankBatches
-from lit_mnist.doctor.recorder import Recorder
+from lit_mnist.doctor.recorder import Recorder, digest
 from lit_mnist.doctor.spec import Spec
 
 
@@ -45,7 +45,7 @@ class LoaderProbe:
         self.tape = RandomReplay()
         self.dropout = DropoutWatch(recorder)
         self._watched = False
-        self.tape.recording = spec.purpose == "numbers" and feed is None
+        self.tape.recording = spec.purpose in {"numbers", "whole", "resume"} and feed is None
         if spec.purpose == "train":
             self.tape.flow = DrawFlow()
         self.iterations: dict[int, int] = {}
@@ -64,14 +64,21 @@ class LoaderProbe:
         number = self.number(loader)
         for epoch in [epoch for epoch in self.open if epoch.loader == number]:
             epoch.end()
-        self.seed()
+        self.seed(loader, loader.sampler, loader.batch_sampler, loader.dataset)
         self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
         return ShortEpoch(self, loader, original(loader))
 
-    def seed(self) -> None:
-        """Seeds the generators by the epoch, so that a resumed training has the same order and draws."""
+    def seed(self, *owners: Any) -> None:
+        """Seeds the generators by the epoch, so that a resumed training has the same order and draws.
+
+        Args:
+            owners: Objects whose own generators are seeded, too.
+        """
         if self.spec.purpose in {"save", "resume", "whole"} and torch.is_grad_enabled():
-            seed_generators(self.spec.seed + self.training_epochs + (self.spec.purpose == "resume"))
+            seed = self.spec.seed + self.training_epochs + (self.spec.purpose == "resume")
+            seed_generators(seed)
+            for owner in owners:
+                seed_own(owner, seed)
 
     def number(self, loader: Any) -> int:
         """Returns the number of a loader, in the order of first use."""
@@ -112,6 +119,9 @@ class LoaderProbe:
         batch["flows"] = self.tape.flow.found() if self.tape.flow else []
         self.recorder.add("drew", hidden=" and ".join(batch["hidden"]), batch=batch["number"])
         draws, self.tape.draws = self.tape.draws, []
+        if self.spec.purpose != "numbers":
+            batch["draw_digest"] = digest([draw.outputs for draw in draws])
+            return
         for number, draw in enumerate(draws):
             for place, output in enumerate(draw.outputs):
                 name = f"draw/{batch['loader']}/{batch['iteration']}/{batch['number']}/{number}/{place}/{draw.name}"

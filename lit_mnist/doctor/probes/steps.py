@@ -27,6 +27,7 @@ class StepProbe:
 
     Attributes:
         names: Names of parameters by their identity.
+        loaded: Parameters with loaded weights by their identity.
         first: What is called before the first step, with the parameters by `<optimizer>:<position>`.
     """
 
@@ -37,6 +38,7 @@ class StepProbe:
         self.local: dict[int, torch.Tensor] = {}
         self.micro: dict[int, list[tuple[int, torch.Tensor]]] = {}
         self.stale: set[int] = set()
+        self.loaded: dict[int, torch.Tensor] = {}
         self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
         self._hooked: dict[int, torch.Tensor] = {}
         self._applied: set[int] = set()
@@ -188,6 +190,7 @@ class StepProbe:
             frozen=[names[key] for key, parameter in parameters.items() if not parameter.requires_grad],
             stale=[names[key] for key, parameter in parameters.items() if id(parameter) in self.stale],
             unowned=self._unowned(),
+            loaded=[self.names[key] for key in self.loaded if key in self.names],
             ddp_forwards=self._ddp_forwards,
             micro_batches=self._micro_batches,
         )
