@@ -103,7 +103,7 @@ def run_doctor(words: Sequence[str]) -> int:
             command=request.command,
             **options,  # type: ignore[arg-type]
         )
-    print_line(report_text(report, _program()))
+    print_line(report_text(report, program_of_doctor()))
     try:
         if path := request.values.get("--json"):
             write_text(Path(path), json.dumps(report.to_json(), indent=2) + "\n")
@@ -114,7 +114,7 @@ def run_doctor(words: Sequence[str]) -> int:
     return report.exit_code
 
 
-def _program() -> str:
+def program_of_doctor() -> str:
     """Returns the command as it was started, up to its word `doctor`."""
     script = shutil.which("lit-mnist")
     if Path(sys.argv[0]).name == "lit-mnist":

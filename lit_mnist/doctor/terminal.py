@@ -59,7 +59,11 @@ def headline(report: Report) -> str:
         return "a rank failed, hung or was lost"
     if report.error:
         return "fails on one process already"
-    return f"no fault found by {len(report.checks)} {'check' if len(report.checks) == 1 else 'checks'}"
+    # A check that was not made has found nothing.
+    missing = len({finding.code for finding in report.of(Verdict.CANNOT_TELL)})
+    made = len(report.checks) - missing
+    rest = f", {missing} could not be made" if missing else ""
+    return f"no fault found by {made} {'check' if made == 1 else 'checks'}{rest}"
 
 
 def plain(text: str) -> str:

@@ -80,7 +80,10 @@ FAULTY = (
     _faulty("ld006_set_order", "Module", "class numbers from the order of a set", data="Data"),
     _faulty("ld007_same_augmentation", "main", "workers are seeded alike in each epoch"),
     _faulty(
-        "ld008_same_dropout", "Module", "seed_everything with one seed on all ranks: equal dropout masks", verdict="note"
+        "ld008_same_dropout",
+        "Module",
+        "seed_everything with one seed on all ranks: equal dropout masks",
+        verdict="note",
     ),
     _faulty("ld008b_same_noise", "main", "manual_seed with one seed on all ranks: equal noise"),
     _faulty("ld009_ddp_bypassed", "main", "ddp.module.loss() does not average gradients"),
