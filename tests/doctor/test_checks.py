@@ -291,7 +291,7 @@ NET = Variational()
 @pytest.mark.parametrize(
     ("step", "into"),
     [
-        (lambda x: NET(x), "model"),
+        (NET, "model"),
         (lambda x: F.dropout(NET.encoder(F.dropout(x, 0.2)), 0.2), "model"),
         (lambda x: F.dropout1d(NET.encoder(x)[None], 0.2), "model"),
         (lambda x: NET.encoder(x) * x.new_empty(len(x), 1).bernoulli_(0.9).div_(0.9), "model"),
