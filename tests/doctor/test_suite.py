@@ -7,7 +7,7 @@ from projects.cases import CASES, Case
 from suite import COMMUNICATION, RANDOMNESS, TRAINCHECK, examine_case
 
 ALL = (*CASES, *COMMUNICATION, *RANDOMNESS, *TRAINCHECK)
-# The comparison with one process, evaluation, and a communication hook. Of the healthy projects, test_own_engines.py has the template.
+# The comparison with one process, evaluation, and a communication hook. test_own_engines.py has the healthy template.
 QUICK = ("ld013_padded_tokens", "ld024_lightning_mean", "hook_fp16")
 
 
