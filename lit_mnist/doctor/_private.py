@@ -4,7 +4,8 @@
    its workers before it is returned. `test_the_indices_of_a_loader_are_seen`.
 2. `without_modes`: leaves all dispatch modes. `test_a_dispatch_mode_is_left_for_a_while`.
 3. `graph_nodes`: the nodes of an autograd graph. `test_the_nodes_of_a_kept_graph_are_counted`.
-4. `tree_leaves`, `tree_map`: nested batches. `test_nested_batches_are_flattened`.
+4. `in_backward`: whether a backward pass runs. `test_a_backward_pass_is_seen`.
+5. `tree_leaves`, `tree_map`: nested batches. `test_nested_batches_are_flattened`.
 """
 
 from __future__ import annotations
@@ -91,6 +92,11 @@ def _plain(indices: Any) -> list[int]:
         return [int(index) for index in values]
     except (TypeError, ValueError):
         return []
+
+
+def in_backward() -> bool:
+    """Returns whether this thread runs a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def graph_nodes() -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -102,7 +104,7 @@ def run_doctor(words: Sequence[str]) -> int:
             keep_output="--keep-output" in request.values,
             **options,  # type: ignore[arg-type]
         )
-    print_line(report_text(report))
+    print_line(report_text(report, program_of_doctor()))
     try:
         if path := request.values.get("--json"):
             write_text(Path(path), json.dumps(report.to_json(), indent=2) + "\n")
@@ -111,6 +113,19 @@ def run_doctor(words: Sequence[str]) -> int:
     except OSError as error:
         raise InputError(f"The report cannot be written: {error}.") from error
     return report.exit_code
+
+
+def program_of_doctor() -> str:
+    """Returns the command as it was started, up to its word `doctor`."""
+    script = shutil.which("lit-mnist")
+    if Path(sys.argv[0]).name == "lit-mnist":
+        on_path = script is not None and Path(script).resolve() == Path(sys.argv[0]).resolve()
+        words = ["lit-mnist" if on_path else sys.argv[0]]
+    elif "doctor" in sys.orig_argv:
+        words = sys.orig_argv[: sys.orig_argv.index("doctor")]
+    else:
+        words = ["lit-mnist"]
+    return shlex.join([*words, "doctor"])
 
 
 def explain(code: str) -> str:

@@ -17,9 +17,14 @@ from lit_mnist.doctor.spec import read
 
 def start(folder: Path) -> None:
     """Installs the probes. The record is written when the process ends, if it has taken part in a training."""
+    from lit_mnist.doctor.probes import spawned
     from lit_mnist.doctor.probes.install import Probes
 
-    probes = Probes(folder, read(folder))
+    spec = read(folder)
+    spawned.install(folder, spec)
+    if spec.purpose == "discover":
+        return
+    probes = Probes(folder, spec)
     faulthandler.register(signal.SIGUSR2, file=(folder / f"stack-{os.getpid()}.txt").open("w"), all_threads=True)
     probes.install()
     owner, failed = os.getpid(), dict[str, Any]()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -13,15 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lit_mnist.doctor.command_ranks import CommandRanks, find_ranks
 from lit_mnist.doctor.files.protection import Protection
 from lit_mnist.doctor.files.redirect import SITE
 from lit_mnist.doctor.interpreter import Interpreter
+from lit_mnist.doctor.probes.spawned import FOUND
 from lit_mnist.doctor.records import RankRecord, Run, load_record
 from lit_mnist.doctor.runs import check_signal, stop_ranks
 from lit_mnist.doctor.spec import FOLDER, Spec, Target
 from lit_mnist.errors import InputError
 
-_NUMBER = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes)(?:=(\w+))?")
 _POLL_SECONDS = 0.05
 # Seconds that a command may still need after all ranks have recorded their end.
 _GRACE = 10.0
@@ -45,35 +47,54 @@ class CommandRuns:
             raise InputError(f"There is no command {target.command[0]}.")
         self._number = 0
         self._interpreter = Interpreter(0, folder)
+        self._ranks: CommandRanks | None = None
 
-    def can_run_alone(self, target: Target) -> bool:
-        """Returns whether the command names its number of ranks, which can be changed."""
-        return bool(with_ranks(target.command, 1))
+    def why_not_alone(self, spec: Spec) -> str:
+        """Returns why the number of ranks of the command cannot be changed; empty if it can."""
+        return self._number_of_ranks(spec).why_fixed
+
+    def _number_of_ranks(self, spec: Spec) -> CommandRanks:
+        if self._ranks is None:
+            self._ranks = find_ranks(spec, self._discover)
+        return self._ranks
+
+    def _discover(self, spec: Spec) -> int | None:
+        folder = self._folder()
+        self._run(spec, folder, list(spec.target.command), {})
+        found = folder / FOUND
+        return int(json.loads(found.read_text())) if found.exists() else None
 
     def preload(self, names: Sequence[str]) -> None:
         """Does nothing: the command starts new interpreters."""
 
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
         """Runs a specification to its end or timeout."""
-        begun = time.monotonic()
-        folder = Path(tempfile.mkdtemp(prefix=f"run{self._number}-", dir=self.folder))
-        self._number += 1
-        words = with_ranks(spec.target.command, spec.world_size)
-        if spec.purpose not in {"train", "numbers"} or not (words or spec.world_size > 1):
+        begun, folder, ranks = time.monotonic(), self._folder(), self._number_of_ranks(spec)
+        if spec.purpose not in {"train", "numbers"} or (ranks.why_fixed and spec.world_size == 1):
             return Run(spec, folder)
-        spec.write(folder)
-        paths = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
-        own = {FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(paths), "RANK": "", **(environment or {})}
-        guarded = self.protection.begin(spec, self._interpreter.make_view)
-        own |= guarded["environment"]
-        request = {**guarded, "folder": str(folder), "environment": own, "command": words or list(spec.target.command)}
-        pid = self._interpreter.begin(request)
-        code, hung = self._wait(pid, spec, folder, begun + spec.timeout)
+        words, changes = ranks.apply(spec)
+        code, hung = self._run(changes, folder, words, environment or {})
         records = [load_record(folder, rank, code) for rank in range(spec.world_size)]
         output = (folder / "output.txt").read_text(errors="replace")
+        if any(not record.events for record in records):
+            _explain_missing(folder, words)
         stacks = "\n".join(path.read_text() for path in sorted(folder.glob("stack-*.txt")))
         found: list[RankRecord] = [replace(record, output=output, stack=stacks) for record in records]
         return Run(spec, folder, found, hung, time.monotonic() - begun)
+
+    def _folder(self) -> Path:
+        self._number += 1
+        return Path(tempfile.mkdtemp(prefix=f"run{self._number - 1}-", dir=self.folder))
+
+    def _run(self, spec: Spec, folder: Path, words: list[str], environment: dict[str, str]) -> tuple[int | None, bool]:
+        begun = time.monotonic()
+        spec.write(folder)
+        paths = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        guarded = self.protection.begin(spec, self._interpreter.make_view)
+        own = {FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(paths), "RANK": "", **environment}
+        request = {**guarded, "folder": str(folder), "environment": own | guarded["environment"], "command": words}
+        pid = self._interpreter.begin(request)
+        return self._wait(pid, spec, folder, begun + spec.timeout)
 
     def close(self) -> None:
         """Ends the interpreter."""
@@ -97,20 +118,13 @@ class CommandRuns:
                 return None, not finished
 
 
-def with_ranks(command: Sequence[str], world_size: int) -> list[str]:
-    """Returns a command of a launcher with another number of ranks; empty if it names none."""
-    words = list(command)
-    for place, word in enumerate(words):
-        if word.endswith(".py"):
-            break
-        if found := _NUMBER.fullmatch(word):
-            if found[1] is not None:
-                words[place] = word.replace(f"={found[1]}", f"={world_size}")
-            elif place + 1 < len(words):
-                words[place + 1] = str(world_size)
-            return [_own_python(words[0]), *words[1:]]
-    return []
-
-
-def _own_python(word: str) -> str:
-    return sys.executable if word in {"python", "python3"} else word
+def _explain_missing(folder: Path, words: Sequence[str]) -> None:
+    """Raises an InputError if the command failed for want of a package that the doctor needs in its Python."""
+    for path in sorted(folder.glob("missing-*.json")):
+        python, name = json.loads(path.read_text())
+        own = shlex.join([sys.executable, *words[1:]]) if Path(words[0]).name.startswith("python") else ""
+        fix = f"name that of the doctor: -- {own}" if own else "activate the environment that has both"
+        raise InputError(
+            f"The command runs the interpreter {python}, which has no package {name}, but the doctor runs in "
+            f"{sys.executable}. Start the command with an interpreter that has torch and lit_mnist, or {fix}"
+        )

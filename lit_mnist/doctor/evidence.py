@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from lit_mnist.doctor.failures import short_reason
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.rank_comparison import THRESHOLD, RankComparison, compare_ranks
 from lit_mnist.doctor.records import RankRecord, Run
-from lit_mnist.doctor.spec import Spec, Target
+from lit_mnist.doctor.spec import Spec
 
 # If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
 _TIMES_NOISE = 50
@@ -25,8 +26,8 @@ class Runner(Protocol):
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
         """Runs it to its end or timeout."""
 
-    def can_run_alone(self, target: Target) -> bool:
-        """Returns whether the target can run on one process."""
+    def why_not_alone(self, spec: Spec) -> str:
+        """Returns why the target cannot be run on one process; empty if it can."""
 
     def preload(self, names: Sequence[str]) -> None:
         """Imports libraries before further runs."""
@@ -51,6 +52,7 @@ class Evidence:
         deterministic: Whether two runs gave the same weights; None if that is not known.
         double: Whether the numbers are those of 64 bits.
         noise: Without 64 bits, what reversing the samples of each batch changes.
+        always: Interventions of all further comparisons.
     """
 
     spec: Spec
@@ -60,6 +62,7 @@ class Evidence:
     deterministic: bool | None = None
     double: bool = True
     noise: float = 0.0
+    always: dict[str, Any] = field(default_factory=dict)
     _interventions: dict[str, RankComparison] = field(default_factory=dict)
 
     def run(self, name: str, environment: dict[str, str] | None = None, **changes: Any) -> Run:
@@ -80,8 +83,9 @@ class Evidence:
 
     @property
     def single(self) -> RankRecord | None:
-        """The process of the run `single`."""
-        return self.runs["single"].ranks[0] if "single" in self.runs else None
+        """The process of the run `single`, if it worked."""
+        run = self.worked("single")
+        return run.ranks[0] if run else None
 
     def compare(self, name: str = "", **interventions: Any) -> RankComparison:
         """Runs the first steps on several ranks, with interventions, and compares them with one process.
@@ -93,6 +97,7 @@ class Evidence:
         if name in self._interventions:
             return self._interventions[name]
         prefix = f"{name} " if name else ""
+        interventions = {**self.always, **interventions}
         double = self.double
         ranks = self.run(f"{prefix}numbers", purpose="numbers", double=double, interventions=interventions)
         if not ranks.worked and double and not name:
@@ -103,7 +108,7 @@ class Evidence:
         one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
         changes = {"ranks": self.spec.world_size}
         if not ranks.worked:
-            return RankComparison(cannot="the run with several ranks has failed")
+            return RankComparison(cannot=f"the run with several ranks failed ({short_reason(ranks)})")
         twin = self.run(f"{prefix}twin", **one, interventions=changes)
         threshold = THRESHOLD
         if not double:

@@ -13,12 +13,13 @@ from typing import Any
 
 from lit_mnist.doctor.checks import choose_checks
 from lit_mnist.doctor.commands import CommandRuns
+from lit_mnist.doctor.communication import not_comparable
+from lit_mnist.doctor.comparisons import compare_evaluation, compare_training
 from lit_mnist.doctor.evidence import Evidence
-from lit_mnist.doctor.failures import reason_of, stacks_of
+from lit_mnist.doctor.failures import reason_of, short_reason, stacks_of
 from lit_mnist.doctor.files.protection import Protection
 from lit_mnist.doctor.files.temporary import examination_folder
 from lit_mnist.doctor.findings import Finding, Report, Stage, Verdict
-from lit_mnist.doctor.rank_comparison import RankComparison
 from lit_mnist.doctor.records import Run
 from lit_mnist.doctor.runs import Ranks
 from lit_mnist.doctor.spec import Spec, Target, target_name
@@ -105,10 +106,14 @@ class _Examination:
     def run(self) -> None:
         """Runs the stages as far as the code allows."""
         self._stage("one process", self._single)
-        if self.error or self.hang:
+        if self.hang:
             return
         self._stage("several ranks", self._several)
-        if not self.error and self.evidence.worked("ranks") and self.numeric:
+        single = self.evidence.runs.get("single")
+        if single and not single.worked and not self.evidence.worked("ranks"):
+            self.error, self.hang = reason_of(single), ""
+            return
+        if self.evidence.worked("ranks") and self.numeric:
             self._stage("determinism", self._determinism)
             self._stage("one process in 64 bits", self._twin)
             if self._is_module:
@@ -128,8 +133,8 @@ class _Examination:
             self.stages.append(Stage(name, outcome, time.monotonic() - begun))
 
     def _single(self) -> str:
-        if not self.evidence.runner.can_run_alone(self.evidence.spec.target):
-            return "the command cannot be run on one process"
+        if why := self.evidence.runner.why_not_alone(self.evidence.spec):
+            return f"not run, so several ranks cannot be compared with it: {why}"
         run = self.evidence.run("single", world_size=1)
         if run.hung:
             self.hang = stacks_of(run)
@@ -137,8 +142,8 @@ class _Examination:
         if run.errors and run.errors[0]["input"]:
             raise InputError(run.errors[0]["message"])
         if run.errors or run.lost:
-            self.error = reason_of(run)
-            return "it fails on one process already"
+            # Code that is made for several ranks may run on these.
+            return f"it fails on one process ({short_reason(run)}), so several ranks cannot be compared with it"
         self._preload(run)
         record = run.ranks[0]
         if not record.of_kind("step") and not record.of_kind("epoch"):
@@ -170,7 +175,7 @@ class _Examination:
         again = self.evidence.run("again")
         if not again.worked:
             self.evidence.deterministic = False
-            return "the second run failed"
+            return f"the second run failed: {short_reason(again)}"
         first, second = (
             [rank.of_kind("stepped") for rank in run.ranks] for run in (self.evidence.runs["ranks"], again)
         )
@@ -181,43 +186,28 @@ class _Examination:
         return "two runs gave bit-identical weights" if same else "two runs gave different weights"
 
     def _twin(self) -> str:
-        evidence = self.evidence
-        if not evidence.deterministic:
-            evidence.twin = RankComparison(cannot="two runs of the same code gave different weights")
-            return "not compared, since two runs differ"
-        evidence.twin = twin = evidence.compare()
-        if twin.cannot:
-            return f"not compared: {twin.cannot}"
-        bits = "64 bits" if evidence.double else "32 bits"
-        return f"in {bits}, the gradients of the ranks and of one process differ by {twin.difference:.1e}"
+        return compare_training(self.evidence)
 
     def _evaluation(self) -> str:
-        evidence = self.evidence
-        has = any(rank.evaluation_epochs for rank in evidence.ranks)
-        outcome = []
-        if has:
-            for name, world_size in (("evaluate1", 1), ("evaluate", evidence.spec.world_size)):
-                evidence.run(name, purpose="evaluate", world_size=world_size, same_seed=True)
-            outcome.append("validated the same weights on one process and on several ranks")
-        record = evidence.single
-        if record and record.end.get("predicts"):
-            for name, world_size in (("predict1", 1), ("predict", evidence.spec.world_size)):
-                evidence.run(name, purpose="predict", world_size=world_size, same_seed=True)
-            outcome.append("predicted on both")
-        return " and ".join(outcome)
+        outcome, self.hang = compare_evaluation(self.evidence)
+        return outcome
 
     def _resume(self) -> str:
         evidence = self.evidence
         where = {"LIT_MNIST_DOCTOR_CHECKPOINT": str(self.folder / "checkpoint.ckpt")}
         for purpose in ("whole", "save", "resume"):
             if not evidence.run(purpose, where, purpose=purpose, world_size=1).worked:
-                return f"the run {purpose!r} failed"
+                return f"the run {purpose!r} failed: {short_reason(evidence.runs[purpose])}"
         return "trained two epochs at once, and one and one from a checkpoint"
 
     def _check(self) -> str:
+        reasons = not_comparable(self.evidence)
         for code, check in self.checks.items():
             try:
-                self.findings += check.check(self.evidence)
+                found = check.check(self.evidence)
+                if code in reasons and not found:
+                    found = [Finding(code, Verdict.CANNOT_TELL, reasons[code])]
+                self.findings += found
             except Exception as error:
                 # A defect of a check must not hide what the others find.
                 self.findings.append(

@@ -16,6 +16,23 @@ def reason_of(run: Run) -> str:
     return f"Rank {lost.rank} ended with exit code {lost.code} before its end.\n{lost.output[-2000:]}"
 
 
+def short_reason(run: Run) -> str:
+    """Returns why a run failed in one line, such as `rank 1: ValueError: no data`."""
+    for rank in run.ranks:
+        if rank.error:
+            lines = rank.error["message"].strip().splitlines() or [""]
+            where = f"rank {rank.rank}: " if len(run.ranks) > 1 else ""
+            return f"{where}{rank.error['type']}: {lines[0][:200]}".rstrip(": ")
+    if run.hung:
+        return "it hung"
+    if not run.ranks:
+        return "it was not started"
+    lost = run.lost[0]
+    last = next(iter(reversed(lost.output.strip().splitlines())), "")[:200]
+    code = "" if lost.code is None else f" with exit code {lost.code}"
+    return f"rank {lost.rank} ended{code} before its end" + (f": {last}" if last else "")
+
+
 def stacks_of(run: Run) -> str:
     """Returns where each rank failed, waited or hung."""
     found = []

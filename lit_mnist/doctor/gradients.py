@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lit_mnist.doctor.communication import HookEffect, averaged_weights, hook_effects
 from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.rank_comparison import RankComparison, names_of
 from lit_mnist.doctor.records import RankRecord, Run
@@ -38,9 +39,9 @@ class Divergence:
 
 
 def first_divergence(evidence: Evidence) -> Divergence | None:
-    """Returns how the ranks begin to train different weights, or None if they do not."""
+    """Returns how the ranks begin to train different weights, or None if they do not, or average them later."""
     run = evidence.worked("ranks")
-    if run is None:
+    if run is None or averaged_weights(evidence):
         return None
     first, *others = run.ranks
     for other in others:
@@ -106,6 +107,11 @@ def _is_multiple(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not float(y.norm()) or not float(x.norm()):
         return not float(x.norm()) and not float(y.norm())
     return float((x - (x @ y) / (y @ y) * y).norm() / x.norm()) < _SAME
+
+
+def local_hook(evidence: Evidence, step: int) -> HookEffect | None:
+    """Returns the communication hook that gives each rank its own gradient back in a step, or None."""
+    return next((hook for hook in hook_effects(evidence.worked("ranks")) if hook.step == step and hook.local), None)
 
 
 def initial_difference(evidence: Evidence) -> list[str]:

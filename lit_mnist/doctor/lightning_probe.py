@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from lit_mnist.doctor._private import tree_leaves
+from lit_mnist.doctor.probes.rows import rows_of_file
 from lit_mnist.doctor.probes.wrap import wrap
 from lit_mnist.doctor.recorder import digest
 
@@ -30,7 +32,9 @@ class LightningProbe(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Seeds the generators by the epoch, so that a resumed training has the same order and draws."""
-        self.probes.loaders.seed()
+        self.probes.loaders.seed(pl_module, getattr(trainer, "datamodule", None))
+        if self.probes.spec.purpose in {"whole", "resume"}:
+            self.recorder.add("begin", values=state_of(pl_module, trainer))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stops after the first epoch, with the schedule of two."""
@@ -49,6 +53,9 @@ class LightningProbe(pl.Callback):
         self.recorder.add("predictions", sizes=[len(row) if row.ndim else 1 for row in rows])
         for number, row in enumerate(rows):
             self.recorder.keep(f"prediction/{number}", row)
+        for event in self.recorder.events:
+            if event["kind"] == "open":
+                event["rows"] = rows_of_file(Path(event["path"]))
 
     def _on_log(self, original: Any, module: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
         number = value if isinstance(value, int | float) else None

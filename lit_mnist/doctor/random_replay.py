@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_mnist.doctor._private import DispatchMode
+from lit_mnist.doctor.probes.flows import DrawFlow
 
 _DROPOUT = "aten::native_dropout"
 _PERMUTATION = "aten::randperm"
@@ -30,6 +31,7 @@ class RandomReplay(DispatchMode):
         recording: Whether the draws are kept.
         reverse: Whether the samples of the batches are reversed, and so the draws.
         failures: Why draws could not be replaced, in plain words.
+        flow: Follows the draws, or None.
     """
 
     def __init__(self) -> None:
@@ -42,6 +44,7 @@ class RandomReplay(DispatchMode):
         self._ranks: Sequence[Sequence[Draw]] | None = None
         self._position = 0
         self.reverse = False
+        self.flow: DrawFlow | None = None
 
     def replay(self, ranks: Sequence[Sequence[Draw]] | None) -> None:
         """Replaces the next draws by those of the ranks, concatenated."""
@@ -50,13 +53,20 @@ class RandomReplay(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator; if it draws random numbers, records or replaces them."""
         result = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if not draws and self.flow is None:
+            return result
+        name = func._schema.name
+        parts = result if isinstance(result, tuple | list) else (result,)
+        outputs = [out for out in parts if isinstance(out, torch.Tensor)]
+        private = (kwargs or {}).get("generator") is not None or any(isinstance(arg, torch.Generator) for arg in args)
+        if self.flow is not None:
+            self.flow.see(name, args, kwargs, outputs, drew=draws and not private)
+        if not draws:
             return result
         self.count += 1
-        outputs = [out for out in (result if isinstance(result, tuple) else (result,)) if isinstance(out, torch.Tensor)]
-        if (kwargs or {}).get("generator") is None and not any(isinstance(arg, torch.Generator) for arg in args):
+        if not private:
             self.most = max([self.most, *(out.numel() for out in outputs)])
-        name = func._schema.name
         if self._ranks is not None:
             if reason := self._replace(name, outputs):
                 self.failures.append(f"{name}: {reason}")

@@ -67,7 +67,7 @@ def compare_ranks(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> Ran
     if not ranks.worked:
         return RankComparison(cannot="the run with several ranks has failed")
     if not twin.ranks:
-        return RankComparison(cannot="the command names no number of ranks, so it cannot be run on one process")
+        return RankComparison(cannot="the doctor cannot change the command's number of ranks to one")
     if twin.hung or twin.lost:
         return RankComparison(cannot="the run with one process hung")
     if twin.errors:

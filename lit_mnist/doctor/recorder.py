@@ -20,6 +20,8 @@ from lit_mnist.doctor._private import without_modes
 # An event is attributed to the innermost frame outside of these.
 _LIBRARIES = (
     *{sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    # A virtual environment may share the packages of another one.
+    *{path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}},
     str(Path(__file__).parent),
 )
 

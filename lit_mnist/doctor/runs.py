@@ -18,7 +18,7 @@ from lit_mnist.doctor.probes.install import STOP as STOP_FILE
 from lit_mnist.doctor.probes.install import rank_environment
 from lit_mnist.doctor.processes import processes_of_group
 from lit_mnist.doctor.records import Run, load_record
-from lit_mnist.doctor.spec import Spec, Target
+from lit_mnist.doctor.spec import Spec
 from lit_mnist.errors import StoppedError
 
 # Seconds that the other ranks may still run after one has failed.
@@ -41,9 +41,9 @@ class Ranks:
         self._interpreters = [Interpreter(rank, folder) for rank in range(world_size)]
         self.preload(_PRELOADED)
 
-    def can_run_alone(self, target: Target) -> bool:
-        """Returns whether the target can run on one process."""
-        return True
+    def why_not_alone(self, spec: Spec) -> str:
+        """Returns nothing: modules and functions run on any number of ranks."""
+        return ""
 
     def preload(self, names: Sequence[str]) -> None:
         """Imports libraries before further runs, which then need not."""

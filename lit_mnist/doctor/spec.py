@@ -44,7 +44,8 @@ class Spec:
     Attributes:
         target: What is examined.
         purpose: `train`: two short epochs with their evaluation, to the end of the program. `numbers`: the first steps
-            of one epoch. `evaluate`, `predict`: a LightningModule alone. `save`, `resume`: training with a checkpoint.
+            of one epoch. `discover`: until a command starts its processes. `evaluate`, `predict`: a LightningModule
+            alone. `save`, `resume`: training with a checkpoint.
         world_size: Number of ranks.
         steps: Optimizer steps per epoch.
         samples: Most samples of an evaluation per process, and of a stream.

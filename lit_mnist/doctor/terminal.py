@@ -32,13 +32,18 @@ SHORT = (Verdict.CANNOT_TELL, Verdict.NOT_REACHED)
 _DECEPTIVE = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
-def report_text(report: Report) -> str:
-    """Returns the report, the most serious findings first. Text of the examined code cannot control the terminal."""
+def report_text(report: Report, program: str = "lit-mnist doctor") -> str:
+    """Returns the report, the most serious findings first. Text of the examined code cannot control the terminal.
+
+    Args:
+        report: The report.
+        program: The command that explains a check, as it can be pasted.
+    """
     width = min(shutil.get_terminal_size((100, 24)).columns, 118)
     lines = ["", f"{plain(report.target)} on {report.devices} ranks: {headline(report)}", ""]
     for finding in report.findings:
         if finding.verdict not in SHORT:
-            lines += [*_finding(finding, width), ""]
+            lines += [*_finding(finding, width, program), ""]
     for verdict in SHORT:
         lines += _grouped(report, verdict, width)
     for title, text in (("The ranks", report.hang), ("The error", report.error)):
@@ -73,7 +78,11 @@ def headline(report: Report) -> str:
         return "a rank failed, hung or was lost"
     if report.error:
         return "fails on one process already"
-    return f"no fault found by {len(report.checks)} {'check' if len(report.checks) == 1 else 'checks'}"
+    # A check that was not made has found nothing.
+    missing = len({finding.code for finding in report.of(Verdict.CANNOT_TELL)})
+    made = len(report.checks) - missing
+    rest = f", {missing} could not be made" if missing else ""
+    return f"no fault found by {made} {'check' if made == 1 else 'checks'}{rest}"
 
 
 def plain(text: str) -> str:
@@ -92,7 +101,7 @@ def facts(finding: Finding) -> list[str]:
     return [*parts, *(plain(part) for part in (finding.tensor, finding.amount) if part)]
 
 
-def _finding(finding: Finding, width: int) -> list[str]:
+def _finding(finding: Finding, width: int, program: str) -> list[str]:
     check = describe().get(finding.code)
     title = f" {check.title}" if check else ""
     lines = [f"{MARKS[finding.verdict]} {plain(finding.code)}{title} ({finding.verdict.value})"]
@@ -104,7 +113,7 @@ def _finding(finding: Finding, width: int) -> list[str]:
         lines += textwrap.wrap(f"at {plain(finding.place)}", width, initial_indent="  ", subsequent_indent="  ")
     if check:
         lines += textwrap.wrap(f"fix: {check.short_fix}", width, initial_indent="  ", subsequent_indent="  ")
-        lines.append(f"  more: doctor --explain {finding.code}")
+        lines.append(f"  more: {program} --explain {finding.code}")
     return lines
 
 

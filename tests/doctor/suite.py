@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from projects import communication, randomness
 from projects.cases import CASES, Case
 from projects.traincheck import EXPECTED
 
@@ -30,6 +31,15 @@ PAGE, RESULTS = ROOT / "docs" / "doctor.md", ROOT / "build" / "doctor-suite.json
 BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
 TRAINCHECK = tuple(
     Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
+)
+# Programs that communicate in other ways, and programs whose ranks share a seed; some are faulty.
+COMMUNICATION = tuple(
+    Case(name, "communication.py", name, codes=(code,) if code else (), note=note)
+    for name, (code, note) in communication.EXPECTED.items()
+)
+RANDOMNESS = tuple(
+    Case(name, "randomness.py", name, codes=("LD008",) if verdict else (), verdict=verdict or "fault", note=note)
+    for name, (verdict, note) in randomness.EXPECTED.items()
 )
 
 _DEMOS = "lightning.pytorch.demos"
@@ -108,7 +118,7 @@ def _empty_folder() -> Iterator[None]:
 
 def main(words: list[str]) -> int:
     """Examines the projects, and returns the number of those with an unexpected report."""
-    everything = (*CASES, *TRAINCHECK, *INSTALLED)
+    everything = (*CASES, *COMMUNICATION, *RANDOMNESS, *TRAINCHECK, *INSTALLED)
     wanted = [case for case in everything if not words or any(word in case.name for word in words)]
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     RESULTS.parent.mkdir(exist_ok=True)
@@ -133,6 +143,8 @@ def _write(rows: dict[str, dict[str, Any]]) -> None:
     kinds = {
         "planted faults": [case for case in CASES if case.codes],
         "healthy projects": [case for case in CASES if not case.codes],
+        "programs that communicate in other ways": COMMUNICATION,
+        "programs whose ranks share a seed": RANDOMNESS,
         "errors of TrainCheck's list": TRAINCHECK,
         "programs of installed packages": INSTALLED,
     }
@@ -143,7 +155,7 @@ def _write(rows: dict[str, dict[str, Any]]) -> None:
     lines += ["", "| project | what it is | found | seconds |", "|---|---|---|---|"]
     for case in (case for cases in kinds.values() for case in cases):
         row = rows[case.name]
-        verdict = "" if case.verdict == Verdict.FAULT or not row["codes"] else " (depends on the number of devices)"
+        verdict = "" if case.verdict == Verdict.FAULT or not row["codes"] else f" ({case.verdict})"
         found = f"{', '.join(row['codes']) or 'no fault'}{verdict}{'' if row['right'] else ', not as expected'}"
         lines.append(f"| {case.name} | {case.note} | {found} | {row['seconds']} |")
     before, _, rest = PAGE.read_text().partition(BEGIN)

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 from conftest import CHILD_ENV, ROOT, Program
+from example_report import example
 
 from lit_mnist.doctor.checks import describe, load_checks
+from lit_mnist.doctor.command import program_of_doctor
 from lit_mnist.doctor.flags import help_of_doctor
+from lit_mnist.doctor.terminal import report_text
 
 PROJECT = Path(__file__).parent / "projects" / "faulty" / "ld010_head_replaced.py"
 REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -87,6 +90,39 @@ def test_options_of_the_examined_code_are_its_own() -> None:
     assert not help_of_doctor(["--", "torchrun", "x.py", "--help"], "p")
 
 
+@pytest.mark.parametrize(
+    ("started", "shown"),
+    [
+        (["python", "-m", "lit_mnist.cli.main", "doctor", "a:b"], "python -m lit_mnist.cli.main doctor"),
+        (["python", "train.py", "doctor", "a:b"], "python train.py doctor"),
+        (["python", "/elsewhere/lit-mnist", "doctor", "a:b"], "/elsewhere/lit-mnist doctor"),
+        (["python", "bin/lit-mnist", "doctor", "a:b"], "lit-mnist doctor"),
+    ],
+)
+def test_the_hint_can_be_pasted(
+    started: list[str], shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "bin" / "lit-mnist"
+    script.parent.mkdir()
+    script.touch(0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    monkeypatch.setattr(sys, "orig_argv", started)
+    monkeypatch.setattr(sys, "argv", [started[1] if started[1] != "-m" else "main.py", *started[2:]])
+    assert f"  more: {shown} --explain LD012" in report_text(example(), program_of_doctor()).splitlines()
+
+
+@pytest.mark.timeout(200)
+def test_an_interpreter_without_torch_is_named_with_that_of_the_doctor(tmp_path: Path, program: Program) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=60)
+    other = tmp_path / "bare" / "bin" / "python"
+    (program.folder / "train.py").write_text("import torch\n")
+    done = program("doctor", "--", str(other), "train.py", timeout=150)
+    assert done.code == 2, done.out + done.err
+    assert all(str(path) in done.err for path in (other, sys.executable))
+    assert f"-- {sys.executable} train.py" in done.err
+
+
 @pytest.mark.timeout(200)
 def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
     words = (f"{PROJECT}:main", "--only", "structural", "--json", "report.json", "--html", "report.html")
@@ -115,8 +151,8 @@ def test_the_configuration_of_a_project_is_examined(program: Program) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_fault_is_found_by_a_configuration(program: Program) -> None:
-    shutil.copy(PROJECT.parent / "ld008_same_dropout.py", program.folder / "mine.py")
+    shutil.copy(PROJECT.parent / "ld019b_only_frozen.py", program.folder / "mine.py")
     (program.folder / "mine.yaml").write_text("model: {class_path: mine.Module}\n")
-    done = program("doctor", "--config", "mine.yaml", "--only", "LD008", timeout=150)
+    done = program("doctor", "--config", "mine.yaml", "--only", "LD019", timeout=150)
     assert done.code == 1, done.out + done.err
-    assert "LD008" in done.out
+    assert "LD019" in done.out

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lit_mnist.doctor._private import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_workers, without_modes
+from lit_mnist.doctor._private import (
+    LoaderIndices,
+    graph_nodes,
+    in_backward,
+    tree_leaves,
+    tree_map,
+    watch_workers,
+    without_modes,
+)
 from lit_mnist.doctor.random_replay import Draw, RandomReplay
 
 
@@ -51,6 +59,13 @@ def test_the_nodes_of_a_kept_graph_are_counted() -> None:
     assert graph_nodes() > before
     del kept
     assert graph_nodes() == before
+
+
+def test_a_backward_pass_is_seen() -> None:
+    weight, seen = nn.Parameter(torch.ones(2)), []
+    weight.register_hook(lambda gradient: seen.append(in_backward()))
+    (weight * 2).sum().backward()
+    assert (seen, in_backward()) == ([True], False)
 
 
 def test_nested_batches_are_flattened() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from projects.cases import CASES, Case
-from suite import TRAINCHECK, examine_case
+from suite import COMMUNICATION, RANDOMNESS, TRAINCHECK, examine_case
 
-ALL = (*CASES, *TRAINCHECK)
-# The comparison with one process, and evaluation. Of the healthy projects, test_own_engines.py has the template.
-QUICK = ("ld013_padded_tokens", "ld024_lightning_mean")
+ALL = (*CASES, *COMMUNICATION, *RANDOMNESS, *TRAINCHECK)
+# The comparison with one process, evaluation, and a communication hook. test_own_engines.py has the healthy template.
+QUICK = ("ld013_padded_tokens", "ld024_lightning_mean", "hook_fp16")
 
 
 @pytest.mark.timeout(300)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
-from lit_mnist.doctor.gradients import first_divergence, initial_difference, windows, wraps
+from lit_mnist.doctor.gradients import first_divergence, initial_difference, local_hook, windows, wraps
 
 TITLE = "Gradients are not averaged"
 CAUSE = """\
@@ -28,6 +28,15 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     run = evidence.runs["ranks"]
     names = initial_difference(evidence)
+    if hook := local_hook(evidence, found.step):
+        message = (
+            f"Each rank steps with its own gradient: the communication hook {hook.name} returns the gradient of the "
+            "rank as it is."
+        )
+        tensor, amount = found.parameters[0], f"the gradients of two ranks differ by {found.amount:.1e}"
+        return [
+            fault("LD009", message, step=found.step, tensor=tensor, amount=amount, place=evidence.relative(hook.place))
+        ]
     if found.kind == "local":
         ddp = "DistributedDataParallel.forward is not called" if wraps(run) else "nothing averages the gradients"
         if any(windows(run.ranks[0])[found.step : found.step + 1]) and windows(run.ranks[0])[found.step]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
-from lit_mnist.doctor.gradients import first_divergence, windows, wraps
+from lit_mnist.doctor.gradients import first_divergence, local_hook, windows, wraps
 
 TITLE = "Parameters were changed after the wrap"
 CAUSE = """\
@@ -28,7 +28,7 @@ STRUCTURAL = True
 def check(evidence: Evidence) -> list[Finding]:
     """Finds parameters that DistributedDataParallel does not know, although its forward pass is called."""
     found = first_divergence(evidence)
-    if found is None or found.kind not in {"partly", "local"}:
+    if found is None or found.kind not in {"partly", "local"} or local_hook(evidence, found.step):
         return []
     run = evidence.runs["ranks"]
     passes = windows(run.ranks[0])[found.step] if found.step < len(windows(run.ranks[0])) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lit_mnist.doctor.communication import hook_effects
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.gradients import first_divergence, loss_place, without_batch_norm
@@ -22,10 +23,28 @@ THREADS = (
 )
 STRUCTURAL = False
 _EQUAL = 1e-5
+# Compression leaves a residual, which blurs the scale by about as much.
+_TIMES_RESIDUAL = 5
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients with the right direction and the wrong length."""
+    return _by_hook(evidence) or _by_loss(evidence)
+
+
+def _by_hook(evidence: Evidence) -> list[Finding]:
+    for hook in hook_effects(evidence.worked("ranks")):
+        if hook.is_scaled:
+            message = (
+                f"The communication hook {hook.name} returns {hook.scale:.3g} times the mean of the ranks' gradients: "
+                "a hook must divide by the number of ranks itself, once."
+            )
+            amount = f"{abs(hook.scale - 1):.1e} of the gradient"
+            return [fault("LD014", message, step=hook.step, amount=amount, place=evidence.relative(hook.place))]
+    return []
+
+
+def _by_loss(evidence: Evidence) -> list[Finding]:
     twin = without_batch_norm(evidence)
     if not twin.differs or not twin.is_weighted or first_divergence(evidence):
         return []
@@ -37,7 +56,7 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     # What the ranks apply, relative to one process with the same samples.
     factor = used[0] / twin.weights[0]
-    if abs(factor - 1) < _EQUAL:
+    if abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * residual):
         return []
     cause = (
         "the gradients of the ranks are summed, but not divided by their number"

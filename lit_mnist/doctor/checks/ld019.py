@@ -55,6 +55,9 @@ def check(evidence: Evidence) -> list[Finding]:
     if _is_fixed(record, forgotten):
         message = f"{lost} They are in evaluation mode: freeze them, if that is meant."
         return [Finding("LD019", Verdict.NOTE, message, 0, forgotten[0], place=place)]
+    if set(forgotten) <= {name for event in steps for name in event["loaded"]}:
+        message = f"{lost} Their weights were loaded: freeze them with requires_grad_(False), if that is meant."
+        return [Finding("LD019", Verdict.NOTE, message, 0, forgotten[0], place=place)]
     held = len({name for event in optimizers.values() for name in event["names"].values()})
     amount = f"{len(forgotten)} of {held + len(forgotten)} trainable parameters"
     return [fault("LD019", lost, step=0, tensor=forgotten[0], amount=amount, place=place)]

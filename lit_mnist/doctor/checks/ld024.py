@@ -7,6 +7,7 @@ from math import isclose, isnan
 from typing import Any
 
 from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.failures import short_reason
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.records import RankRecord, Run
 
@@ -36,6 +37,11 @@ def check(evidence: Evidence) -> list[Finding]:
     """Compares the metrics of the same weights and samples on one process and on several ranks."""
     single, several = evidence.worked("evaluate1"), evidence.worked("evaluate")
     if single is None or several is None:
+        failed = [run for name in ("evaluate1", "evaluate") if (run := evidence.runs.get(name)) and not run.worked]
+        if failed:
+            where = "one process" if failed[0].spec.world_size == 1 else "several ranks"
+            reason = f"The validation on {where} fails ({short_reason(failed[0])}), so no metric was compared."
+            return [Finding("LD024", Verdict.CANNOT_TELL, reason)]
         if any(rank.evaluation_epochs for rank in evidence.ranks):
             reason = "The doctor can evaluate the same weights twice for a LightningModule only."
             return [Finding("LD024", Verdict.CANNOT_TELL, reason)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.failures import short_reason
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
 from lit_mnist.doctor.records import RankRecord
@@ -33,6 +37,13 @@ def check(evidence: Evidence) -> list[Finding]:
     runs = [evidence.worked(name) for name in ("whole", "save", "resume")]
     whole, saved, resumed = (run.ranks[0] if run else None for run in runs)
     if whole is None or saved is None or resumed is None:
+        failed = [
+            (name, run) for name in ("whole", "save", "resume") if (run := evidence.runs.get(name)) and not run.worked
+        ]
+        if failed:
+            name, run = failed[0]
+            reason = f"The run {name!r} fails ({short_reason(run)}), so a resumed training was not examined."
+            return [Finding("LD025", Verdict.CANNOT_TELL, reason)]
         if any(rank.of_kind("save") for rank in evidence.ranks):
             reason = "The doctor can resume a LightningModule only."
             return [Finding("LD025", Verdict.CANNOT_TELL, reason)]
@@ -45,8 +56,14 @@ def check(evidence: Evidence) -> list[Finding]:
         return [Finding("LD025", Verdict.CANNOT_TELL, "The resumed training takes other samples.")]
     if evidence.deterministic is False:
         return [Finding("LD025", Verdict.CANNOT_TELL, "Two runs of the same code give different weights.")]
-    cause, tensor, step = _cause(whole, resumed, done, lost)
-    message = f"A training that is resumed after {done} steps differs from one that is not interrupted: {cause}."
+    cause = _cause(whole, resumed, done)
+    if cause is None:
+        reason = f"A resumed training differs in {listed(lost)}, but no state is seen that it lacks."
+        if _draws(whole)[-1:] != _draws(resumed)[-1:]:
+            reason = "The resumed training draws other random numbers, and no state is seen that it lacks."
+        return [Finding("LD025", Verdict.CANNOT_TELL, reason)]
+    what, tensor, step = cause
+    message = f"A training that is resumed after {done} steps differs from one that is not interrupted: {what}."
     # Without a tensor, the schedule is lost.
     events = [] if tensor else whole.of_kind("scheduler", "optimizer")
     place = evidence.relative(next((event["place"] for event in events if event["place"]), ""))
@@ -60,17 +77,26 @@ def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:
     return [place for place in different if not place.startswith("attribute") or "." in place.rpartition(" ")[2]]
 
 
-def _samples(record: RankRecord) -> list[list[list[int]]]:
-    """Returns the samples of each training epoch, by batch."""
-    found: dict[tuple[int, int], list[list[int]]] = {}
+def _samples(record: RankRecord) -> list[list[Any]]:
+    """Returns the samples of each training epoch, by batch: their indices and contents."""
+    return _by_epoch(record, lambda event: (event["indices"], event.get("samples")))
+
+
+def _draws(record: RankRecord) -> list[list[Any]]:
+    """Returns what the steps of each training epoch draw, and the states of the generators before."""
+    return _by_epoch(record, lambda event: (event.get("draw_digest"), event.get("at_step")))
+
+
+def _by_epoch(record: RankRecord, value: Callable[[dict[str, Any]], Any]) -> list[list[Any]]:
+    found: dict[tuple[int, int], list[Any]] = {}
     for event in record.of_kind("batch"):
         if event["trains"]:
-            found.setdefault((event["loader"], event["iteration"]), []).append(event["indices"])
+            found.setdefault((event["loader"], event["iteration"]), []).append(value(event))
     return list(found.values())
 
 
-def _cause(whole: RankRecord, resumed: RankRecord, done: int, lost: list[str]) -> tuple[str, str, int]:
-    """Returns what is not restored, the tensor, and the first step that shows it."""
+def _cause(whole: RankRecord, resumed: RankRecord, done: int) -> tuple[str, str, int] | None:
+    """Returns the state that is not restored, the tensor, and the first step that shows it; None if none is seen."""
     steps = whole.of_kind("step")[done:], resumed.of_kind("step")
     names = resumed.of_kind("step")[0]["names"] if steps[1] else {}
     begin = _differing(whole, resumed, f"before/{done}/", "before/0/")
@@ -85,18 +111,29 @@ def _cause(whole: RankRecord, resumed: RankRecord, done: int, lost: list[str]) -
                 "",
                 done + number,
             )
-    modules = list(dict.fromkeys(place.split(" ")[1] for place in lost if place.startswith("attribute")))
-    if modules:
-        return f"the attribute {modules[0]} is not restored, and not in the checkpoint", modules[0], done
     gradients = _differing(whole, resumed, f"applied/{done}/", "applied/0/")
-    if gradients:
-        tensor = names.get(gradients[0], gradients[0])
-        return "the first gradient is another one, although the weights and samples are the same", tensor, done
     after = _differing(whole, resumed, f"after/{done}/", "after/0/")
-    if after:
+    if after and not gradients:
         tensor = names.get(after[0], after[0])
         return "the same gradient gives another update, so the optimizer is not restored", tensor, done
-    return f"{listed(lost)} differ at the end", lost[0].partition(" ")[2], done
+    missing = _missing_at_begin(whole, resumed)
+    for kind in ("weights", "optimizer", "scheduler"):
+        if places := [place for place in missing if place.startswith(f"{kind} ")]:
+            return f"{listed(places)} is not restored", places[0].partition(" ")[2], done
+    attributes = list(dict.fromkeys(place.split(" ")[1] for place in missing))
+    if attributes and gradients:
+        return f"the attribute {attributes[0]} is not restored, and not in the checkpoint", attributes[0], done
+    return None
+
+
+def _missing_at_begin(whole: RankRecord, resumed: RankRecord) -> list[str]:
+    """Returns the places of the state that differ when the resumed epoch begins, modules in attributes first."""
+    begun = whole.of_kind("begin"), resumed.of_kind("begin")
+    if not all(begun):
+        return []
+    first, second = begun[0][-1]["values"], begun[1][0]["values"]
+    places = [place for place, value in first.items() if second.get(place) != value]
+    return sorted(places, key=lambda place: "." not in place.rpartition(" ")[2])
 
 
 def _differing(whole: RankRecord, resumed: RankRecord, first: str, second: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lit_mnist.doctor.evidence import Evidence, fault
+from lit_mnist.doctor.failures import short_reason
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.order import Event, evaluation_epochs
 from lit_mnist.doctor.records import RankRecord, Run
@@ -31,9 +32,14 @@ def check(evidence: Evidence) -> list[Finding]:
     if not (evidence.single and evidence.single.end.get("predicts")):
         return [Finding("LD030", Verdict.NOT_REACHED, "There is no predict_dataloader.")]
     run = evidence.run("predict", purpose="predict", same_seed=True)
-    epochs = evaluation_epochs(run.ranks) if run.worked else []
+    if not run.worked:
+        one = evidence.runs.get("predict1")
+        alone = f" It also fails on one process ({short_reason(one)})." if one and not one.worked else ""
+        message = f"The prediction on several ranks fails ({short_reason(run)}), so it was not examined.{alone}"
+        return [Finding("LD030", Verdict.CANNOT_TELL, message)]
+    epochs = evaluation_epochs(run.ranks)
     if not epochs:
-        return [Finding("LD030", Verdict.CANNOT_TELL, "The prediction on several ranks failed.")]
+        return [Finding("LD030", Verdict.CANNOT_TELL, "The prediction on several ranks uses no DataLoader.")]
     for events in epochs:
         if any(event["iterable"] or not event["drained"] for event in events):
             continue
@@ -79,7 +85,13 @@ def _lost(evidence: Evidence, run: Run, events: list[Event]) -> Finding | None:
     gathered = any(
         event["place"] and event["op"] != "barrier" for rank in run.ranks for event in rank.of_kind("collective")
     )
-    written = {rank.rank: event for rank in run.ranks for event in rank.of_kind("save", "open") if event["place"]}
+    # A report or a file of metrics has another number of rows than the rank has predictions.
+    written = {
+        rank.rank: event
+        for rank, own in zip(run.ranks, events, strict=True)
+        for event in rank.of_kind("save", "open")
+        if event["place"] and len(own["indices"]) in event.get("rows", ())
+    }
     if gathered or len(written) != 1:
         return None
     ((writer, event),) = written.items()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from lit_mnist.doctor.evidence import Evidence, fault
 from lit_mnist.doctor.findings import Finding, Verdict
 from lit_mnist.doctor.listing import listed
+from lit_mnist.doctor.records import RankRecord
 
 TITLE = "Ranks write one file, or do not end"
 CAUSE = """\
@@ -36,9 +39,13 @@ def check(evidence: Evidence) -> list[Finding]:
 
 def _files(evidence: Evidence) -> list[Finding]:
     writers: dict[str, dict[int, dict[str, Any]]] = {}
+    locks = {event["path"] for record in evidence.ranks for event in record.of_kind("lock")}
+    common = _common_locks(evidence.ranks)
     for record in evidence.ranks:
         for event in record.of_kind("save", "open"):
-            if event["place"] and (event["kind"] == "save" or event["mode"]):
+            # A file that is locked, or written under a lock of all ranks, has one writer at a time.
+            alone = event["path"] in locks or common.intersection(event["locks"])
+            if event["place"] and not alone and (event["kind"] == "save" or event["mode"]):
                 writers.setdefault(event["path"], {}).setdefault(record.rank, event)
     shared = {path: events for path, events in writers.items() if len(events) > 1}
     replaced = {path: events for path, events in shared.items() if any(_replaces(event) for event in events.values())}
@@ -55,8 +62,15 @@ def _files(evidence: Evidence) -> list[Finding]:
     return []
 
 
+def _common_locks(ranks: Sequence[RankRecord]) -> set[str]:
+    """Returns the locks that more than one rank holds when it writes."""
+    of_rank = [{lock for event in rank.of_kind("save", "open") for lock in event["locks"]} for rank in ranks]
+    held = Counter(lock for locks in of_rank for lock in locks)
+    return {lock for lock, holders in held.items() if holders > 1}
+
+
 def _replaces(event: dict[str, Any]) -> bool:
-    return event["kind"] == "save" or any(letter in event["mode"] for letter in "wx")
+    return event["kind"] == "save" or "w" in event["mode"]
 
 
 def _groups(evidence: Evidence) -> list[Finding]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from lit_mnist.doctor.files import remote
-from lit_mnist.doctor.probes.wrap import before, wrap_everywhere
+from lit_mnist.doctor.files.active_layer import meant
+from lit_mnist.doctor.probes.locks import Locks
+from lit_mnist.doctor.probes.rows import rows_of
+from lit_mnist.doctor.probes.wrap import before, wrap, wrap_everywhere
 from lit_mnist.doctor.recorder import Recorder, is_called_by_user
 from lit_mnist.doctor.spec import Spec
 
@@ -44,6 +50,7 @@ class CallProbe:
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
         self._depth = 0
+        self._locks = Locks(lambda path: self.recorder.add("lock", path=path))
 
     def install(self) -> None:
         """Installs the probes."""
@@ -53,6 +60,8 @@ class CallProbe:
         wrap_everywhere("init_process_group", dist.init_process_group, self._on_init)
         wrap_everywhere("destroy_process_group", dist.destroy_process_group, self._on_destroy)
         wrap_everywhere("manual_seed", torch.manual_seed, self._on_seed)
+        for generator, module in (("NumPy", np.random), ("Python", random)):
+            wrap(module, "seed", functools.partial(self._on_other_seed, generator))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             wrap_everywhere(name, getattr(nn.utils, name), self._on_clip)
         from torch.amp.grad_scaler import GradScaler
@@ -109,8 +118,12 @@ class CallProbe:
         return original(*args, **kwargs)
 
     def _on_seed(self, original: Callable[..., Any], seed: int, *args: Any, **kwargs: Any) -> Any:
-        self.recorder.add("seed", seed=int(seed))
+        self.recorder.add("seed", seed=int(seed), generator="torch")
         return original(seed, *args, **kwargs)
+
+    def _on_other_seed(self, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.recorder.add("seed", seed=0, generator=name)
+        return original(*args, **kwargs)
 
     def _on_clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         limit = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
@@ -127,17 +140,19 @@ class CallProbe:
     def _on_save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         # The names of the arguments are torch's.
         if isinstance(f, str | os.PathLike):
-            self.recorder.add("save", path=str(Path(f).absolute()))
+            self.recorder.add("save", path=str(Path(f).absolute()), locks=self._locks.held(), rows=rows_of(obj))
         return original(obj, f, *args, **kwargs)
 
     def _on_audit(self, event: str, args: Any) -> None:
+        self._locks.see(event, args)
         if event != "open" or not isinstance(args[0], str) or not isinstance(args[2], int):
             return
         if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[0].startswith(
             ("/dev/", "/proc/", "/sys/", str(self.recorder.folder))
         ):
             mode = args[1] if isinstance(args[1], str) else ""
-            place_known = self.recorder.add("open", path=os.path.abspath(args[0]), mode=mode)  # noqa: PTH100
+            path = meant(os.path.abspath(args[0]))  # noqa: PTH100
+            place_known = self.recorder.add("open", path=path, mode=mode, locks=self._locks.held())
             if not place_known["place"]:
                 # A library opened it: not the user's doing.
                 self.recorder.events.remove(place_known)

@@ -86,11 +86,12 @@ class ShortEpoch(Iterator[Any]):
         if probe.spec.double:
             batch = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
         event = self._record(batch, states)
+        event["at_step"] = generators()
         self.yielded += 1
         self.event["yielded"] = self.yielded
         if self.event["gradients"]:
             probe.first_batch()
-            probe.enter(event)
+            probe.enter(event, batch)
         if probe.spec.purpose == "train":
             probe.watch_dropout()
         return batch
@@ -137,9 +138,9 @@ class ShortEpoch(Iterator[Any]):
             "trains": trains,
             "generators": states,
         }
-        if probe.spec.purpose == "train":
+        if probe.spec.purpose in {"train", "whole", "resume"}:
             event["samples"] = sample_digests(leaves)
-            if trains:
+            if trains and probe.spec.purpose == "train":
                 event["graph_nodes"] = graph_nodes()
         if trains and probe.spec.purpose == "numbers" and probe.feed is None:
             recorder.tensors |= RankBatches.tensors_of(batch, self.loader, self.iteration, self.yielded)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lit_mnist.doctor.probes.calls import CallProbe
+from lit_mnist.doctor.probes.communication import CommunicationProbe
 from lit_mnist.doctor.probes.loaders import LoaderProbe
 from lit_mnist.doctor.probes.modules import ModuleProbe
 from lit_mnist.doctor.probes.steps import StepProbe
@@ -43,19 +47,21 @@ class Probes:
         self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch)
         self.loaders.tape.reverse = reverse
         self.calls = CallProbe(self.recorder, spec)
+        self.communication = CommunicationProbe(self.recorder, spec)
         self.facts: dict[str, Any] = {}
         self._starts = feed is not None
 
     def install(self) -> None:
         """Installs the probes, and seeds the generators differently on each rank."""
         torch.set_num_threads(1)
-        rank = 0 if self.spec.same_seed else self.recorder.rank
-        random.seed(self.spec.seed + rank)
-        torch.manual_seed(self.spec.seed + rank)
+        seed = self.spec.seed + (0 if self.spec.same_seed else _rank())
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(seed)
         if self.spec.double:
             torch.set_default_dtype(torch.float64)
             _disable_autocast()
-        for probe in (self.steps, self.modules, self.loaders, self.calls):
+        for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication):
             probe.install()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -113,6 +119,12 @@ class Probes:
             time.sleep(0.1)
         if not (self.recorder.folder / f"done{self.recorder.rank}").exists():
             self.recorder.write()
+
+
+def _rank() -> int:
+    """Returns the rank that the environment names, or the number of this process among those of multiprocessing."""
+    number = re.search(r"\d+$", multiprocessing.current_process().name)
+    return int(os.environ.get("RANK") or (number[0] if number else 0))
 
 
 def _disable_autocast() -> None:

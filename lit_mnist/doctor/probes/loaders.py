@@ -11,15 +11,13 @@ from torch.utils.data import DataLoader
 from lit_mnist.doctor._private import watch_workers
 from lit_mnist.doctor.probes.dropout import DropoutWatch
 from lit_mnist.doctor.probes.epochs import ShortEpoch
-from lit_mnist.doctor.probes.samples import (
-    SampleProbe,
-    hidden_generators,
-    seed_generators,
-)
+from lit_mnist.doctor.probes.flows import DrawFlow
+from lit_mnist.doctor.probes.generators import States, seed_own, values_drawn
+from lit_mnist.doctor.probes.samples import SampleProbe, seed_generators
 from lit_mnist.doctor.probes.wrap import wrap
 from lit_mnist.doctor.random_replay import RandomReplay
 from lit_mnist.doctor.rank_batches import RankBatches
-from lit_mnist.doctor.recorder import Recorder
+from lit_mnist.doctor.recorder import Recorder, digest
 from lit_mnist.doctor.spec import Spec
 
 
@@ -47,13 +45,15 @@ class LoaderProbe:
         self.tape = RandomReplay()
         self.dropout = DropoutWatch(recorder)
         self._watched = False
-        self.tape.recording = spec.purpose == "numbers" and feed is None
+        self.tape.recording = spec.purpose in {"numbers", "whole", "resume"} and feed is None
+        if spec.purpose == "train":
+            self.tape.flow = DrawFlow()
         self.iterations: dict[int, int] = {}
         self.training_epochs = 0
         self.open: list[ShortEpoch] = []
         self._loaders: list[Any] = []
         self._newest: dict[str, Any] | None = None
-        self._hidden: dict[str, str] = {}
+        self._hidden = States()
 
     def install(self) -> None:
         """Installs the probe."""
@@ -64,14 +64,21 @@ class LoaderProbe:
         number = self.number(loader)
         for epoch in [epoch for epoch in self.open if epoch.loader == number]:
             epoch.end()
-        self.seed()
+        self.seed(loader, loader.sampler, loader.batch_sampler, loader.dataset)
         self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
         return ShortEpoch(self, loader, original(loader))
 
-    def seed(self) -> None:
-        """Seeds the generators by the epoch, so that a resumed training has the same order and draws."""
+    def seed(self, *owners: Any) -> None:
+        """Seeds the generators by the epoch, so that a resumed training has the same order and draws.
+
+        Args:
+            owners: Objects whose own generators are seeded, too.
+        """
         if self.spec.purpose in {"save", "resume", "whole"} and torch.is_grad_enabled():
-            seed_generators(self.spec.seed + self.training_epochs + (self.spec.purpose == "resume"))
+            seed = self.spec.seed + self.training_epochs + (self.spec.purpose == "resume")
+            seed_generators(seed)
+            for owner in owners:
+                seed_own(owner, seed)
 
     def number(self, loader: Any) -> int:
         """Returns the number of a loader, in the order of first use."""
@@ -81,13 +88,15 @@ class LoaderProbe:
         self._loaders.append(loader)
         return len(self._loaders) - 1
 
-    def enter(self, batch: dict[str, Any]) -> None:
-        """Begins the step after a batch, and sees its random draws."""
+    def enter(self, batch: dict[str, Any], content: Any) -> None:
+        """Begins the step after a batch with this content, and sees its random draws."""
         self._newest = batch
+        if self.tape.flow:
+            self.tape.flow.begin(content)
         self.tape.count = self.tape.most = 0
         if self.feed:
             self.tape.replay(self.feed.draws(batch["loader"], batch["iteration"], batch["number"]))
-        self._hidden = hidden_generators()
+        self._hidden = States()
         self.tape.__enter__()  # type: ignore[no-untyped-call]
 
     def watch_dropout(self) -> None:
@@ -105,10 +114,14 @@ class LoaderProbe:
             return
         self.tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         batch["draws"], batch["drawn"] = self.tape.count, self.tape.most
-        later = hidden_generators()
-        hidden = [name for name, state in self._hidden.items() if later[name] != state]
-        self.recorder.add("drew", hidden=" and ".join(hidden), batch=batch["number"])
+        values = values_drawn(self._hidden, States())
+        batch["hidden"] = {name: number for name, number in values.items() if number}
+        batch["flows"] = self.tape.flow.found() if self.tape.flow else []
+        self.recorder.add("drew", hidden=" and ".join(batch["hidden"]), batch=batch["number"])
         draws, self.tape.draws = self.tape.draws, []
+        if self.spec.purpose != "numbers":
+            batch["draw_digest"] = digest([draw.outputs for draw in draws])
+            return
         for number, draw in enumerate(draws):
             for place, output in enumerate(draw.outputs):
                 name = f"draw/{batch['loader']}/{batch['iteration']}/{batch['number']}/{number}/{place}/{draw.name}"

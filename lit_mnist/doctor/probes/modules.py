@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -54,6 +54,9 @@ class ModuleProbe:
             self.steps.name_parameters(root)
             for name, part in root.named_modules():
                 self.names.setdefault(id(part), name)
+                if isinstance(origin := getattr(part, "name_or_path", ""), str) and origin:
+                    # A pretrained model of transformers, which loads its weights by itself.
+                    self._mark_loaded(part)
 
     def _on_ddp(self, original: Callable[..., Any], wrapped: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self.spec.double:
@@ -136,7 +139,13 @@ class ModuleProbe:
             missing=sorted(wanted - given)[:20],
             unexpected=sorted(given - wanted)[:20],
         )
+        self._mark_loaded(module, given)
         return original(module, state, *args, **kwargs)
+
+    def _mark_loaded(self, module: nn.Module, names: Collection[str] | None = None) -> None:
+        self.steps.loaded |= {
+            id(parameter): parameter for name, parameter in module.named_parameters() if names is None or name in names
+        }
 
 
 def _has_parameters(module: nn.Module) -> bool:

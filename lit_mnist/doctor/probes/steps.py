@@ -27,6 +27,7 @@ class StepProbe:
 
     Attributes:
         names: Names of parameters by their identity.
+        loaded: Parameters with loaded weights by their identity.
         first: What is called before the first step, with the parameters by `<optimizer>:<position>`.
     """
 
@@ -37,6 +38,7 @@ class StepProbe:
         self.local: dict[int, torch.Tensor] = {}
         self.micro: dict[int, list[tuple[int, torch.Tensor]]] = {}
         self.stale: set[int] = set()
+        self.loaded: dict[int, torch.Tensor] = {}
         self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
         self._hooked: dict[int, torch.Tensor] = {}
         self._applied: set[int] = set()
@@ -46,6 +48,7 @@ class StepProbe:
         self._ddp_forwards = 0
         self._micro_batches = 0
         self._inside = False
+        self._stepping: list[Optimizer] = []
 
     def install(self) -> None:
         """Installs the probes."""
@@ -138,6 +141,13 @@ class StepProbe:
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
             self.watch(_parameters(optimizer))
+        if any(other is optimizer for other in self._stepping):
+            # Its last step raised an exception.
+            self._stepping.clear()
+        self._stepping.append(optimizer)
+        if len(self._stepping) > 1:
+            # A part of another optimizer, which records the step: a sharded optimizer has one with its own shard.
+            return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._record(optimizer)
@@ -180,6 +190,7 @@ class StepProbe:
             frozen=[names[key] for key, parameter in parameters.items() if not parameter.requires_grad],
             stale=[names[key] for key, parameter in parameters.items() if id(parameter) in self.stale],
             unowned=self._unowned(),
+            loaded=[self.names[key] for key in self.loaded if key in self.names],
             ddp_forwards=self._ddp_forwards,
             micro_batches=self._micro_batches,
         )
@@ -194,7 +205,8 @@ class StepProbe:
     def _unowned(self) -> dict[str, str]:
         """Returns digests of the parameters that get gradients, but belong to no optimizer."""
         owned = {id(parameter) for optimizer in self.optimizers for parameter in _parameters(optimizer)}
-        found = [self._hooked[key] for key in self._reached - owned]
+        # A parameter that was frozen since is not meant to change.
+        found = [self._hooked[key] for key in self._reached - owned if self._hooked[key].requires_grad]
         if sum(parameter.numel() for parameter in found) > _LARGE:
             found = found[:1]
         return {self.names[id(parameter)]: digest(parameter) for parameter in found if id(parameter) in self.names}
@@ -211,6 +223,9 @@ class StepProbe:
         return original(scheduler, *args, **kwargs)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepping.pop()
+        if self._stepping:
+            return
         number, recorder = self._number(optimizer), self.recorder
         weights = {}
         parameters = _parameters(optimizer)

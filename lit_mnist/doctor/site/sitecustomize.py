@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,9 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec("torch")
-        if spec is not None:
+        if spec is None:
+            _report_missing("torch")
+        else:
             self.loader, spec.loader = spec.loader, self
         return spec
 
@@ -44,9 +47,17 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         # Resources of the package are found by its own loader.
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
+        if importlib.util.find_spec("lit_mnist") is None:
+            _report_missing("lit_mnist")
         from lit_mnist.doctor.command_rank import start
 
         start(Path(os.environ["LIT_MNIST_DOCTOR"]))
+
+
+def _report_missing(package: str) -> None:
+    """Tells the doctor what this Python lacks; it may not be the one that the doctor runs in."""
+    path = Path(os.environ["LIT_MNIST_DOCTOR"], f"missing-{os.getpid()}.json")
+    path.write_text(json.dumps([sys.executable, package]))
 
 
 def _run_the_next() -> None:

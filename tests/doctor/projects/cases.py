@@ -79,7 +79,12 @@ FAULTY = (
     ),
     _faulty("ld006_set_order", "Module", "class numbers from the order of a set", data="Data"),
     _faulty("ld007_same_augmentation", "main", "workers are seeded alike in each epoch"),
-    _faulty("ld008_same_dropout", "Module", "seed_everything with one seed on all ranks: equal dropout masks"),
+    _faulty(
+        "ld008_same_dropout",
+        "Module",
+        "seed_everything with one seed on all ranks: equal dropout masks",
+        verdict="note",
+    ),
     _faulty("ld008b_same_noise", "main", "manual_seed with one seed on all ranks: equal noise"),
     _faulty("ld009_ddp_bypassed", "main", "ddp.module.loss() does not average gradients"),
     _faulty("ld010_head_replaced", "main", "the head is replaced after the wrap; find_unused_parameters hides it"),
@@ -176,6 +181,9 @@ HEALTHY = (
     _healthy("predictions_gathered", "Module", "predictions gathered in order", data="Data"),
     _healthy("raw_augmentation", "main", "NumPy noise in workers"),
     _healthy("accelerate_loop", "", "accelerate with gather_for_metrics", command=TORCHRUN),
+    _healthy("linear_probe", "main", "loaded backbone, optimizer of the head only"),
+    _healthy("own_generators", "Module", "noise from generators of the module and the data set"),
+    _healthy("report_after_prediction", "Module", "rank 0 writes a report after the prediction"),
     _healthy("spawned_regression", "", "mp.spawn; rank 0 validates without the wrapper", command=PYTHON),
 )
 CASES = FAULTY + HEALTHY
