@@ -1,12 +1,12 @@
-"""The planted faults are found with their codes, and healthy projects have none."""
+"""The planted faults are found with their codes; healthy projects and programs of installed packages have none."""
 
 from __future__ import annotations
 
 import pytest
 from projects.cases import CASES, Case
-from suite import TRAINCHECK, examine_case
+from suite import INSTALLED, TRAINCHECK, examine_case
 
-ALL = (*CASES, *TRAINCHECK)
+ALL = (*CASES, *TRAINCHECK, *INSTALLED)
 # The comparison with one process, and evaluation. Of the healthy projects, test_own_engines.py has the template.
 QUICK = ("ld013_padded_tokens", "ld024_lightning_mean")
 

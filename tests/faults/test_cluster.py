@@ -90,9 +90,16 @@ def test_a_process_that_is_not_one_of_several_tasks_trains_alone(
 def test_a_single_process_in_a_job_of_several_tasks_trains_alone(
     program: Program, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """Neither Lightning's detection of Slurm nor the address of the job applies to it."""
+    """Neither Lightning's detection of Slurm nor the address of the job applies to it: no other rank is waited for."""
+    task(monkeypatch, **dict.fromkeys(TASK))
+    alone = program.train("--max-steps", 2, *SMALL, engine=engine)
     task(monkeypatch, SLURM_STEP_ID=None, SLURM_PROCID="0", SLURM_NTASKS="6", MASTER_ADDR="192.0.2.1", MASTER_PORT="1")
-    program.train("--max-steps", 2, *SMALL, engine=engine)
+    folder = program.train("--max-steps", 2, *SMALL, engine=engine)
+    found, expected = result_of(folder), result_of(alone)
+    assert found["world_size"] == 1
+    for key in ("weights_sha256", "steps", "validation", "test"):
+        assert found[key] == expected[key], key
+    assert [path.name for path in (folder / "logs").glob("rank-*.log")] == ["rank-0.log"]
 
 
 def test_ranks_of_torchrun_within_a_task_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
