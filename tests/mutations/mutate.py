@@ -11,25 +11,30 @@ test cannot fail.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import importlib
 import os
+import platform
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
+from typing import NoReturn
 from xml.etree import ElementTree
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = Path(__file__).with_name("mutations.yaml")
-# Each process of a test inherits this variable, by which those that a broken program leaves are found.
-MARK = "LIT_MNIST_MUTATION"
+LIBRARIES = ("torch", "torchvision", "torchmetrics", "lightning.pytorch.cli", "torch.distributed.run")
+_PR_SET_CHILD_SUBREAPER = 36
 NOT_COPIED = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".*_cache", "*.egg-info", "build", "runs", "shared")
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
@@ -108,38 +113,81 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def run_tests(tests: tuple[str, ...], root: Path, timeout: float) -> dict[str, Outcome]:
-    """Runs tests in the copy at `root`, and returns the outcome of each node ID."""
+    """Runs tests in the copy at `root`, and returns the outcome of each node ID.
+
+    pytest runs in a fork of this process, which has imported the libraries already.
+    """
     scratch = root.parent / "tmp"
     scratch.mkdir()
     # Some tests become another user, who must be able to enter.
     scratch.chmod(0o755)
-    report = scratch / "report.xml"
-    environment = {**os.environ, "PYTHONPATH": str(root), MARK: str(root), "TMPDIR": str(scratch)}
+    report, log = scratch / "report.xml", root.parent / "pytest.log"
     options = ("-q", "-p", "no:cacheprovider", "--timeout", timeout, "--junitxml", report)
-    command = [sys.executable, "-m", "pytest", *map(str, options), *tests]
-    log = root.parent / "pytest.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, cwd=root, env=environment, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            process.wait(timeout * (len(tests) + 1))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-        finally:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            _kill_marked(str(root))
-            process.wait()
+    _become_subreaper()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        _run_pytest([*map(str, options), *tests], root, scratch, log)
+    deadline = time.monotonic() + timeout * (len(tests) + 1)
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.05)
+    _kill_children()
     cases = _cases(report) if report.is_file() else {}
     shutil.rmtree(scratch, ignore_errors=True)
     return {test: _outcome(test, cases, log) for test in tests}
 
 
-def _kill_marked(mark: str) -> None:
+def _run_pytest(words: list[str], root: Path, scratch: Path, log: Path) -> NoReturn:
+    """Runs pytest in this forked process, which sees the copy instead of the checkout, and ends it."""
+    code = 70
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(root)
+        os.environ.update(PYTHONPATH=str(root), TMPDIR=str(scratch))
+        tempfile.tempdir = None
+        sys.path[0] = str(root)
+        code = int(pytest.main(words))
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _import_libraries() -> None:
+    """Imports what nearly all tests import, which takes longer than most tests, and nothing of this project."""
+    for name in LIBRARIES:
+        with suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _become_subreaper() -> None:
+    """Makes the processes that the tests leave children of this process."""
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _kill_children() -> None:
+    """Kills the processes that a broken program has left, and those that they leave."""
+    while children := children_of(os.getpid()):
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def children_of(parent: int) -> list[int]:
+    """Returns the child processes of a process."""
+    found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
+        if entry.name.isdigit():
             with suppress(OSError):
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) == parent:
+                    found.append(int(entry.name))
+    return found
 
 
 def _cases(report: Path) -> dict[str, Outcome]:
@@ -173,15 +221,13 @@ def judge(mutation: Mutation, root: Path, unchanged: dict[str, Outcome], timeout
     Args:
         mutation: The mutation.
         root: The copy of the checkout.
-        unchanged: The outcomes of the tests in the unchanged copy, to which this function adds.
+        unchanged: The outcomes of the tests in the unchanged copy.
         timeout: Seconds for each test.
     """
     try:
         mutation.applied_to(root)
     except (OSError, ValueError) as error:
         return False, f"**cannot be applied**: {error}"
-    if new := tuple(test for test in mutation.tests if test not in unchanged):
-        unchanged.update(run_tests(new, root, timeout))
     for test in mutation.tests:
         if unchanged[test].state == FAILED:
             return False, f"**fails without the mutation**: {unchanged[test].reason}"
@@ -218,11 +264,14 @@ def main(words: list[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no mutation contains {arguments.only!r}")
     defects = 0
-    unchanged: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         Path(folder).chmod(0o755)
         copy = Path(folder) / "checkout"
         shutil.copytree(ROOT, copy, symlinks=True, ignore=NOT_COPIED)
+        _import_libraries()
+        unchanged = run_tests(
+            tuple(dict.fromkeys(test for each in chosen for test in each.tests)), copy, arguments.timeout
+        )
         print("| promise | mutation | tests | result |\n|---|---|---|---|", flush=True)
         for mutation in chosen:
             found, result = judge(mutation, copy, unchanged, arguments.timeout)
