@@ -8,10 +8,15 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lightning.pytorch import LightningModule
 from processes import ROOT, named
+from torch.distributed import DistStoreError
+
+from lit_mnist.plugins import FailureReport
 
 _SCRIPT = """
 import sys, warnings, torch
@@ -74,3 +79,26 @@ def test_the_first_failed_rank_is_reported(launcher: list[str], world_size: int,
     assert ("torchrun" in report["command"]) == bool(launcher)
     assert err.count("failed first in epoch 0, step 3 (train batch 3)") == 1, err
     assert f"To resume from {report['checkpoint']}" in err
+
+
+def test_a_lost_connection_is_never_the_first_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that raises an error may write it later than a rank that only loses its connection to it."""
+    report = FailureReport(tmp_path)
+    errors = (
+        DistStoreError("the other rank has exited"),
+        ValueError("the cause"),
+        ZeroDivisionError(),
+        DistStoreError(),
+    )
+    for rank, error in enumerate(errors):
+        trainer: Any = SimpleNamespace(
+            global_rank=rank, world_size=4, is_global_zero=rank == 0, current_epoch=0, global_step=3, callbacks=[]
+        )
+        report.on_exception(trainer, LightningModule(), error)
+    written = json.loads((tmp_path / "failure.json").read_text())
+    assert (written["rank"], written["exception"], written["lost_peer"]) == (1, "ValueError: the cause", False)
+    told = capsys.readouterr().err
+    assert "Rank 1 of 4" in told
+    assert "Rank 2 of 4" not in told
+    assert "Rank 3 lost its connection to another rank" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
