@@ -20,12 +20,13 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
-# The measurements of the fault suite go into docs/reliability.md.
+# The measurements of the fault suite go into docs/reliability.md. The mutations show that the tests can fail.
 soak: $(VENV)/.installed-dev
 	mkdir -p build && rm -f build/fault-metrics.jsonl
 	FAULT_METRICS=$(CURDIR)/build/fault-metrics.jsonl $(BIN)/python -m pytest -m slow
 	FAULT_METRICS=$(CURDIR)/build/fault-metrics.jsonl $(BIN)/python -m pytest -m "not slow" tests/faults
 	$(BIN)/python tests/faults/table.py build/fault-metrics.jsonl
+	$(BIN)/python tests/mutations/mutate.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

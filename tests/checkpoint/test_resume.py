@@ -259,6 +259,10 @@ OTHERS: dict[str, tuple[Change, str]] = {
         lambda content: content["callbacks"].update(KeepCheckpoints={"best": 0.5}),
         "not of the best epoch",
     ),
+    "a worse epoch": (
+        lambda content: content["callbacks"].update(KeepCheckpoints={"best": 0.0}),
+        "not of the best epoch",
+    ),
     "of no run": (lambda content: content.pop("loops"), "its loops is missing"),
 }
 

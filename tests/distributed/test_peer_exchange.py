@@ -188,7 +188,8 @@ def call(address: tuple[str, int], sent: bytes | None, *, slowly: bool) -> socke
 @pytest.mark.parametrize(
     ("sent", "count", "slowly"),
     [
-        pytest.param(bytes(20), 1, False, id="wrong"),
+        # Without the secret, but with the number of a rank that has not connected yet.
+        pytest.param(bytes(19) + b"\2", 1, False, id="wrong"),
         pytest.param(b"half", 1, False, id="half"),
         pytest.param(None, 3, False, id="gone"),
         pytest.param(b"", 8, False, id="8 idle"),

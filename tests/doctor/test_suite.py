@@ -1,12 +1,12 @@
-"""The planted faults are found with their codes, and healthy projects have none."""
+"""The planted faults are found with their codes; healthy projects and programs of installed packages have none."""
 
 from __future__ import annotations
 
 import pytest
 from projects.cases import CASES, Case
-from suite import COMMUNICATION, RANDOMNESS, TRAINCHECK, examine_case
+from suite import COMMUNICATION, INSTALLED, RANDOMNESS, TRAINCHECK, examine_case
 
-ALL = (*CASES, *COMMUNICATION, *RANDOMNESS, *TRAINCHECK)
+ALL = (*CASES, *COMMUNICATION, *RANDOMNESS, *TRAINCHECK, *INSTALLED)
 # The comparison with one process, evaluation, and a communication hook. test_own_engines.py has the healthy template.
 QUICK = ("ld013_padded_tokens", "ld024_lightning_mean", "hook_fp16")
 

@@ -172,7 +172,11 @@ def test_one_device_and_two_ranks_differ_by_rounding_alone(program: Program, net
 
 @pytest.mark.parametrize(
     ("batches", "engines"),
-    [(4, ("raw_ddp",)), pytest.param(3, (*DISTRIBUTED, "parameter_server"), marks=pytest.mark.slow)],
+    [
+        (4, ("raw_ddp",)),
+        (3, ("raw_ddp",)),
+        pytest.param(3, ("lightning", *DISTRIBUTED[2:], "parameter_server"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_window_s_gradient_is_that_of_one_batch_of_all_its_samples(
     program: Program, batches: int, engines: tuple[str, ...]

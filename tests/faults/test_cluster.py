@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import yaml
@@ -86,13 +87,26 @@ def test_a_process_that_is_not_one_of_several_tasks_trains_alone(
     assert not launched_from_outside()
 
 
+@pytest.fixture(scope="module")
+def alone(shared_program: Program) -> dict[str, Any]:
+    """The result of a run without Slurm's variables, which is that of every engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        task(patch, **dict.fromkeys(TASK))
+        return result_of(shared_program.train("--max-steps", 2, *SMALL, engine="single"))
+
+
 @pytest.mark.parametrize("engine", ["lightning", "fabric", "raw_ddp"])
 def test_a_single_process_in_a_job_of_several_tasks_trains_alone(
-    program: Program, monkeypatch: pytest.MonkeyPatch, engine: str
+    program: Program, monkeypatch: pytest.MonkeyPatch, alone: dict[str, Any], engine: str
 ) -> None:
-    """Neither Lightning's detection of Slurm nor the address of the job applies to it."""
+    """Neither Lightning's detection of Slurm nor the address of the job applies to it: no other rank is waited for."""
     task(monkeypatch, SLURM_STEP_ID=None, SLURM_PROCID="0", SLURM_NTASKS="6", MASTER_ADDR="192.0.2.1", MASTER_PORT="1")
-    program.train("--max-steps", 2, *SMALL, engine=engine)
+    folder = program.train("--max-steps", 2, *SMALL, engine=engine)
+    found = result_of(folder)
+    assert found["world_size"] == 1
+    for key in ("weights_sha256", "steps", "validation", "test"):
+        assert found[key] == alone[key], key
+    assert [path.name for path in (folder / "logs").glob("rank-*.log")] == ["rank-0.log"]
 
 
 def test_ranks_of_torchrun_within_a_task_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

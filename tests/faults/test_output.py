@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,8 @@ from faults.terminal import in_terminal
 from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.main import main
-from lit_mnist.distributed.failure import is_peer_failure
+from lit_mnist.distributed._private import FailedAttempt
+from lit_mnist.distributed.failure import find_first_failure, is_peer_failure
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import escape_control
@@ -226,6 +228,19 @@ def test_a_failed_connection_is_not_the_cause(tmp_path: Path, call: str, ends: b
             r"Rank 0 \(.*\) could not continue, since another rank has exited or does not respond", done.out
         )
         assert "Traceback" in done.out
+
+
+def test_a_rank_that_has_lost_another_one_is_not_the_cause_even_if_it_reports_first() -> None:
+    """Both have exited when the launcher looks."""
+    times = {0: 1.0, 1: 2.0}
+    reports = {
+        rank: {"message": "", "stack": f"raised by {rank}", "expected": False, "late_rank": "", "time": times[rank]}
+        | {"peer_failed": rank == 0}
+        for rank in times
+    }
+    status: Any = SimpleNamespace(read=lambda rank: (7, reports[rank]))
+    error = find_first_failure(FailedAttempt({0: 3, 1: 3}, {0: 11, 1: 12}), status)
+    assert re.fullmatch(r"Rank 1 \(process 12 on \S+\) failed in step 7:\nraised by 1", str(error)), error
 
 
 def test_an_error_that_is_handled_when_a_connection_fails_is_the_cause(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from processes import wait_for
 
 from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_for_exit
 from faults.ptrace import run_until
-from lit_mnist.checkpoint.atomic_io import remove_temporary_files, write_text
+from lit_mnist.checkpoint.atomic_io import atomic_link, remove_temporary_files, write_text
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.state import MANAGER_STATE
@@ -312,6 +312,22 @@ def test_a_user_s_own_files_beside_the_checkpoints_stay(trained: Path) -> None:
         saving(trained, step, is_best=False)()
     names = {path.name for path in checkpoints.iterdir()}
     assert names == {"best.ckpt", "last.ckpt", f"step-{before + 1:08d}.ckpt", *own}
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure, unlike a kill, loses what was not flushed: the content before its name, and then the name."""
+    path, flush, flushed = tmp_path / "text", os.fsync, list[tuple[str, str]]()
+    path.write_text("old")
+
+    def noted(descriptor: int) -> None:
+        flush(descriptor)
+        flushed.append(("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file", path.read_text()))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_text(path, "new")
+    assert flushed == [("file", "old"), ("folder", "new")]
+    atomic_link(path, tmp_path / "link")
+    assert flushed[2:] == [("folder", "new")]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])

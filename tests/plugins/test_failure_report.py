@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from processes import ROOT, named, run_forked
+from torch.distributed import DistStoreError
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_mnist.plugins import ExactCheckpoint, FailureReport
@@ -122,3 +124,26 @@ def test_the_samples_after_a_resume_within_an_epoch(exact: bool, tmp_path: Path)
 
     done = run_forked(work, tmp_path)
     assert done.code == 0, done.out + done.err
+
+
+def test_a_lost_connection_is_never_the_first_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that raises an error may write it later than a rank that only loses its connection to it."""
+    report = FailureReport(tmp_path)
+    errors = (
+        DistStoreError("the other rank has exited"),
+        ValueError("the cause"),
+        ZeroDivisionError(),
+        DistStoreError(),
+    )
+    for rank, error in enumerate(errors):
+        trainer: Any = SimpleNamespace(
+            global_rank=rank, world_size=4, is_global_zero=rank == 0, current_epoch=0, global_step=3, callbacks=[]
+        )
+        report.on_exception(trainer, LightningModule(), error)
+    written = json.loads((tmp_path / "failure.json").read_text())
+    assert (written["rank"], written["exception"], written["lost_peer"]) == (1, "ValueError: the cause", False)
+    told = capsys.readouterr().err
+    assert "Rank 1 of 4" in told
+    assert "Rank 2 of 4" not in told
+    assert "Rank 3 lost its connection to another rank" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
