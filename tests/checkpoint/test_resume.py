@@ -393,7 +393,7 @@ def test_an_evaluation_names_the_checkpoint_that_it_evaluated(program: Program) 
     assert f"{trained} has no best.ckpt: these are the last weights, {last}" in done.out
     assert result_of(folder)["checkpoint"] == str(last)
     # A file that is given explicitly causes no note.
-    assert "note" not in program("test", "--ckpt", last).out
+    assert "these are the last weights" not in program("test", "--ckpt", last).out
 
 
 def test_a_diverged_training_ends_with_exit_code_4(program: Program) -> None:
