@@ -154,11 +154,13 @@ def assert_rejected(done: Done, *parts: str) -> None:
 def files_of(folder: Path) -> dict[str, tuple[object, ...]]:
     """Returns the files and folders in a folder: names, types, times, and the content of small files.
 
-    The output of the command itself and Python's caches of imported packages are left out.
+    The output of the command itself, Python's caches of imported packages, and the cache of data files that were
+    checked are not included.
     """
     found: dict[str, tuple[object, ...]] = {}
     for path in sorted(folder.rglob("*")):
-        if path.name not in {"stdout.txt", "stderr.txt", "__pycache__"} and path.parent.name != "__pycache__":
+        is_cache = "__pycache__" in path.parts or path.relative_to(folder).parts[0] == "cache"
+        if path.name not in {"stdout.txt", "stderr.txt"} and not is_cache:
             entry = path.lstat()
             kind: tuple[object, ...] = (stat.S_IFMT(entry.st_mode), stat.S_IMODE(entry.st_mode))
             if stat.S_ISREG(entry.st_mode):

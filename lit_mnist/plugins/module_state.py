@@ -153,8 +153,14 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
     """Yields the path of each child, the child, and the name and value of each attribute that is not Lightning's."""
     for path, child in module.named_modules():
         for name, value in list(vars(child).items()):
-            if name not in names_of_the_framework() and not isinstance(value, nn.Module):
+            skipped = isinstance(value, nn.Module) or _is_method_of(child, name, value)
+            if name not in names_of_the_framework() and not skipped:
                 yield path, child, name, value
+
+
+def _is_method_of(child: nn.Module, name: str, value: Any) -> bool:
+    """Returns whether an attribute is the method of its name: Lightning's DDP sets `forward` of a module so."""
+    return getattr(value, "__self__", None) is child and getattr(value, "__func__", value) is getattr(type(child), name, None)
 
 
 def _immediates(place: str, value: Any) -> Iterator[tuple[str, Any]]:

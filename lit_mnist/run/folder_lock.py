@@ -96,7 +96,7 @@ class FolderLock:
         waits = False
         file = open_lock(self.path / LOCK)
         try:
-            while not _try_lock(file):
+            while not self._try_lock(file):
                 holder = _holder(file) or _locker(file)
                 if time.monotonic() >= deadline:
                     raise InputError(f"The run folder {self.path} is in use by {holder}: choose another --run-dir.")
@@ -113,6 +113,18 @@ class FolderLock:
         file.close()
         self._make_folders(new=False)
         return self._wait(deadline)
+
+    def _try_lock(self, file: IO[str]) -> bool:
+        try:
+            return try_lock(file)
+        except OSError as error:
+            if self._created:
+                # No other process can lock it either.
+                (self.path / LOCK).unlink(missing_ok=True)
+            raise InputError(
+                f"The run folder {self.path} cannot be locked: {error.strerror}. Choose a --run-dir on another file "
+                "system."
+            ) from error
 
     def _write(self, text: str) -> None:
         assert self._file
@@ -156,16 +168,6 @@ class FolderSnapshot:
         for file, (stat, content) in reversed(self._files.items()):
             with suppress(OSError):
                 _restore(file, stat, content)
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        return try_lock(file)
-    except OSError as error:
-        raise InputError(
-            f"The run folder {Path(file.name).parent} cannot be locked: {error.strerror}. Choose a --run-dir on "
-            "another file system."
-        ) from error
 
 
 def _written(folder: Path) -> Iterator[Path]:

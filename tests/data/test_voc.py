@@ -314,4 +314,5 @@ def test_a_file_damaged_during_the_run_ends_it_with_one_message(
     path.write_bytes(b"\0" * found.st_size)
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
     run = ("--data.root", tmp_path, "--data.workers", workers, "--run-dir", tmp_path / "run")
+    program.may_write = True
     assert_rejected(program(*SMALL, *run, engine=engine), str(path), "not an image in a known format (JPEG)")

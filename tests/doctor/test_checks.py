@@ -21,6 +21,7 @@ from lit_mnist.doctor.communication import averaged_weights, hook_effects, not_c
 from lit_mnist.doctor.comparisons import compare_evaluation
 from lit_mnist.doctor.evidence import Evidence
 from lit_mnist.doctor.examination import _Examination
+from lit_mnist.doctor.files.protection import Protection
 from lit_mnist.doctor.findings import Finding
 from lit_mnist.doctor.probes.flows import DrawFlow
 from lit_mnist.doctor.probes.generators import States, seed_own, values_drawn
@@ -385,14 +386,14 @@ def test_a_prediction_that_fails_on_several_ranks_is_shown() -> None:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_code_that_fails_on_one_process_is_run_on_several(works: bool) -> None:
+def test_code_that_fails_on_one_process_is_run_on_several(works: bool, tmp_path: Path) -> None:
     end = event("end", reached_end=True, failures=[], libraries=[])
     several = records([event("epoch", trains=False), end], [event("epoch", trains=False), end])
     wrong = failed("ValueError", "devices=2 does not match the world size 1")
     runner = Recorded(train1=wrong, train2=several if works else [*wrong, *wrong])
-    examination = _Examination(Evidence(SPEC, runner), {})
+    examination = _Examination(Evidence(SPEC, runner), {}, tmp_path)
     examination.run()
-    report = examination.report("mine:main", 0.0)
+    report = examination.report("mine:main", 0.0, Protection(tmp_path, keep_output=False))
     assert report.exit_code == (0 if works else 2)
     assert "devices=2 does not match" in report.stages[0].outcome
     assert bool(report.error) is not works

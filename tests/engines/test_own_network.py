@@ -107,7 +107,8 @@ def test_a_run_is_evaluated_predicted_and_loaded(trained: Path, program: Program
     images = [own.stripes()[1][index][0] for index in range(3)]
     for index, image in enumerate(images):
         Image.fromarray(image).resize((56, 56), Image.Resampling.NEAREST).save(program.folder / f"{index}.png")
-    done = program("predict", "--ckpt", trained, *IMPORT, "--images", "0.png", "1.png", "2.png", "--run-dir", "drawn")
+    drawn = ("--images", "0.png", "1.png", "2.png", "--run-dir", "drawn", "--precision", "32-true")
+    done = program("predict", "--ckpt", trained, *IMPORT, *drawn)
     assert done.code == 0, done.err
     assert "0.png" in done.out, done.out
     folder = program.train("predict", "--ckpt", trained, *IMPORT, "--precision", "32-true", engine="raw_ddp")

@@ -85,7 +85,8 @@ def test_a_standard_output_that_cannot_be_written_does_not_end_the_run(
     program: Program, engine: str, devices: int, redirect: Callable[[], None]
 ) -> None:
     folder = program.folder / "run"
-    words = (*SMALL, "--devices", devices, "--epochs", 3, "--run-dir", folder)
+    # Without the note on the precision: the ranks print first.
+    words = (*SMALL, "--precision", "32-true", "--devices", devices, "--epochs", 3, "--run-dir", folder)
     done = printing(program, redirect, *words, engine=engine)
     assert done.code == 0, done.err
     assert result_of(folder)["steps"] == 60
@@ -334,7 +335,7 @@ def test_ctrl_c_in_a_terminal_leaves_the_message_alone(
     program: Program, engine: str, devices: int, columns: int
 ) -> None:
     folder = program.folder / "run"
-    words = [*SMALL, "--epochs", 50, "--devices", devices, "--run-dir", "run"]
+    words = [*SMALL, "--precision", "32-true", "--epochs", 50, "--devices", devices, "--run-dir", "run"]
 
     def work() -> int:
         os.chdir(program.folder)

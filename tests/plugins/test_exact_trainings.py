@@ -149,6 +149,7 @@ def test_a_signal_on_one_rank_saves_on_all_and_ends_with_its_code(
     (training.folder / "last.ckpt").unlink()
     done = training.run(stop=SignalAt(7, signum))
     assert done.code == 128 + signum, done.out + done.err
+    assert "cannot store" not in done.out + done.err
     assert done.err.count(f"Stopped by {signum.name} after step ") == 1, done.err
     assert training.complete() == reference
 

@@ -87,9 +87,12 @@ def test_the_first_failed_rank_is_reported(launcher: list[str], world_size: int,
 class Module(LightningModule):
     """Fails at a batch, and tells which samples it has."""
 
-    def __init__(self, fails_at: int) -> None:
+    # Of the class: a resume restores the attributes of the module.
+    fails_at = 0
+
+    def __init__(self) -> None:
         super().__init__()
-        self.layer, self.fails_at = torch.nn.Linear(2, 1), fails_at
+        self.layer = torch.nn.Linear(2, 1)
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         if (self.trainer.current_epoch, batch_idx) == divmod(self.fails_at, 8):
@@ -106,6 +109,7 @@ def test_the_samples_after_a_resume_within_an_epoch(exact: bool, tmp_path: Path)
 
     def work() -> int:
         for fails_at in (3, 6, 11):
+            Module.fails_at = fails_at
             data = TensorDataset(torch.arange(64.0).reshape(32, 2))
             save = ModelCheckpoint(tmp_path, "last", every_n_train_steps=2)
             trainer = Trainer(
@@ -116,7 +120,7 @@ def test_the_samples_after_a_resume_within_an_epoch(exact: bool, tmp_path: Path)
             last = tmp_path / "last.ckpt"
             loader, resumed = DataLoader(data, 4), last if last.exists() else None
             with pytest.raises(ValueError, match="bad samples"):
-                trainer.fit(Module(fails_at), loader, ckpt_path=resumed, weights_only=True)
+                trainer.fit(Module(), loader, ckpt_path=resumed, weights_only=True)
             report = json.loads((tmp_path / "failure.json").read_text())
             assert report["exception"] == f"ValueError: bad samples {report['samples']['indices']}"
             assert (report["epoch"], report["batch"]) == divmod(fails_at, 8)
