@@ -160,7 +160,8 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
 
 def _is_method_of(child: nn.Module, name: str, value: Any) -> bool:
     """Returns whether an attribute is the method of its name: Lightning's DDP sets `forward` of a module so."""
-    return getattr(value, "__self__", None) is child and getattr(value, "__func__", value) is getattr(type(child), name, None)
+    own = getattr(value, "__self__", None) is child
+    return own and getattr(value, "__func__", value) is getattr(type(child), name, None)
 
 
 def _immediates(place: str, value: Any) -> Iterator[tuple[str, Any]]:
