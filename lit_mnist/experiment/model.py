@@ -34,8 +34,8 @@ class ModelSettings:
         dropout: Dropout rate before the last layer of `basicnet` (its convolutions drop half as much), or after the
             pyramid of dilated convolutions of a deeplabv3.
         optimizer: `sgd`, `adam` or `adamw`.
-        lr: Learning rate; the peak if the schedule is not `constant`. Of `onecycle` with `sgd`, a run of fewer than
-            240 steps has a lower peak, which is logged.
+        lr: Learning rate; the peak if the schedule is not `constant`. With the default of 0.1, `onecycle` and `sgd`, a
+            run of fewer than 240 steps has a lower peak, which is logged.
         lr_scale: Scales the learning rate if `data.batch_per: rank` multiplies the batch by the number of ranks:
             `none`, `linear` (by the number of ranks) or `sqrt` (by its square root).
         momentum: Momentum of `sgd`.

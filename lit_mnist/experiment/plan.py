@@ -87,11 +87,11 @@ def scaled_lr(settings: ModelSettings, world_size: int) -> float:
 def peak_lr(settings: ModelSettings, world_size: int, total_steps: int) -> float:
     """Returns the (peak) learning rate of a run.
 
-    In a short run, the one-cycle schedule would reach its peak within a few steps, and SGD would diverge. The peak then
-    grows linearly with the number of steps. A learning rate that is small enough for the number of steps is kept:
+    In a short run, the one-cycle schedule would reach the default learning rate within a few steps, and SGD would
+    diverge. The peak then grows linearly with the number of steps. Another learning rate is the user's choice:
 
-        >>> [round(peak_lr(ModelSettings(lr=lr), 1, 30), 4) for lr in (0.01, 0.1, 0.4)]
-        [0.01, 0.0125, 0.05]
+        >>> [round(peak_lr(ModelSettings(lr=lr), 1, 30), 4) for lr in (0.1, 0.05)]
+        [0.0125, 0.05]
 
     Args:
         settings: The section `model`.
@@ -99,7 +99,8 @@ def peak_lr(settings: ModelSettings, world_size: int, total_steps: int) -> float
         total_steps: Optimizer steps of the run.
     """
     lr = scaled_lr(settings, world_size)
-    if settings.schedule != "onecycle" or settings.optimizer != "sgd" or total_steps >= SHORT_RUN:
+    is_default = settings.lr == ModelSettings.lr and settings.schedule == "onecycle" and settings.optimizer == "sgd"
+    if not is_default or total_steps >= SHORT_RUN:
         return lr
     return min(lr, max(lr, 1 - settings.momentum) * total_steps / SHORT_RUN)
 

@@ -403,3 +403,12 @@ def test_a_diverged_training_ends_with_exit_code_4(program: Program) -> None:
     assert "error: The loss was" in done.err
     assert "Traceback" not in done.err
     assert not (folder / "checkpoints" / "last.ckpt").exists()
+
+
+def test_two_processes_do_not_resume_one_folder(program: Program) -> None:
+    folder = program.train(*SMALL, "--epochs", 1, "--model.schedule", "constant")
+    second = Program(program.folder / "second")
+    second.folder.mkdir()
+    with program.started("--resume", folder, "--epochs", 1000) as first:
+        wait_for(lambda: f"process {first} " in (folder / "run.lock").read_text(), 60, program.folder)
+        assert_rejected(second("--resume", folder, "--epochs", 2), f"in use by process {first} on ")

@@ -176,9 +176,7 @@ def test_what_does_not_fit_is_refused(program: Program, flags: tuple[object, ...
 def test_the_rate_follows_the_ranks(program: Program, scale: str, factor: float) -> None:
     few = ("--max-steps", 1, "--data.train_size", 300, "--data.test_size", 20, "--data.val_size", 0)
     folder = program.train(
-        # A one-cycle run of one step would have a lower peak.
         *("--devices", 2, "--lr", 0.01, "--data.batch_per", "rank", "--model.lr_scale", scale, *few),
-        *("--model.schedule", "constant"),
         engine="raw_ddp",
     )
     result: dict[str, Any] = result_of(folder)
