@@ -147,6 +147,8 @@ def _run_pytest(words: list[str], root: Path, scratch: Path, log: Path) -> NoRet
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(root)
+        # The options of the run that started this one may be unknown in the copy.
+        os.environ.pop("PYTEST_ADDOPTS", None)
         os.environ.update(PYTHONPATH=str(root), TMPDIR=str(scratch))
         tempfile.tempdir = None
         sys.path[0] = str(root)
