@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import Logger
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from lit_mnist.checkpoint._private import lightning_loops
 from lit_mnist.checkpoint.format import LAST, SECTION, read_checkpoint
+from lit_mnist.checkpoint.lightning_internals import lightning_loops
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import make_section
 from lit_mnist.module import LitClassifier

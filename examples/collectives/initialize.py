@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from examples.collectives._private import timeout_in_force
 from examples.collectives.group import on_first
+from examples.collectives.torch_internals import timeout_in_force
 from lit_mnist.distributed.rank import Rank
 
 

@@ -15,8 +15,8 @@ from typing import IO, Any
 
 import torch
 
-from lit_mnist.checkpoint._private import TENSOR_RECORD, VALUES_RECORD, is_harmless_record
 from lit_mnist.checkpoint.file_hash import find_comment, verify_hash
+from lit_mnist.checkpoint.torch_internals import TENSOR_RECORD, VALUES_RECORD, is_harmless_record
 from lit_mnist.checkpoint.unpickler import UnsafeError, check_values
 
 _ZIP_END, _ZIP64_END = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q4sLQL")

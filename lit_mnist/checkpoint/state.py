@@ -17,8 +17,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_mnist.checkpoint._private import lightning_loops
 from lit_mnist.checkpoint.format import FORMAT, SECTION
+from lit_mnist.checkpoint.lightning_internals import lightning_loops
 from lit_mnist.errors import InputError
 from lit_mnist.training.job import Job
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lit_mnist.checkpoint._private import ITEM_SIZES, MAKE_DICT, MAKE_TENSOR, VERSIONS
+from lit_mnist.checkpoint.torch_internals import ITEM_SIZES, MAKE_DICT, MAKE_TENSOR, VERSIONS
 
 _NAMES = {*ITEM_SIZES, MAKE_TENSOR, MAKE_DICT}
 _NEW: dict[str, Callable[[], Any]] = {

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lit_mnist
+from ddp_doctor.flags import help_of_doctor
 from lit_mnist.cli.flags import COMMANDS, SHORT_FLAGS, commands_of, options_of
 from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.trainer_options import POLICY
-from lit_mnist.doctor.flags import help_of_doctor
 from lit_mnist.experiment.schema import options
 from lit_mnist.export.flags import help_of_export
 

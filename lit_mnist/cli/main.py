@@ -76,7 +76,7 @@ def _run(words: list[str], engine: str, command: str) -> int:
     if words[:1] == ["doctor"]:
         if engine != "lightning":
             raise InputError("Only train.py has the command doctor: python train.py doctor ...")
-        from lit_mnist.doctor.command import run_doctor
+        from ddp_doctor.command import run_doctor
 
         return run_doctor(words[1:])
     if words[:1] == ["export"]:

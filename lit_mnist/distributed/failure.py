@@ -16,10 +16,10 @@ from typing import NoReturn
 
 from torch.distributed import DistError
 
-from lit_mnist.distributed._private import FailedAttempt, is_gloo_error, write_error_file
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.distributed.rank_status import RANK_STATUS, FailureReport, StatusFile
 from lit_mnist.distributed.signals import SECONDS_TO_STOP, STOP, signal_name
+from lit_mnist.distributed.torch_internals import FailedAttempt, is_gloo_error, write_error_file
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 
 

@@ -21,7 +21,6 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from lit_mnist.distributed._private import FailedAttempt, RankAgent
 from lit_mnist.distributed.failure import convert_disk_error, exit_rank, find_first_failure
 from lit_mnist.distributed.private_folder import PrivateFolder, private_folder, run_id
 from lit_mnist.distributed.rank import Rank, die_with_parent
@@ -29,6 +28,7 @@ from lit_mnist.distributed.rank_status import LAUNCHER_FOLDER, RANK_STATUS, STAT
 from lit_mnist.distributed.rendezvous import use_file_rendezvous, use_loopback
 from lit_mnist.distributed.signals import SECONDS_TO_STOP, STOP, STOPPING, require_main_thread
 from lit_mnist.distributed.terminal import print_error
+from lit_mnist.distributed.torch_internals import FailedAttempt, RankAgent
 from lit_mnist.errors import LitMnistError, StoppedError
 
 Work = Callable[[Rank], None]

@@ -21,9 +21,9 @@ from typing import Any
 
 from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store, TCPStore
 
-from lit_mnist.distributed._private import AGENT_STORE, set_env_rendezvous
 from lit_mnist.distributed.private_folder import own_private_folder
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.torch_internals import AGENT_STORE, set_env_rendezvous
 from lit_mnist.errors import InputError
 
 _LOOPBACK = "lo" if platform.system() == "Linux" else "lo0"

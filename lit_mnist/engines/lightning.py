@@ -27,7 +27,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.module import LitClassifier
-from lit_mnist.plugins._private import disable_signal_handling
+from lit_mnist.plugins.lightning_internals import disable_signal_handling
 from lit_mnist.run.finish import finish, load_best_weights, write_predictions
 from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.progress import ProgressDisplay

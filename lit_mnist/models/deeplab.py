@@ -16,8 +16,8 @@ from torchvision.models.segmentation import DeepLabV3
 
 from lit_mnist.data.rng import RandomKey
 from lit_mnist.experiment import Net
-from lit_mnist.models._private import deeplab_parts
 from lit_mnist.models.layers import SeededDropout, channels_last
+from lit_mnist.models.torch_internals import deeplab_parts
 
 # The stages of the small network: inner channels of its block, stride, and dilation.
 _STAGES = ((16, 1, 1), (32, 2, 1), (32, 1, 2), (32, 1, 4))

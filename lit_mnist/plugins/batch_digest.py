@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.errors import InputError
-from lit_mnist.plugins._private import tensor_version
+from lit_mnist.plugins.lightning_internals import tensor_version
 from lit_mnist.plugins.loader_kinds import index_sampler
 from lit_mnist.plugins.plain_values import NotPlainError, pack
 

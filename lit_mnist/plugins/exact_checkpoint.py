@@ -17,7 +17,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_stop
 from lit_mnist.errors import InputError, require
-from lit_mnist.plugins import _private
+from lit_mnist.plugins import lightning_internals
 from lit_mnist.plugins.exact_checks import (
     check_ranks,
     check_training,
@@ -80,7 +80,7 @@ class ExactCheckpoint(Checkpoint):
         self._saving, self._ended, self._saved_step, self._batches = False, False, 0, 0
         self._loaders = TrainLoaders(trainer, self._between_batches, self._restore)
         self._loaders.attach(self._open)
-        self._open.enter_context(_private.handles_no_signals(trainer))
+        self._open.enter_context(lightning_internals.handles_no_signals(trainer))
         # Until the checkpoint is loaded.
         self._loading = ExitStack()
         self._loading.enter_context(self._own_io())
@@ -101,9 +101,9 @@ class ExactCheckpoint(Checkpoint):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins to record signals instead of exiting at once."""
         self._loading.close()
-        self._state, self._module_state = _private.TrainerState(trainer), ModuleState(pl_module)
+        self._state, self._module_state = lightning_internals.TrainerState(trainer), ModuleState(pl_module)
         if self._pending is not None:
-            _private.skip_restart_logic(trainer)
+            lightning_internals.skip_restart_logic(trainer)
         rank = Rank(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices)
         end_collectives_at_exit()
         self._consensus = Consensus(rank, trainer.strategy.root_device)

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import warn_once
 from lit_mnist.errors import InputError, require
-from lit_mnist.plugins._private import uses_dataloader_iter
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
+from lit_mnist.plugins.lightning_internals import uses_dataloader_iter
 from lit_mnist.plugins.plain_values import NotPlainError, pack
 
 # Callbacks beside which a resumed training would not end as an uninterrupted one.

@@ -10,7 +10,7 @@ from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from lit_mnist.errors import InputError
-from lit_mnist.plugins.evaluation._private import forms_no_groups, set_update_count, update_count
+from lit_mnist.plugins.evaluation.lightning_internals import forms_no_groups, set_update_count, update_count
 from lit_mnist.plugins.evaluation.metric_limits import check_exact
 from lit_mnist.plugins.evaluation.metric_states import metrics_in, plain_attributes, states_of_all_ranks
 from lit_mnist.training.evaluation import Evaluation, compute_batch_sums, compute_evaluation

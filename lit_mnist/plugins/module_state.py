@@ -9,8 +9,8 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lit_mnist.distributed.rank import warn_once
-from lit_mnist.plugins._private import names_of_the_framework, tensor_version
 from lit_mnist.plugins.generators import own_generators, restore_own_generators
+from lit_mnist.plugins.lightning_internals import names_of_the_framework, tensor_version
 from lit_mnist.plugins.live_values import LivePacker, LiveUnpacker, RestoredElsewhereError
 from lit_mnist.plugins.plain_classes import own_packages, package_of
 from lit_mnist.plugins.plain_leaves import is_immediate

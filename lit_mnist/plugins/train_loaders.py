@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from lit_mnist.plugins import _private
+from lit_mnist.plugins import lightning_internals
 from lit_mnist.plugins.exact_checks import check_loader
 from lit_mnist.plugins.generators import process_generators, restore_process_generators
 from lit_mnist.plugins.replay import ReplayLoader
@@ -44,7 +44,7 @@ class TrainLoaders:
 
         vars(strategy)["process_dataloader"] = process_dataloader
         stack.callback(lambda: vars(strategy).pop("process_dataloader", None))
-        stack.callback(_private.wrap_setup_data(trainer, self._before_loaders, self._after_loaders))
+        stack.callback(lightning_internals.wrap_setup_data(trainer, self._before_loaders, self._after_loaders))
 
     def save(self, *, ended: bool) -> dict[str, Any]:
         """Returns the position as nested plain values and tensors.
@@ -52,12 +52,12 @@ class TrainLoaders:
         Args:
             ended: Whether the training has ended.
         """
-        in_flight = 0 if ended else _private.prefetched_batches(self._trainer)
+        in_flight = 0 if ended else lightning_internals.prefetched_batches(self._trainer)
         return {
             "ended": ended,
             "request": self._request,
             "loaders": [loader.own_generators() if ended else loader.position(in_flight) for loader in self._loaders],
-            "consumed": _private.consumed_loaders(self._trainer),
+            "consumed": lightning_internals.consumed_loaders(self._trainer),
             "before_in_flight": self._before_in_flight if in_flight else None,
             "process": process_generators(),
         }
@@ -97,7 +97,7 @@ class TrainLoaders:
     def _after_loaders(self) -> None:
         if self._pending is not None and self._pending["ended"]:
             self._restore(True)
-            _private.end_restart(self._trainer)
+            lightning_internals.end_restart(self._trainer)
             if any(loader.delivered for loader in self._loaders):
                 # A batch was loaded ahead.
                 self._pending["process"] = process_generators()
@@ -106,7 +106,7 @@ class TrainLoaders:
         """Saves, exits or restores before the first of the train dataloaders loads its next batch."""
         if loader is not self._loaders[0]:
             return
-        in_flight = _private.prefetched_batches(self._trainer)
+        in_flight = lightning_internals.prefetched_batches(self._trainer)
         if self._pending is None:
             if loader.delivered or not in_flight:
                 self._between_batches()
@@ -128,7 +128,7 @@ class TrainLoaders:
                 restore_process_generators(state["before_in_flight"])
                 self._stage = "in flight"
                 return
-        _private.set_consumed_loaders(self._trainer, state["consumed"])
+        lightning_internals.set_consumed_loaders(self._trainer, state["consumed"])
         self._finish_resume(state)
 
     def _finish_resume(self, state: dict[str, Any]) -> None:

@@ -31,7 +31,6 @@ from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.data.loader import Batch, TrainBatches
 from lit_mnist.distributed.peer_exchange import PeerExchange
-from lit_mnist.profiling._private import hidden_all_reduce_ms, measure_every_step
 from lit_mnist.profiling.timer import (
     ALL_REDUCE,
     BACKWARD,
@@ -49,6 +48,7 @@ from lit_mnist.profiling.timer import (
     Timer,
     summarize,
 )
+from lit_mnist.profiling.torch_internals import hidden_all_reduce_ms, measure_every_step
 from lit_mnist.profiling.trace import FOLDER
 
 if TYPE_CHECKING:

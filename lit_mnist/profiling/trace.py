@@ -28,7 +28,7 @@ from lit_mnist.checkpoint.digest import tensor_sha256, weights_sha256
 from lit_mnist.data.rng import random_bits
 from lit_mnist.distributed.peer_exchange import SENT
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.profiling._private import list_operations
+from lit_mnist.profiling.torch_internals import list_operations
 
 FOLDER = "trace"
 _FIRST_COUNTED = 3

@@ -19,7 +19,7 @@ from run_report import write as write_run
 from voc_folder import write_voc
 
 from benchmarks.pages.page import write_bench
-from lit_mnist.doctor.page import write_page
+from ddp_doctor.page import write_page
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(240)]
 

@@ -24,7 +24,7 @@ from conftest import CHILD_ENV, TIMEOUT, as_nobody, assert_same, flipped
 from mirror import Mirror
 from torchvision import datasets
 
-from lit_mnist.data import _private, download
+from lit_mnist.data import download, torch_internals
 from lit_mnist.data.dataset import Dataset, class_names, load_dataset
 from lit_mnist.data.digits import family
 from lit_mnist.errors import InputError
@@ -73,7 +73,7 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bytes]]:
         if name == "emnist":
             with tempfile.TemporaryFile() as file:
                 with zipfile.ZipFile(file, "w") as archive:
-                    for stem, content in zip(_private.digit_archives(name, split), contents, strict=True):
+                    for stem, content in zip(torch_internals.digit_archives(name, split), contents, strict=True):
                         archive.writestr(f"gzip/{stem}.gz", gzip.compress(content))
                 file.seek(0)
                 packed = file.read()

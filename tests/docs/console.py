@@ -40,7 +40,7 @@ for _name in ("torch._dynamo", "lightning.pytorch", "accelerate"):
     importlib.import_module(_name)
 
 # What a checkout has and a page's folder must have, too.
-LINKED = ("train.py", "configs", "examples", "benchmarks", "tests", "docs", "lit_mnist")
+LINKED = ("train.py", "configs", "examples", "benchmarks", "tests", "docs", "lit_mnist", "ddp_doctor")
 EXIT_CODE = '; echo "exit code $?"'
 BLOCK = re.compile(r"^( *)```console\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 ENGINE = re.compile(r"lit_mnist\.engines\.(\w+)")

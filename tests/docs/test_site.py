@@ -10,7 +10,7 @@ from conftest import ROOT
 from docs_site import build_site
 
 # What the pages link to.
-PARTS = ("docs", "lit_mnist", "examples", "tests", "benchmarks", "configs", ".github", ".vscode")
+PARTS = ("docs", "lit_mnist", "ddp_doctor", "examples", "tests", "benchmarks", "configs", ".github", ".vscode")
 
 
 @pytest.fixture

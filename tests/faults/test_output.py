@@ -30,11 +30,11 @@ from faults.terminal import in_terminal
 from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.main import main
-from lit_mnist.distributed._private import FailedAttempt
 from lit_mnist.distributed.failure import find_first_failure, is_peer_failure
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import escape_control
+from lit_mnist.distributed.torch_internals import FailedAttempt
 from lit_mnist.run.progress import ProgressDisplay
 
 SECONDS = 120

@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.plugins import ExactDistributedSampler, exact_metric
-from lit_mnist.plugins.evaluation._private import set_update_count, state_reductions, update_count
+from lit_mnist.plugins.evaluation.lightning_internals import set_update_count, state_reductions, update_count
 
 COUNTS = (10, 101, 1001)
 WORLD_SIZES = (1, 2, 3, 7)

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lit_mnist.data._private import CLASSES, digit_archives
 from lit_mnist.data.digits.mnist import DamagedFileError, read_idx
 from lit_mnist.data.digits.split import Split
 from lit_mnist.data.download import Archive, check_allowed, check_md5, fetch, is_file, locked_folder, user_cache
+from lit_mnist.data.torch_internals import CLASSES, digit_archives
 from lit_mnist.errors import InputError
 
 # Published numbers of training and test samples.

@@ -14,10 +14,10 @@ import tarfile
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
-from lit_mnist.data._private import voc2012_archive
 from lit_mnist.data.download import check_allowed, check_md5, fetch, is_file, locked_folder, partial_folder, user_cache
 from lit_mnist.data.segmentation.split import SegmentationSplit
 from lit_mnist.data.segmentation.verification import Splits, content_sha256, verify
+from lit_mnist.data.torch_internals import voc2012_archive
 from lit_mnist.errors import InputError
 
 FOLDER = Path("VOCdevkit/VOC2012")

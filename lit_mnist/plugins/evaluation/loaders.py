@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from lit_mnist.data.loader import EvaluationBatches
-from lit_mnist.plugins.evaluation._private import copied_loader, predicted_loader, wrap_prepare_loader
+from lit_mnist.plugins.evaluation.lightning_internals import copied_loader, predicted_loader, wrap_prepare_loader
 from lit_mnist.plugins.sampler import ExactDistributedSampler
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from torchmetrics import Metric, MetricCollection
 
 from lit_mnist.distributed.gather import all_gather_bytes
-from lit_mnist.plugins.evaluation._private import (
+from lit_mnist.plugins.evaluation.lightning_internals import (
     EvaluationLoop,
     forms_no_groups,
     new_result,

@@ -12,7 +12,7 @@ from torchmetrics.wrappers import MetricTracker
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from lit_mnist.errors import InputError, require
-from lit_mnist.plugins.evaluation._private import state_reductions
+from lit_mnist.plugins.evaluation.lightning_internals import state_reductions
 
 _RANDOM = "draws random numbers, so its value is not a function of the samples"
 _WINDOW = "keeps the last batches, which depend on the number of ranks"

@@ -20,7 +20,12 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 
 from lit_mnist.distributed.gather import all_gather_bytes
 from lit_mnist.errors import InputError
-from lit_mnist.plugins.evaluation._private import forget_computed, set_update_count, state_reductions, update_count
+from lit_mnist.plugins.evaluation.lightning_internals import (
+    forget_computed,
+    set_update_count,
+    state_reductions,
+    update_count,
+)
 from lit_mnist.plugins.plain_values import NotPlainError, pack, unpack
 
 _ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

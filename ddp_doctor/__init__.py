@@ -1,0 +1,32 @@
+"""Examines other people's distributed training for silent faults.
+
+from ddp_doctor import examine
+
+report = examine(MyLit, MyData, devices=2)
+assert not report.faults
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddp_doctor.examination import examine as examine
+    from ddp_doctor.findings import Finding as Finding
+    from ddp_doctor.findings import Report as Report
+    from ddp_doctor.findings import Verdict as Verdict
+
+__all__ = ["Finding", "Report", "Verdict", "examine"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "examine":
+        # Importing the package imports no torch.
+        from ddp_doctor.examination import examine
+
+        return examine
+    if name in __all__:
+        from ddp_doctor import findings
+
+        return getattr(findings, name)
+    raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -1,0 +1,172 @@
+"""Installs all probes in this process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddp_doctor.probes.calls import CallProbe
+from ddp_doctor.probes.communication import CommunicationProbe
+from ddp_doctor.probes.loaders import LoaderProbe
+from ddp_doctor.probes.modules import ModuleProbe
+from ddp_doctor.probes.steps import StepProbe
+from ddp_doctor.rank_batches import RankBatches
+from ddp_doctor.recorder import Recorder
+from ddp_doctor.spec import Spec
+
+# Files in the folder of a run: a rank writes `done<R>` when it has recorded everything; the parent writes `stop` when
+# the time is over.
+STOP = "stop"
+
+
+class Probes:
+    """The probes of this process.
+
+    Attributes:
+        facts: What else the last event says of the target.
+    """
+
+    def __init__(self, folder: Path, spec: Spec) -> None:
+        self.spec = spec
+        self.recorder = Recorder(folder)
+        changes = spec.interventions
+        reverse = bool(changes.get("reverse"))
+        feed = RankBatches(Path(spec.feed), int(changes["ranks"]), reverse=reverse) if spec.feed else None
+        self.steps = StepProbe(self.recorder, spec)
+        self.modules = ModuleProbe(self.recorder, spec, self.steps)
+        self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch)
+        self.loaders.tape.reverse = reverse
+        self.calls = CallProbe(self.recorder, spec)
+        self.communication = CommunicationProbe(self.recorder, spec)
+        self.facts: dict[str, Any] = {}
+        self._starts = feed is not None
+
+    def install(self) -> None:
+        """Installs the probes, and seeds the generators differently on each rank."""
+        torch.set_num_threads(1)
+        seed = self.spec.seed + (0 if self.spec.same_seed else _rank())
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        if self.spec.double:
+            torch.set_default_dtype(torch.float64)
+            _disable_autocast()
+        for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication):
+            probe.install()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def finish(self) -> None:
+        """Writes the record, and waits for the end: other ranks may still need this one."""
+        if self.loaders.open:
+            self.loaders.close()
+        self.end(reached_end=False)
+        time.sleep(self.spec.timeout + 60)
+
+    def end(self, *, reached_end: bool, error: dict[str, Any] | None = None) -> None:
+        """Writes the record.
+
+        Args:
+            reached_end: Whether the program came to its end.
+            error: The exception that ended it.
+        """
+        recorder = self.recorder
+        failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.tape.failures]
+        if error:
+            recorder.add("error", **error)
+        else:
+            self.loaders.samples.look()
+        recorder.add(
+            "end",
+            reached_end=reached_end,
+            initialized=torch.distributed.is_available() and torch.distributed.is_initialized(),
+            failures=failures[:10],
+            libraries=sorted(_loaded_libraries()),
+            **self.facts,
+        )
+        recorder.write()
+        (recorder.folder / f"done{recorder.rank}").touch()
+
+    def _on_first_batch(self) -> None:
+        """Watches parameters that were unfrozen, and gives this process the weights that the ranks began with."""
+        self.steps.watch(self.steps.parameters().values())
+        feed = self.loaders.feed
+        if not self._starts or feed is None:
+            return
+        parameters, initial = self.steps.parameters(), feed.initial_weights()
+        if not parameters:
+            return
+        self._starts = False
+        with torch.no_grad():
+            for key, tensor in initial.items():
+                if key in parameters and parameters[key].shape == tensor.shape:
+                    parameters[key].copy_(tensor)
+                else:
+                    feed.failures.append("the optimizers of one process have other parameters than those of the ranks")
+
+    def _watch(self) -> None:
+        """Writes the record of a rank that hangs, when the parent asks for it."""
+        while not (self.recorder.folder / STOP).exists():
+            time.sleep(0.1)
+        if not (self.recorder.folder / f"done{self.recorder.rank}").exists():
+            self.recorder.write()
+
+
+def _rank() -> int:
+    """Returns the rank that the environment names, or the number of this process among those of multiprocessing."""
+    number = re.search(r"\d+$", multiprocessing.current_process().name)
+    return int(os.environ.get("RANK") or (number[0] if number else 0))
+
+
+def _disable_autocast() -> None:
+    make: Callable[..., None] = torch.autocast.__init__
+
+    def disabled(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+    ) -> None:
+        make(self, device_type, torch.bfloat16, enabled=False)
+
+    torch.autocast.__init__ = disabled  # type: ignore[method-assign]
+
+
+_LIBRARIES = (
+    "lightning.pytorch",
+    "torchvision",
+    "torchmetrics",
+    "transformers",
+    "accelerate",
+    "numpy",
+    "pandas",
+    "sklearn",
+)
+
+
+def _loaded_libraries() -> set[str]:
+    import sys
+
+    return {name for name in _LIBRARIES if name in sys.modules}
+
+
+def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Returns the environment of a rank, as torchrun sets it."""
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "NODE_RANK": "0",
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "doctor",
+    }

@@ -1,0 +1,165 @@
+"""Probes of the modules: modes, outputs, DistributedDataParallel, state that is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_doctor.probes.steps import StepProbe
+from ddp_doctor.probes.wrap import before, wrap
+from ddp_doctor.recorder import Recorder
+from ddp_doctor.spec import Spec
+from ddp_doctor.torch_internals import tree_leaves
+from lit_mnist.models.sync_batch_norm import sync_batch_norm
+
+_MOST_OUTPUTS = 400
+_MOST_VALUES = 2_000_000
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class ModuleProbe:
+    """Observes calls of modules.
+
+    Args:
+        recorder: Takes the events.
+        spec: The run.
+        steps: Names parameters and counts forward passes of DistributedDataParallel.
+    """
+
+    def __init__(self, recorder: Recorder, spec: Spec, steps: StepProbe) -> None:
+        self.recorder, self.spec, self.steps = recorder, spec, steps
+        self.names: dict[int, str] = {}
+        self.outputs: list[dict[str, Any]] = []
+        self._depth = 0
+        self._roots: list[nn.Module] = []
+
+    def install(self) -> None:
+        """Installs the probes."""
+        wrap(DistributedDataParallel, "__init__", self._on_ddp)
+        before(DistributedDataParallel, "forward", self._on_ddp_forward)
+        wrap(nn.Module, "__call__", self._on_call)
+        before(nn.Module, "eval", lambda module: self.recorder.add("eval", module=type(module).__name__))
+        wrap(nn.Module, "load_state_dict", self._on_load)
+        if self.spec.purpose == "numbers":
+            nn.modules.module.register_module_forward_hook(self._keep_output)
+
+    def name(self, root: nn.Module) -> None:
+        """Gives a module, its parts and its parameters their names."""
+        if not any(other is root for other in self._roots):
+            self._roots.append(root)
+            self.steps.name_parameters(root)
+            for name, part in root.named_modules():
+                self.names.setdefault(id(part), name)
+                if isinstance(origin := getattr(part, "name_or_path", ""), str) and origin:
+                    # A pretrained model of transformers, which loads its weights by itself.
+                    self._mark_loaded(part)
+
+    def _on_ddp(self, original: Callable[..., Any], wrapped: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self.spec.double:
+            module.double()
+        if self.spec.interventions.get("find_unused"):
+            kwargs["find_unused_parameters"] = True
+        if self.spec.interventions.get("sync_batch_norm"):
+            sync_batch_norm(module, "cpu")
+        self.name(module)
+        self.steps.watch(module.parameters())
+        self.recorder.active = True
+        event = self.recorder.add(
+            "ddp",
+            module=type(module).__name__,
+            parameters=[name for name, parameter in module.named_parameters() if parameter.requires_grad],
+            buffers=[name for name, _ in module.named_buffers()],
+            batch_norms=[name for name, part in module.named_modules() if isinstance(part, _NORMS)],
+            synchronized=[name for name, part in module.named_modules() if isinstance(part, nn.SyncBatchNorm)],
+            find_unused=bool(kwargs.get("find_unused_parameters")),
+        )
+        result = original(wrapped, module, *args, **kwargs)
+        self._roots.append(wrapped)
+        event["place"] = event["place"] or ""
+        return result
+
+    def _on_ddp_forward(self, wrapped: Any, *args: Any, **kwargs: Any) -> None:
+        self.steps.count_ddp_forward()
+        self.recorder.add(
+            "ddp_forward",
+            gradients=torch.is_grad_enabled(),
+            training=wrapped.training,
+            buffers=bool(wrapped.broadcast_buffers and list(wrapped.module.buffers())),
+            parameters=[name for name, parameter in wrapped.module.named_parameters() if parameter.requires_grad],
+            synchronizes=bool(wrapped.require_backward_grad_sync),
+        )
+
+    def _on_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._depth or not _has_parameters(module):
+            return original(module, *args, **kwargs)
+        self._depth += 1
+        try:
+            inner = module.module if isinstance(module, DistributedDataParallel) else module
+            self.name(inner)
+            self.steps.name_parameters(inner)
+            self.recorder.add(
+                "forward",
+                module=type(inner).__name__,
+                gradients=torch.is_grad_enabled(),
+                modes={name: part.training for name, part in inner.named_modules() if not list(part.children())},
+                random=[name for name, part in inner.named_modules() if _is_random(part)],
+                sensitive=[name for name, part in inner.named_modules() if _has_modes(part)],
+                ddp=isinstance(module, DistributedDataParallel),
+            )
+            return original(module, *args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    def _keep_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        leaf = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
+        wanted = leaf is not None and leaf.is_floating_point() and torch.is_grad_enabled() and self.recorder.step == 0
+        if not wanted or leaf is None or len(self.outputs) >= _MOST_OUTPUTS or leaf.numel() > _MOST_VALUES:
+            return
+        name = self.names.get(id(module))
+        if name is None or isinstance(module, DistributedDataParallel):
+            return
+        number = len(self.outputs)
+        self.recorder.keep(f"out/{number}", leaf)
+        self.outputs.append(self.recorder.add("output", number=number, name=name, module=type(module).__name__))
+
+    def _on_load(
+        self, original: Callable[..., Any], module: nn.Module, state: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        wanted, given = set(module.state_dict()), set(state)
+        strict = bool(args[0] if args else kwargs.get("strict", True))
+        self.recorder.add(
+            "load_state_dict",
+            module=type(module).__name__,
+            strict=strict,
+            matched=len(wanted & given),
+            missing=sorted(wanted - given)[:20],
+            unexpected=sorted(given - wanted)[:20],
+        )
+        self._mark_loaded(module, given)
+        return original(module, state, *args, **kwargs)
+
+    def _mark_loaded(self, module: nn.Module, names: Collection[str] | None = None) -> None:
+        self.steps.loaded |= {
+            id(parameter): parameter for name, parameter in module.named_parameters() if names is None or name in names
+        }
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _has_modes(part: nn.Module) -> bool:
+    """Returns whether a module has other outputs in evaluation mode."""
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return part.p > 0
+    return isinstance(part, _NORMS) and part.track_running_stats
+
+
+def _is_random(part: nn.Module) -> bool:
+    if isinstance(part, nn.RReLU):
+        return part.training
+    return isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0

@@ -1,0 +1,211 @@
+"""Samples of the data sets: what their indices mean, what direct calls give, and how the workers are seeded."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, Subset
+from torch.utils.data.distributed import DistributedSampler
+
+from ddp_doctor.recorder import Recorder, digest
+from ddp_doctor.spec import Spec
+from ddp_doctor.torch_internals import tree_leaves
+
+# Samples of a data set that are called directly, and the seconds that this may take.
+_MOST_CALLS = 64
+_MOST_SECONDS = 1.0
+_SEEDS = (1, 1, 2)
+_SEED_PYTHON, _SEED_NUMPY = random.seed, np.random.seed
+
+
+class SampleProbe:
+    """Observes data sets and the seeds of workers, and applies interventions on the order of the samples.
+
+    Args:
+        recorder: Takes the events.
+        spec: The run.
+    """
+
+    def __init__(self, recorder: Recorder, spec: Spec) -> None:
+        self.recorder, self.spec = recorder, spec
+        self._datasets: list[Any] = []
+        self._seeded = False
+
+    def number(self, dataset: Any) -> int:
+        """Returns the number of the data set below all Subsets, in the order of first use."""
+        base = _base(dataset)
+        for number, other in enumerate(self._datasets):
+            if other is base:
+                return number
+        self._datasets.append(base)
+        return len(self._datasets) - 1
+
+    def prepare(self, loader: Any, number: int, iteration: int, epoch: int) -> None:
+        """Applies the interventions to a loader before an epoch, and observes its workers.
+
+        Args:
+            loader: The loader.
+            number: Its number.
+            iteration: How often it was iterated before.
+            epoch: How many epochs of training there were before.
+        """
+        if self.spec.interventions.get("set_epoch"):
+            for owner in _owners(loader):
+                if callable(getattr(owner, "set_epoch", None)):
+                    owner.set_epoch(epoch)
+        if self.spec.interventions.get("no_workers") and loader.num_workers:
+            loader.num_workers, loader.timeout = 0, 0
+        # Samplers of this type alone give their own indices, and not those of another one.
+        if self.spec.interventions.get("unpadded") and type(loader.sampler) is DistributedSampler:
+            loader.sampler.__class__ = _Unpadded
+        if loader.num_workers and self.spec.purpose == "train":
+            known = getattr(loader.worker_init_fn, "func", None)
+            original = loader.worker_init_fn.args[1] if known is _in_worker else loader.worker_init_fn
+            loader.worker_init_fn = functools.partial(_in_worker, str(self._file(number, iteration)), original)
+
+    def seed_ranks(self) -> None:
+        """Seeds the ranks at the first training batch, if that is the intervention: 1 differently, 0 equally."""
+        if "seeds" in self.spec.interventions and not self._seeded:
+            _seed(self.spec.seed + self.recorder.rank * int(self.spec.interventions["seeds"]))
+        self._seeded = True
+
+    def of_workers(self, loader: int, iteration: int) -> list[dict[str, str]]:
+        """Returns digests of the generators with which the workers of an epoch began, in their order."""
+        paths = sorted(self.recorder.folder.glob(f"{self._file(loader, iteration).name}-*.json"))
+        return [json.loads(path.read_text()) for path in paths]
+
+    def look(self) -> None:
+        """Calls the data sets directly: which sample an index means, and whether it is random."""
+        if self.spec.purpose != "train" or self.spec.world_size == 1:
+            return
+        kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        for number, dataset in enumerate(self._datasets):
+            # A data set of the user may raise anything.
+            with suppress(Exception):
+                self._look_at(number, dataset)
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])
+
+    def _look_at(self, number: int, dataset: Any) -> None:
+        if isinstance(dataset, IterableDataset) or not len(dataset):
+            return
+        size, begun = len(dataset), time.monotonic()
+        wanted = sorted({place * (size - 1) // (_MOST_CALLS - 1) for place in range(_MOST_CALLS)})
+        seen: dict[str, list[str]] = {}
+        random_samples, used = 0, set()
+        for index in wanted:
+            calls = []
+            for seed in _SEEDS:
+                _seed(seed)
+                before = generators()
+                calls.append([_leaf_digest(leaf) for leaf in tree_leaves(dataset[index])])
+                used |= {name for name, state in generators().items() if state != before[name]}
+            # A value that the same seed does not repeat says nothing about the sample.
+            seen[str(index)] = [one if one == same else "" for one, same in zip(calls[0], calls[1], strict=False)]
+            random_samples += calls[0] != calls[2]
+            if time.monotonic() > begun + _MOST_SECONDS:
+                break
+        self.recorder.add(
+            "calls",
+            base=number,
+            dataset=type(dataset).__name__,
+            samples=seen,
+            random=random_samples / len(seen),
+            generators=sorted(used),
+        )
+
+    def _file(self, loader: int, iteration: int) -> Path:
+        return self.recorder.folder / f"worker{self.recorder.rank}-{loader}-{iteration}"
+
+
+def describe_samples(loader: Any) -> dict[str, Any]:
+    """Returns whether something of a loader has `set_epoch`, and a digest of the choice of a Subset."""
+    dataset = loader.dataset
+    return {
+        "set_epoch": [type(owner).__name__ for owner in _owners(loader) if callable(getattr(owner, "set_epoch", None))],
+        "subset": digest(base_indices(dataset, list(range(len(dataset))))) if isinstance(dataset, Subset) else "",
+        "library": type(loader).__module__.partition(".")[0],
+    }
+
+
+def base_indices(dataset: Any, indices: list[int]) -> list[int]:
+    """Returns the indices in the data set below all Subsets."""
+    with suppress(IndexError, TypeError, ValueError):
+        found = indices
+        while isinstance(dataset, Subset):
+            found = [int(dataset.indices[index]) for index in found]
+            dataset = dataset.dataset
+        return found
+    return indices
+
+
+def generators() -> dict[str, str]:
+    """Returns digests of the states of all global generators."""
+    numbers = np.random.get_state(legacy=False)
+    others = {"NumPy": digest(str(numbers)), "Python": digest(str(random.getstate()))}
+    return {"torch": digest(torch.get_rng_state()), **others}
+
+
+def _base(dataset: Any) -> Any:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
+def _owners(loader: Any) -> list[Any]:
+    """Returns the samplers of a loader, those inside of them, and the data set."""
+    found: list[Any] = []
+
+    def walk(owner: Any, depth: int = 0) -> None:
+        if owner is None or depth > 4 or any(other is owner for other in found):
+            return
+        found.append(owner)
+        for name in ("sampler", "batch_sampler"):
+            walk(getattr(owner, name, None), depth + 1)
+
+    for owner in (loader.sampler, loader.batch_sampler, _base(loader.dataset)):
+        walk(owner)
+    return found
+
+
+def _in_worker(path: str, original: Callable[[int], None] | None, worker: int) -> None:
+    """Runs the user's `worker_init_fn`, and writes with which random numbers the worker begins."""
+    if original is not None:
+        original(worker)
+    Path(f"{path}-{worker:03d}.json").write_text(json.dumps(generators()))
+
+
+class _Unpadded(DistributedSampler[Any]):
+    """A sampler that gives each sample once."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]
+
+
+def _leaf_digest(leaf: Any) -> str:
+    content = getattr(leaf, "tobytes", None)
+    return digest(leaf) if isinstance(leaf, torch.Tensor) or content is None else digest(str(content()))
+
+
+def _seed(seed: int) -> None:
+    # The probes of the functions that seed take it for the user's.
+    torch.default_generator.manual_seed(seed)
+    _SEED_PYTHON(seed)
+    _SEED_NUMPY(seed)
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the generators of torch, Python and NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)

@@ -1,0 +1,243 @@
+"""Probes of the optimizers: gradients of this rank, applied gradients, weights and learning rates of each step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ddp_doctor.probes.wrap import before, wrap
+from ddp_doctor.recorder import Recorder, digest
+from ddp_doctor.spec import Spec
+
+# Tensors of larger models are recorded in the first step alone.
+_LARGE = 5_000_000
+# The gradients of more backward passes per step are not recorded one by one.
+_MOST_PARTS = 16
+
+
+class StepProbe:
+    """Observes the optimizers.
+
+    Attributes:
+        names: Names of parameters by their identity.
+        loaded: Parameters with loaded weights by their identity.
+        first: What is called before the first step, with the parameters by `<optimizer>:<position>`.
+    """
+
+    def __init__(self, recorder: Recorder, spec: Spec) -> None:
+        self.recorder, self.spec = recorder, spec
+        self.names: dict[int, str] = {}
+        self.optimizers: list[Optimizer] = []
+        self.local: dict[int, torch.Tensor] = {}
+        self.micro: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        self.stale: set[int] = set()
+        self.loaded: dict[int, torch.Tensor] = {}
+        self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
+        self._hooked: dict[int, torch.Tensor] = {}
+        self._applied: set[int] = set()
+        self._reached: set[int] = set()
+        self._schedulers: list[LRScheduler] = []
+        self._scheduled: dict[int, int] = {}
+        self._ddp_forwards = 0
+        self._micro_batches = 0
+        self._inside = False
+        self._stepping: list[Optimizer] = []
+
+    def install(self) -> None:
+        """Installs the probes."""
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        wrap(Optimizer, "add_param_group", self._on_param_group)
+        wrap(torch.Tensor, "backward", self._on_backward)
+        wrap(torch.autograd, "backward", self._on_backward)
+        before(
+            Optimizer,
+            "zero_grad",
+            lambda optimizer, *_, **__: self.recorder.add("zero_grad", optimizer=self._number(optimizer)),
+        )
+        wrap(LRScheduler, "step", self._on_scheduler)
+
+    def name_parameters(self, module: nn.Module) -> None:
+        """Gives the parameters of a module their names."""
+        for name, parameter in module.named_parameters():
+            self.names.setdefault(id(parameter), name.removeprefix("module."))
+
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Records the gradients that this rank computes for the parameters."""
+        for parameter in parameters:
+            if id(parameter) not in self._hooked and parameter.requires_grad and parameter.is_leaf:
+                # The reference keeps the identity from being used again.
+                self._hooked[id(parameter)] = parameter
+                parameter.register_hook(functools.partial(self._on_gradient, parameter))
+
+    def count_ddp_forward(self) -> None:
+        """Counts a forward pass through DistributedDataParallel."""
+        self._ddp_forwards += 1
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Returns the parameters of all optimizers by `<optimizer>:<position>`."""
+        return {
+            f"{number}:{position}": parameter
+            for number, optimizer in enumerate(self.optimizers)
+            for position, parameter in enumerate(_parameters(optimizer))
+        }
+
+    def name(self, key: str, parameter: torch.Tensor) -> str:
+        """Returns the name of a parameter."""
+        number, position = key.split(":")
+        return self.names.get(id(parameter), f"parameter {position} of optimizer {number}")
+
+    def _number(self, optimizer: Optimizer) -> int:
+        # A comparison of optimizers is one of identities.
+        return self.optimizers.index(optimizer) if optimizer in self.optimizers else -1
+
+    def _on_param_group(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        result = original(optimizer, *args, **kwargs)
+        if optimizer not in self.optimizers:
+            self.optimizers.append(optimizer)
+            self.recorder.add("optimizer", optimizer=self._number(optimizer), name=type(optimizer).__name__)
+        self.watch(_parameters(optimizer))
+        return result
+
+    def _on_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+        known = self.local.get(id(parameter))
+        if self.recorder.step < self.spec.steps and self.spec.purpose == "numbers":
+            self.micro.setdefault(id(parameter), []).append((self._micro_batches - 1, gradient.detach().clone()))
+        self._reached.add(id(parameter))
+        if id(parameter) in self._applied:
+            left = parameter.grad is not None and bool(parameter.grad.any())
+            (self.stale.add if left else self.stale.discard)(id(parameter))
+            if not left:
+                self._applied.discard(id(parameter))
+        if known is None:
+            self.local[id(parameter)] = gradient.detach().clone()
+        else:
+            self.local[id(parameter)] = known + gradient.detach()
+        if self.weights:
+            return gradient * self.weights[self.recorder.rank]
+        return None
+
+    def _on_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._inside:
+            # Tensor.backward calls torch.autograd.backward.
+            return original(*args, **kwargs)
+        self.recorder.backwards += 1
+        self._micro_batches += 1
+        self.recorder.add("backward")
+        self._inside = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._inside = False
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if optimizer not in self.optimizers:
+            self.optimizers.append(optimizer)
+            self.watch(_parameters(optimizer))
+        if any(other is optimizer for other in self._stepping):
+            # Its last step raised an exception.
+            self._stepping.clear()
+        self._stepping.append(optimizer)
+        if len(self._stepping) > 1:
+            # A part of another optimizer, which records the step: a sharded optimizer has one with its own shard.
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._record(optimizer)
+            return None
+        seen: list[bool] = []
+
+        def observed() -> Any:
+            result = closure()
+            if not seen:
+                # An optimizer may call it several times per step.
+                seen.append(True)
+                self._record(optimizer)
+            return result
+
+        return (optimizer, observed), {}
+
+    def _record(self, optimizer: Optimizer) -> None:
+        recorder, number = self.recorder, self._number(optimizer)
+        recorder.active = True
+        parameters = {f"{number}:{place}": parameter for place, parameter in enumerate(_parameters(optimizer))}
+        size = sum(parameter.numel() for parameter in parameters.values())
+        if recorder.step < (1 if size > _LARGE else 2 * self.spec.steps):
+            for key, parameter in parameters.items():
+                recorder.keep(f"before/{recorder.step}/{key}", parameter)
+                if parameter.grad is not None:
+                    recorder.keep(f"applied/{recorder.step}/{key}", parameter.grad)
+                if id(parameter) in self.local:
+                    recorder.keep(f"local/{recorder.step}/{key}", self.local[id(parameter)])
+                parts = self.micro.get(id(parameter), ())
+                for micro, part in parts if 1 < len(parts) <= _MOST_PARTS else ():
+                    recorder.keep(f"micro{micro}/{recorder.step}/{key}", part)
+        names = {key: self.name(key, parameter) for key, parameter in parameters.items()}
+        recorder.add(
+            "step",
+            optimizer=number,
+            name=type(optimizer).__name__,
+            names=names,
+            lr=[float(group["lr"]) for group in optimizer.param_groups],
+            without_gradient=[names[key] for key, parameter in parameters.items() if parameter.grad is None],
+            frozen=[names[key] for key, parameter in parameters.items() if not parameter.requires_grad],
+            stale=[names[key] for key, parameter in parameters.items() if id(parameter) in self.stale],
+            unowned=self._unowned(),
+            loaded=[self.names[key] for key in self.loaded if key in self.names],
+            ddp_forwards=self._ddp_forwards,
+            micro_batches=self._micro_batches,
+        )
+        for parameter in parameters.values():
+            self.local.pop(id(parameter), None)
+            self.micro.pop(id(parameter), None)
+            self.stale.discard(id(parameter))
+            if parameter.grad is not None:
+                self._applied.add(id(parameter))
+        self._ddp_forwards = self._micro_batches = 0
+
+    def _unowned(self) -> dict[str, str]:
+        """Returns digests of the parameters that get gradients, but belong to no optimizer."""
+        owned = {id(parameter) for optimizer in self.optimizers for parameter in _parameters(optimizer)}
+        # A parameter that was frozen since is not meant to change.
+        found = [self._hooked[key] for key in self._reached - owned if self._hooked[key].requires_grad]
+        if sum(parameter.numel() for parameter in found) > _LARGE:
+            found = found[:1]
+        return {self.names[id(parameter)]: digest(parameter) for parameter in found if id(parameter) in self.names}
+
+    def _on_scheduler(self, original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        if not any(other is scheduler for other in self._schedulers):
+            self._schedulers.append(scheduler)
+        number = next(place for place, other in enumerate(self._schedulers) if other is scheduler)
+        again = self._scheduled.get(number) == self.recorder.step > 0
+        self._scheduled[number] = self.recorder.step
+        if again and self.spec.interventions.get("step_schedules_once"):
+            return None
+        self.recorder.add("scheduler", name=type(scheduler).__name__, scheduler=number)
+        return original(scheduler, *args, **kwargs)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepping.pop()
+        if self._stepping:
+            return
+        number, recorder = self._number(optimizer), self.recorder
+        weights = {}
+        parameters = _parameters(optimizer)
+        size = sum(parameter.numel() for parameter in parameters)
+        for place, parameter in enumerate(parameters):
+            key = f"{number}:{place}"
+            weights[key] = digest(parameter)
+            if recorder.step < (1 if size > _LARGE else 2 * self.spec.steps):
+                recorder.keep(f"after/{recorder.step}/{key}", parameter)
+        recorder.add("stepped", optimizer=number, weights=weights)
+        recorder.step += 1
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

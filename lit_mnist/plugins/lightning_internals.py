@@ -1,0 +1,248 @@
+"""All uses of private parts of Lightning, each with the test that detects a change in them.
+
+1. `disable_signal_handling`: the SIGTERM handler and the broadcast in each step. Detected by
+   `test_lightning_does_not_handle_signals` in tests/faults/test_signals.py.
+2. `inspect_signature_once`: the arguments of `training_step`. Detected by
+   `test_the_signature_of_a_training_step_is_inspected_once` in tests/test_template.py.
+3. Those of an evaluation are in `evaluation/lightning_internals.py`.
+
+ExactCheckpoint, whose tests are in tests/plugins/test_exact_internals.py:
+
+4. `handles_no_signals`: as 1. `test_the_signal_handling_of_a_trainer_is_disabled_for_a_while`.
+5. `uses_dataloader_iter`: how Lightning reads the argument. `test_a_dataloader_iter_is_found`.
+6. `tensor_version`: torch's count of in-place changes. `test_a_change_in_place_is_found`.
+7. `wrap_setup_data`, `skip_restart_logic`: called once before and once in the first epoch, and between the reset of the
+   loop and its first batch. `test_the_loops_call_the_wrapped_functions`; `end_restart`: `test_a_restart_is_ended`.
+8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`
+   and `test_the_ended_loaders_of_several_are_known_and_set`.
+9. `TrainerState`: Lightning's epoch sums of logged values. `test_sums_of_logged_values_are_restored`.
+10. `names_of_the_framework`: the attributes that are not the user's. `test_the_attributes_of_the_framework_are_known`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from lightning.pytorch import Trainer
+
+
+def disable_signal_handling(trainer: Trainer) -> None:
+    """Disables the signal handlers of a Trainer, and its check for signals in each step.
+
+    Lightning's SIGTERM handler calls a collective, which hangs if the other ranks do not, and each step costs a
+    broadcast. `STOP` and `Consensus` replace both.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def inspect_signature_once(trainer: Trainer) -> None:
+    """Makes a Trainer inspect the signature of `training_step` once per module class instead of in each step."""
+    loop = trainer.fit_loop.epoch_loop
+    inspect, known = loop._build_kwargs, dict[Any, bool]()
+
+    def build(kwargs: OrderedDict[str, Any], batch: Any, batch_idx: int) -> OrderedDict[str, Any]:
+        module = type(trainer.lightning_module)
+        if module not in known:
+            known[module] = "batch_idx" in inspect(OrderedDict(), batch, batch_idx)
+        kwargs["batch"] = batch
+        if known[module]:
+            kwargs["batch_idx"] = batch_idx
+        return kwargs
+
+    loop._build_kwargs = build  # type: ignore[method-assign]
+
+
+@contextmanager
+def handles_no_signals(trainer: Trainer) -> Iterator[None]:
+    """Disables the signal handlers of a Trainer within the body; see `disable_signal_handling`."""
+    connector, loop = trainer._signal_connector, trainer.fit_loop.epoch_loop
+    before = dict(vars(connector)), dict(vars(loop))
+    disable_signal_handling(trainer)
+    try:
+        yield
+    finally:
+        for owner, attributes, name in (
+            (connector, before[0], "register_signal_handlers"),
+            (loop, before[1], "_broadcast_sigterm_tensor"),
+        ):
+            vars(owner).pop(name, None)
+            if name in attributes:
+                vars(owner)[name] = attributes[name]
+
+
+def uses_dataloader_iter(module: Any) -> bool:
+    """Returns whether a training step takes the iterator instead of a batch."""
+    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+    return bool(is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True))
+
+
+@cache
+def names_of_the_framework() -> frozenset[str]:
+    """Returns the names of a module's attributes that torch and Lightning set, without those that a user changes."""
+    from lightning.pytorch import LightningModule
+
+    of_the_user = {"training", "_automatic_optimization", "_param_requires_grad_state"}
+    return frozenset(vars(LightningModule())) - of_the_user
+
+
+def tensor_version(tensor: torch.Tensor) -> int:
+    """Returns how often a tensor was changed in place; 0 for a tensor that does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def wrap_setup_data(trainer: Trainer, before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
+    """Calls functions before and after a fit and each epoch set up the dataloaders; returns a function to undo it."""
+    loop = trainer.fit_loop
+    setup = loop.setup_data
+
+    def wrapped() -> None:
+        before()
+        setup()
+        after()
+
+    loop.setup_data = wrapped  # type: ignore[method-assign]
+    return lambda: vars(loop).pop("setup_data", None) and None
+
+
+def end_restart(trainer: Trainer) -> None:
+    """Lets the loops continue as if they had not been restored: the next epoch begins with its first batch."""
+    from lightning.pytorch.loops.loop import _Loop
+
+    # With `max_steps`, the setter of the fit loop itself always sets True.
+    _Loop.restarting.fset(trainer.fit_loop, False)  # type: ignore[attr-defined]
+
+
+def skip_restart_logic(trainer: Trainer) -> None:
+    """Lets the first batch of a resumed epoch be an ordinary one: nothing of the previous batch is left to be done."""
+    loop = trainer.fit_loop.epoch_loop
+    start = loop.on_run_start
+
+    def wrapped(data_fetcher: Any) -> None:
+        start(data_fetcher)
+        end_restart(trainer)
+        vars(loop).pop("on_run_start", None)
+
+    loop.on_run_start = wrapped  # type: ignore[method-assign]
+
+
+def prefetched_batches(trainer: Trainer) -> int:
+    """Returns how many batches a fit loads ahead: one if the number of batches is unknown."""
+    fetcher = trainer.fit_loop._data_fetcher
+    return 1 if fetcher is not None and fetcher.length is None else 0
+
+
+def consumed_loaders(trainer: Trainer) -> list[bool]:
+    """Returns which of several dataloaders have ended once in this epoch."""
+    combined = trainer.fit_loop._combined_loader
+    return [] if combined is None else list(getattr(combined._iterator, "_consumed", []))
+
+
+def set_consumed_loaders(trainer: Trainer, consumed: list[bool]) -> None:
+    """Restores what `consumed_loaders` has returned."""
+    combined = trainer.fit_loop._combined_loader
+    if consumed and combined is not None:
+        combined._iterator._consumed[:] = consumed  # type: ignore[union-attr]
+
+
+class TrainerState:
+    """The state of a Trainer that its loops' progress leaves out: the epoch sums of logged values, and counters.
+
+    Args:
+        trainer: The Trainer.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def save(self) -> dict[str, Any]:
+        """Returns the state as nested plain values and tensors."""
+        trainer, connector = self.trainer, self.trainer._logger_connector
+        results = trainer.fit_loop.epoch_loop._results
+        return {
+            "results": {key: _save_result(each) for key, each in results.items() if each.meta._sync._group is None},
+            "callback_metrics": dict(connector._callback_metrics),
+            "logged_metrics": dict(connector._logged_metrics),
+            "first_batch": connector._first_loop_iter,
+            "current_fx": connector._current_fx,
+            "stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
+            "accumulate": trainer.accumulate_grad_batches,
+            "should_stop": trainer.should_stop,
+            # Under manual optimization DDP broadcasts the buffers only before the first forward pass.
+            "broadcasts": getattr(trainer.strategy.model, "require_forward_param_sync", None),
+            "limits": self._limits(),
+        }
+
+    def load(self, state: dict[str, Any], *, has_ended: bool) -> None:
+        """Restores a state between two batches, or after a training that continues with raised limits."""
+        trainer, connector = self.trainer, self.trainer._logger_connector
+        results = trainer.fit_loop.epoch_loop._results
+        for key, saved in state["results"].items():
+            results[key] = _load_result(saved, trainer)
+        connector._first_loop_iter, connector._current_fx = state["first_batch"], state["current_fx"]
+        trainer.fit_loop.epoch_loop._batches_that_stepped = state["stepped"]
+        trainer.accumulate_grad_batches = state["accumulate"]
+        trainer.should_stop = state["should_stop"] and not has_ended
+        if state["broadcasts"] is not None:
+            trainer.strategy.model.require_forward_param_sync = state["broadcasts"]  # type: ignore[union-attr]
+        self._load_metrics(state)
+
+    def load_end(self, state: dict[str, Any]) -> None:
+        """Restores the last metrics of a training that has ended, and its early stop if the limits are the same."""
+        self._load_metrics(state)
+        if state["limits"] == self._limits():
+            self.trainer.should_stop = state["should_stop"]
+
+    def _limits(self) -> list[Any]:
+        from lightning.pytorch.callbacks import Timer
+
+        timers = [each for each in self.trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
+        left = [each.time_remaining() for each in timers]
+        return [self.trainer.max_epochs, self.trainer.max_steps, [each is not None and each <= 0 for each in left]]
+
+    def _load_metrics(self, state: dict[str, Any]) -> None:
+        connector = self.trainer._logger_connector
+        connector._callback_metrics.update(state["callback_metrics"])
+        connector._logged_metrics.update(state["logged_metrics"])
+
+
+_RESULT_FIELDS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
+_RESULT_STATES = ("value", "cumulated_batch_size", "has_reset", "_update_count", "_forward_cache")
+
+
+def _save_result(result: Any) -> dict[str, Any]:
+    meta = result.meta
+    states = {name: getattr(result, name) for name in _RESULT_STATES if hasattr(result, name)}
+    if not result.is_tensor:
+        # The value is a torchmetrics object, an attribute of the module.
+        states = {"has_reset": result.has_reset, "_update_count": result._update_count}
+    return {
+        "meta": {name: getattr(meta, name) for name in (*_RESULT_FIELDS, "dataloader_idx", "metric_attribute")},
+        "reduce_fx": meta.reduce_fx.__name__,
+        "sync": [meta.sync.should, meta.sync.rank_zero_only],
+        "is_tensor": result.is_tensor,
+        "states": states,
+    }
+
+
+def _load_result(saved: dict[str, Any], trainer: Trainer) -> Any:
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+
+    meta = _Metadata(**saved["meta"], reduce_fx=saved["reduce_fx"])
+    should, rank_zero_only = saved["sync"]
+    meta.sync = _Sync(_should=should, fn=trainer.strategy.reduce, rank_zero_only=rank_zero_only)
+    result = _ResultMetric(meta, saved["is_tensor"])
+    for name, value in saved["states"].items():
+        setattr(result, name, value)
+    if not saved["is_tensor"]:
+        result.value = attrgetter(meta.metric_attribute or "")(trainer.lightning_module)
+        result._forward_cache = result.value._forward_cache
+    return result.to(trainer.strategy.root_device)

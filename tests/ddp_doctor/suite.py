@@ -1,0 +1,183 @@
+"""Examines the planted faults, TrainCheck's errors and the healthy projects, and writes the table of docs/doctor.md.
+
+python tests/ddp_doctor/suite.py             all, which takes about half an hour on two cores
+python tests/ddp_doctor/suite.py ld013 gan   those whose names contain a word; the results of the others are kept
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from projects import communication, randomness
+from projects.cases import CASES, Case
+from projects.traincheck import EXPECTED
+
+from ddp_doctor.checks import describe
+from ddp_doctor.findings import Report, Verdict
+
+ROOT = Path(__file__).parents[2]
+PAGE, RESULTS = ROOT / "docs" / "doctor.md", ROOT / "build" / "doctor-suite.json"
+BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
+TRAINCHECK = tuple(
+    Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
+)
+# Programs that communicate in other ways, and programs whose ranks share a seed; some are faulty.
+COMMUNICATION = tuple(
+    Case(name, "communication.py", name, codes=(code,) if code else (), note=note)
+    for name, (code, note) in communication.EXPECTED.items()
+)
+RANDOMNESS = tuple(
+    Case(name, "randomness.py", name, codes=("LD008",) if verdict else (), verdict=verdict or "fault", note=note)
+    for name, (verdict, note) in randomness.EXPECTED.items()
+)
+
+_DEMOS = "lightning.pytorch.demos"
+_BORING = f"{_DEMOS}.boring_classes:BoringModel"
+# Programs that nobody in this project wrote.
+INSTALLED = (
+    *(
+        Case(f"{_DEMOS}.{name}", f"{_DEMOS}.{name}", note="module of Lightning's demos")
+        for name in (
+            "boring_classes:BoringModel",
+            "boring_classes:ManualOptimBoringModel",
+            "lstm:LightningLSTM",
+            "transformer:LightningTransformer",
+        )
+    ),
+    *(
+        Case(f"BoringModel with {name}", _BORING, data=f"{_DEMOS}.boring_classes:{name}", note="Lightning's demos")
+        for name in ("BoringDataModule", "BoringDataModuleNoLen")
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the doctor said of a project.
+
+    Attributes:
+        case: The project with the expected codes.
+        report: The report.
+    """
+
+    case: Case
+    report: Report
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes with the expected verdict."""
+        return tuple(sorted({f.code for f in self.report.findings if f.verdict.value == self.case.verdict}))
+
+    @property
+    def is_right(self) -> bool:
+        """Whether exactly the expected codes have the expected verdict, and no other is a fault."""
+        others = {finding.code for finding in self.report.of(Verdict.FAULT)} - set(self.case.codes)
+        return self.codes == self.case.codes and not others and not self.report.error
+
+
+def examine_case(case: Case) -> Result:
+    """Examines a project in an empty current folder, since some write files."""
+    from ddp_doctor import examine
+
+    with _empty_folder():
+        if case.command:
+            words = (str(Path(sys.executable).parent / case.words[0]), *case.words[1:])
+            return Result(case, examine(command=words, devices=case.devices))
+        if not case.target:
+            return Result(case, examine(case.file, case.data or None, devices=case.devices))
+        data = f"{case.path}:{case.data}" if case.data else None
+        return Result(case, examine(f"{case.path}:{case.target}", data, devices=case.devices))
+
+
+@contextmanager
+def _empty_folder() -> Iterator[None]:
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        # Two of Lightning's demos download this text unless it is here.
+        text = Path("data/wikitext-2.txt")
+        text.parent.mkdir()
+        words = random.Random(0)
+        text.write_text("\n".join(" ".join(f"w{words.randrange(100)}" for _ in range(20)) for _ in range(300)))
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
+def main(words: list[str]) -> int:
+    """Examines the projects, and returns the number of those with an unexpected report."""
+    everything = (*CASES, *COMMUNICATION, *RANDOMNESS, *TRAINCHECK, *INSTALLED)
+    wanted = [case for case in everything if not words or any(word in case.name for word in words)]
+    rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    RESULTS.parent.mkdir(exist_ok=True)
+    wrong = 0
+    for case in wanted:
+        result = examine_case(case)
+        wrong += not result.is_right
+        row = {"codes": result.codes, "right": result.is_right, "seconds": round(result.report.seconds)}
+        rows[case.name] = row
+        RESULTS.write_text(json.dumps(rows))
+        expected = ", ".join(case.codes) or "none"
+        found = ", ".join(f"{finding.code} {finding.verdict.value}" for finding in result.report.faults) or "no fault"
+        mark = "as expected" if result.is_right else f"NOT AS EXPECTED ({expected})"
+        print(f"{case.name}: {', '.join(result.codes) or found}, {mark}, {result.report.seconds:.0f} s", flush=True)
+    if all(case.name in rows for case in everything):
+        _write(rows)
+    return wrong
+
+
+def _write(rows: dict[str, dict[str, Any]]) -> None:
+    """Writes the table of all projects into the page."""
+    kinds = {
+        "planted faults": [case for case in CASES if case.codes],
+        "healthy projects": [case for case in CASES if not case.codes],
+        "programs that communicate in other ways": COMMUNICATION,
+        "programs whose ranks share a seed": RANDOMNESS,
+        "errors of TrainCheck's list": TRAINCHECK,
+        "programs of installed packages": INSTALLED,
+    }
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "transformers", "accelerate"))
+    lines = [f"Seen on {time.strftime('%Y-%m-%d')}, on CPUs, with {libraries}.", ""]
+    for kind, cases in kinds.items():
+        lines.append(f"- {kind}: {sum(rows[case.name]['right'] for case in cases)} of {len(cases)} as expected")
+    lines += ["", "| project | what it is | found | seconds |", "|---|---|---|---|"]
+    for case in (case for cases in kinds.values() for case in cases):
+        row = rows[case.name]
+        verdict = "" if case.verdict == Verdict.FAULT or not row["codes"] else f" ({case.verdict})"
+        found = f"{', '.join(row['codes']) or 'no fault'}{verdict}{'' if row['right'] else ', not as expected'}"
+        lines.append(f"| {case.name} | {case.note} | {found} | {row['seconds']} |")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}")
+
+
+def checks_table() -> str:
+    """Returns the table of all checks for the page."""
+    lines = ["| code | finds | structural | reported in |", "|---|---|---|---|"]
+    for code, check in describe().items():
+        structural = "yes" if check.structural else ""
+        lines.append(f"| {code} | {check.title} | {structural} | {', '.join(check.threads)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_checks() -> None:
+    """Writes the table of all checks into the page."""
+    before, _, rest = PAGE.read_text().partition("<!-- checks -->\n")
+    after = rest.partition("<!-- end of checks -->\n")[2]
+    PAGE.write_text(f"{before}<!-- checks -->\n{checks_table()}<!-- end of checks -->\n{after}")
+
+
+if __name__ == "__main__":
+    write_checks()
+    sys.exit(bool(main(sys.argv[1:])))

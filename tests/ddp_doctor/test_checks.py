@@ -1,0 +1,433 @@
+"""Checks and stages on recorded events, without an examination: what is a fault, and what is not."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddp_doctor.checks import load_checks
+from ddp_doctor.command_ranks import find_ranks
+from ddp_doctor.communication import averaged_weights, hook_effects, not_comparable
+from ddp_doctor.comparisons import compare_evaluation
+from ddp_doctor.evidence import Evidence
+from ddp_doctor.examination import _Examination
+from ddp_doctor.files.protection import Protection
+from ddp_doctor.findings import Finding
+from ddp_doctor.probes.flows import DrawFlow
+from ddp_doctor.probes.generators import States, seed_own, values_drawn
+from ddp_doctor.probes.locks import Locks
+from ddp_doctor.probes.rows import rows_of, rows_of_file
+from ddp_doctor.random_replay import RandomReplay
+from ddp_doctor.records import RankRecord, Run
+from ddp_doctor.spec import Spec, Target
+
+Event = dict[str, Any]
+SPEC = Spec(Target("mine:main"), world_size=2)
+
+
+class Recorded:
+    """Gives runs that were recorded, by their purpose and number of ranks."""
+
+    def __init__(self, **runs: list[RankRecord]) -> None:
+        self.recorded = runs
+
+    def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
+        return Run(spec, Path(), self.recorded.get(f"{spec.purpose}{spec.world_size}", []))
+
+    def why_not_alone(self, spec: Spec) -> str:
+        return ""
+
+    def preload(self, names: Sequence[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def event(kind: str, step: int = 0, place: str = "mine.py:1 in main", **values: Any) -> Event:
+    return {"kind": kind, "step": step, "place": place, **values}
+
+
+def records(*events: list[Event], tensors: Sequence[dict[str, torch.Tensor]] = ({}, {})) -> list[RankRecord]:
+    return [RankRecord(rank, found, dict(tensors[rank])) for rank, found in enumerate(events)]
+
+
+def evidence(runner: Recorded | None = None, **runs: list[RankRecord]) -> Evidence:
+    return Evidence(SPEC, runner or Recorded(), {name: Run(SPEC, Path(), ranks) for name, ranks in runs.items()})
+
+
+def verdicts(code: str, given: Evidence) -> list[str]:
+    check: ModuleType = importlib.import_module(f"ddp_doctor.checks.{code.lower()}")
+    findings: list[Finding] = check.check(given)
+    return [finding.verdict.value for finding in findings]
+
+
+def failed(kind: str, message: str) -> list[RankRecord]:
+    return records([event("error", type=kind, message=message, trace=f"Traceback\n{kind}: {message}", input=False)])
+
+
+# Communication hooks.
+
+MEAN = torch.linspace(-1, 1, 64)
+
+
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        ((MEAN, MEAN), "mean"),
+        ((MEAN.half().float(), MEAN.half().float()), "mean"),
+        ((MEAN.bfloat16().float(), MEAN.bfloat16().float()), "mean"),
+        ((2 * MEAN.half().float(), 2 * MEAN.half().float()), "scaled"),
+        ((MEAN / 2, MEAN / 2), "scaled"),
+        ((MEAN + 0.1, MEAN - 0.1), "local"),
+        ((torch.zeros(64), torch.zeros(64)), ""),
+        ((MEAN, torch.zeros(64)), ""),
+        # PowerSGD keeps one direction of the mean.
+        ((MEAN.clamp(min=0), MEAN.clamp(min=0)), ""),
+    ],
+    ids=["plain", "float16", "bfloat16", "summed", "divided twice", "not averaged", "zeros", "zeros once", "low rank"],
+)
+def test_a_hook_is_compared_with_the_mean_up_to_compression(results: tuple[torch.Tensor, ...], said: str) -> None:
+    tensors = [
+        {"hook_in/0/0.0": MEAN + sign, "hook_out/0/0.0": result}
+        for sign, result in zip((0.1, -0.1), results, strict=True)
+    ]
+    ranks = records([event("comm_hook", name="mine")], [event("comm_hook", name="mine")], tensors=tensors)
+    (found,) = hook_effects(Run(SPEC, Path(), ranks))
+    assert (found.is_mean, found.is_scaled, found.local) == (
+        said in {"mean", "scaled"},
+        said == "scaled",
+        said == "local",
+    )
+    assert verdicts("LD014", evidence(ranks=ranks)) == (["fault"] if said == "scaled" else [])
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_weights_that_are_averaged_between_steps_are_no_fault(averaged: bool) -> None:
+    after = [torch.ones(4), 3 * torch.ones(4)]
+    begin = [2 * torch.ones(4)] * 2 if averaged else after
+    steps = [[event("step", step, names={"0:0": "w"}, optimizer=0) for step in (0, 1)] for _ in range(2)]
+    for events, value in zip(steps, after, strict=True):
+        events += [event("stepped", step, weights={"0:0": str(value)}) for step in (0, 1)]
+    tensors = []
+    for sign, value, start in zip((1, -1), after, begin, strict=True):
+        gradient = torch.linspace(0, sign, 4) + (sign > 0)
+        tensors.append(
+            {"after/0/0:0": value, "before/1/0:0": start, "applied/0/0:0": gradient, "local/0/0:0": gradient}
+        )
+    given = evidence(ranks=records(*steps, tensors=tensors))
+    assert bool(averaged_weights(given)) is averaged
+    assert verdicts("LD009", given) == ([] if averaged else ["fault"])
+    assert {"LD009", "LD016"} <= set(not_comparable(given)) or not averaged
+
+
+# Files.
+
+
+def opened(path: str, mode: str = "w", locks: Sequence[str] = ()) -> Event:
+    return event("open", path=path, mode=mode, locks=list(locks))
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([opened("/a/model.pt")], ["fault"]),
+        ([opened("/a/log.txt", "a")], ["note"]),
+        ([opened("/a/x.lock", "w"), event("lock", path="/a/x.lock")], []),
+        ([opened("/a/x.lock", "x")], []),
+        ([opened("/a/data.pt", locks=["/a/x.lock"])], []),
+    ],
+    ids=["a file", "appended", "a lock file", "created exclusively", "under a lock"],
+)
+def test_a_file_that_ranks_write_one_after_the_other_is_no_fault(events: list[Event], expected: list[str]) -> None:
+    if events[0]["mode"] == "x":
+        events = [*events, event("lock", path=events[0]["path"])]
+    assert verdicts("LD032", evidence(ranks=records(events, events))) == expected
+
+
+def test_different_locks_protect_nothing() -> None:
+    given = records([opened("/a/data.pt", locks=["/a/0.lock"])], [opened("/a/data.pt", locks=["/a/1.lock"])])
+    assert verdicts("LD032", evidence(ranks=given)) == ["fault"]
+
+
+def test_locks_are_held_until_they_are_released(tmp_path: Path) -> None:
+    seen: list[str] = []
+    locks = Locks(seen.append)
+    path = str(tmp_path / "x.lock")
+    with Path(path).open("w") as file:
+        locks.see("fcntl.flock", (file.fileno(), fcntl.LOCK_EX))
+        assert locks.held() == [path]
+        locks.see("fcntl.flock", (file.fileno(), fcntl.LOCK_UN))
+        assert not locks.held()
+        locks.see("fcntl.lockf", (file.fileno(), fcntl.LOCK_EX, 0, 0, 0))
+    assert seen == [path, path]
+    assert not locks.held()
+
+
+@pytest.mark.parametrize(("rows", "expected"), [([12], ["fault"]), ([3, 24], []), ([], [])])
+def test_only_a_file_with_as_many_rows_as_the_rank_has_predictions_may_lack_those_of_others(
+    rows: list[int], expected: list[str]
+) -> None:
+    epochs = [
+        event("epoch", trains=False, loader=0, iteration=0, iterable=False, drained=True, ascending=True, base=0)
+        | {"indices": list(range(rank, 24, 2)), "samples": 24, "set_epoch": [], "sampler": "S"}
+        for rank in range(2)
+    ]
+    predicted = records([epochs[0], event("save", path="/a/r.pt", rows=rows)], [epochs[1]])
+    single = records([event("end", reached_end=True, predicts=True)])
+    assert verdicts("LD030", evidence(ranks=predicted, single=single, predict=predicted)) == expected
+
+
+def test_rows_are_those_of_predictions(tmp_path: Path) -> None:
+    assert rows_of([torch.ones(8, 2), torch.ones(4, 2)]) == [2, 4, 8, 12]
+    assert rows_of({"accuracy": 0.5, "steps": 3}) == []
+    (tmp_path / "a.csv").write_text("index,value\n1,2\n3,4\n")
+    (tmp_path / "a.json").write_text('{"values": [1, 2, 3]}')
+    np.save(tmp_path / "a.npy", np.ones((5, 2)))
+    assert [rows_of_file(tmp_path / f"a.{kind}") for kind in ("csv", "json", "npy", "txt")] == [[3, 2], [3], [5], []]
+
+
+# Optimizers.
+
+
+@pytest.mark.parametrize(("loaded", "expected"), [([], ["fault"]), (["body.weight"], ["note"])])
+def test_forgotten_parameters_with_loaded_weights_are_a_note(loaded: list[str], expected: list[str]) -> None:
+    steps = [
+        event("step", step, optimizer=0, name="SGD", names={"0:0": "head"}, frozen=[], loaded=loaded)
+        | {"unowned": {"body.weight": "same"}}
+        for step in (0, 1)
+    ]
+    assert verdicts("LD019", evidence(ranks=records(steps, steps))) == expected
+
+
+# Random numbers.
+
+
+def batches(rank: int, **changes: Any) -> list[Event]:
+    state = dict.fromkeys(("torch", "NumPy", "Python"), "same")
+    found = [event("ddp"), event("seed", seed=0, generator="NumPy", place="mine.py:7 in main")]
+    for number in range(4):
+        before = {name: f"{value} {number}" for name, value in state.items()}
+        found.append(
+            event(
+                "batch", number, loader=0, iteration=0, number=number, indices=[2 * number + rank], size=1, trains=True
+            )
+            | {"generators": before, "at_step": before, "drawn": 0, "hidden": {}, "flows": []}
+            | {key: value(before) if callable(value) else value for key, value in changes.items()}
+        )
+    found.append(event("epoch", trains=True, loader=0, iteration=0, base=0, dataset="Mine", indices=[rank]))
+    found[-1]["worker_generators"] = []
+    return found
+
+
+def drawing(**values: str) -> Callable[[dict[str, str]], dict[str, str]]:
+    return lambda before: before | values
+
+
+CALLS = event("calls", base=0, random=1.0, generators=["NumPy"], dataset="Mine", samples={})
+NOISE = {"op": "randn_like", "values": 8, "drops": False, "place": "mine.py:9 in main"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "expected"),
+    [
+        ({"drawn": 8, "flows": [NOISE | {"into": "data"}]}, [], ["fault"]),
+        ({"drawn": 8, "flows": [NOISE | {"into": "model"}]}, [], ["note"]),
+        ({"drawn": 1}, [], []),
+        ({"hidden": {"NumPy": 300}}, [], ["fault"]),
+        ({"hidden": {"Python": 300}}, [], ["fault"]),
+        ({"hidden": {"NumPy": 4}}, [], ["note"]),
+        ({"at_step": drawing(NumPy="later")}, [CALLS], ["fault"]),
+        # A sampler or a collate_fn draws.
+        ({"at_step": drawing(NumPy="later")}, [], ["note"]),
+        ({}, [CALLS], []),
+    ],
+    ids=["noise", "mask", "scalar", "NumPy noise", "Python noise", "NumPy scalar", "dataset", "sampler", "no draws"],
+)
+def test_equal_draws_are_a_fault_if_they_decide_the_data(
+    changes: dict[str, Any], more: list[Event], expected: list[str]
+) -> None:
+    ranks = records(*([*batches(rank, **changes), *more] for rank in range(2)))
+    assert verdicts("LD008", evidence(ranks=ranks)) == expected
+    for rank in ranks:
+        for found in rank.of_kind("batch"):
+            for name in ("generators", "at_step"):
+                found[name] = {key: f"{value} of rank {rank.rank}" for key, value in found[name].items()}
+    assert verdicts("LD008", evidence(ranks=ranks)) == []
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_workers_that_begin_equally_on_all_ranks_are_a_fault(equal: bool) -> None:
+    ranks = records(*([*batches(rank), CALLS] for rank in range(2)))
+    for rank in ranks:
+        rank.training_epochs[0]["worker_generators"] = [
+            {"NumPy": "a" if equal else f"{rank.rank}", "torch": "", "Python": ""}
+        ]
+    assert verdicts("LD008", evidence(ranks=ranks)) == (["fault"] if equal else [])
+
+
+class Variational(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.times = nn.Linear(4, 6), nn.Linear(3, 4), nn.Embedding(9, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, scale = self.encoder(x).chunk(2, 1)
+        return self.decoder(mean + scale * torch.randn_like(scale))
+
+
+NET = Variational()
+
+
+@pytest.mark.parametrize(
+    ("step", "into"),
+    [
+        (NET, "model"),
+        (lambda x: F.dropout(NET.encoder(F.dropout(x, 0.2)), 0.2), "model"),
+        (lambda x: F.dropout1d(NET.encoder(x)[None], 0.2), "model"),
+        (lambda x: NET.encoder(x) * x.new_empty(len(x), 1).bernoulli_(0.9).div_(0.9), "model"),
+        (lambda x: NET.encoder(x + 0.1 * torch.randn_like(x)), "data"),
+        (lambda x: NET.encoder(x + 0.1 * torch.randn(4)), "data"),
+        (lambda x: NET.times(torch.randint(0, 9, (8,))), "data"),
+        (lambda x: NET.encoder(torch.randn(8, 4)), "data"),
+        (lambda x: NET.encoder(x[torch.randperm(8)]), "data"),
+        (lambda x: NET.encoder(x.masked_fill(torch.rand(8, 1) < 0.5, 0.0)), "data"),
+    ],
+    ids=["vae", "dropout", "channels", "drop path", "noise", "one noise", "time steps", "latents", "mixup", "masked"],
+)
+def test_draws_are_followed_to_the_data_or_the_model(step: Callable[[torch.Tensor], torch.Tensor], into: str) -> None:
+    tape, x = RandomReplay(), torch.rand(8, 4)
+    tape.flow = DrawFlow()
+    tape.flow.begin([x, torch.zeros(8)])
+    with tape:
+        step(x).sum().backward()
+    assert {draw["into"] for draw in tape.flow.found()} == {into}
+
+
+def test_numbers_of_numpy_and_python_are_counted() -> None:
+    import random
+
+    for count in (0, 1, 700, 3000):
+        before = States()
+        np.random.random_sample(count)
+        for _ in range(count):
+            random.getrandbits(32)
+        assert values_drawn(before, States()) == {"NumPy": 2 * count, "Python": count}
+
+
+def test_generators_of_objects_are_seeded() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    module[0].rng, module.other = np.random.default_rng(1), torch.Generator()  # type: ignore[assignment]
+    drawn = []
+    for _ in range(2):
+        seed_own(module, 5)
+        drawn.append((module[0].rng.random(), torch.rand((), generator=module.other).item()))  # type: ignore[union-attr, operator, call-overload]
+    assert drawn[0] == drawn[1]
+
+
+# Resumed training.
+
+
+def trained(weights: str, begun: dict[str, str], gradient: float, digest: str, *, first: int) -> RankRecord:
+    steps = [event("step", first, names={"0:0": "w"}, lr=[0.1], optimizer=0)]
+    steps = [event("step", 0, names={"0:0": "w"}, lr=[0.1], optimizer=0)] * first + steps
+    batch = event(
+        "batch", trains=True, loader=0, iteration=0, indices=[1], samples=["s"], draw_digest=digest, at_step={}
+    )
+    tensors = {f"before/{first}/0:0": torch.ones(2), f"applied/{first}/0:0": torch.full((2,), gradient)}
+    state = event("state", values={"weights w": weights})
+    return RankRecord(0, [*steps, batch, event("begin", values=begun), state], tensors)
+
+
+@pytest.mark.parametrize(
+    ("begun", "digest", "expected", "said"),
+    [
+        ({"attribute teacher 0.weight": "other"}, "draws", "fault", "the attribute teacher"),
+        ({"attribute center": "other"}, "draws", "fault", "the attribute center"),
+        ({}, "other draws", "cannot tell", "draws other random numbers"),
+        ({}, "draws", "cannot tell", "no state is seen"),
+    ],
+)
+def test_a_resumed_training_lost_a_state_only_if_it_has_a_name(
+    begun: dict[str, str], digest: str, expected: str, said: str
+) -> None:
+    known = {"attribute teacher 0.weight": "a", "attribute center": "a"}
+    whole = [trained("end", known, 1.0, "draws", first=1)]
+    saved = records([event("step", names={}, lr=[0.1])])
+    resumed = [trained("another end", known | begun, 2.0, digest, first=0)]
+    given = evidence(whole=whole, save=saved, resume=resumed, ranks=whole)
+    (finding,) = load_checks()["LD025"].check(given)
+    assert (finding.verdict.value, said in finding.message) == (expected, True), finding
+
+
+# Stages that fail.
+
+
+def test_a_prediction_that_fails_on_several_ranks_is_shown() -> None:
+    epoch = event("end", reached_end=True, predicts=True, failures=[], libraries=[])
+    given = evidence(
+        Recorded(predict1=records([epoch]), predict2=failed("TypeError", "no batch_size")), single=records([epoch])
+    )
+    outcome, stacks = compare_evaluation(given)
+    assert "TypeError: no batch_size" in outcome
+    assert "no batch_size" in stacks
+    (finding,) = load_checks()["LD030"].check(given)
+    assert (finding.verdict.value, "TypeError: no batch_size" in finding.message) == ("cannot tell", True)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_code_that_fails_on_one_process_is_run_on_several(works: bool, tmp_path: Path) -> None:
+    end = event("end", reached_end=True, failures=[], libraries=[])
+    several = records([event("epoch", trains=False), end], [event("epoch", trains=False), end])
+    wrong = failed("ValueError", "devices=2 does not match the world size 1")
+    runner = Recorded(train1=wrong, train2=several if works else [*wrong, *wrong])
+    examination = _Examination(Evidence(SPEC, runner), {}, tmp_path)
+    examination.run()
+    report = examination.report("mine:main", 0.0, Protection(tmp_path, keep_output=False))
+    assert report.exit_code == (0 if works else 2)
+    assert "devices=2 does not match" in report.stages[0].outcome
+    assert bool(report.error) is not works
+
+
+# Commands.
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "expected"),
+    [
+        (["python", "multigpu.py", "2", "1"], lambda words, devices: int(words[2]), ("2", "5")),
+        (
+            ["python", "multigpu.py", "--world=2", "1"],
+            lambda words, devices: int(words[2][-1]),
+            ("--world=2", "--world=5"),
+        ),
+        (["python", "multigpu.py", "2", "1"], lambda words, devices: devices, None),
+        (["python", "multigpu.py", "2", "1"], lambda words, devices: 2, "starts 2 processes"),
+        (["python", "train.py"], lambda words, devices: None, "does not start them"),
+        (["torchrun", "--nproc-per-node", "2", "train.py"], lambda words, devices: None, ("2", "5")),
+    ],
+    ids=["argument", "flag", "gpus", "fixed", "unknown", "launcher"],
+)
+def test_what_determines_the_number_of_ranks_is_found(words: list[str], number: Any, expected: Any) -> None:
+    def discover(spec: Spec) -> int | None:
+        return number(list(spec.target.command), spec.interventions["devices"])  # type: ignore[no-any-return]
+
+    spec = Spec(Target(command=tuple(words)), world_size=5)
+    ranks = find_ranks(spec, discover)
+    changed, changes = ranks.apply(spec)
+    if isinstance(expected, str):
+        assert expected in ranks.why_fixed
+    elif expected is None:
+        assert (changed, changes.interventions["devices"]) == (words, 5)
+    else:
+        assert changed == [expected[1] if word == expected[0] else word for word in words]

@@ -1,0 +1,107 @@
+"""The private parts of torch that the doctor uses behave as it expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from ddp_doctor.random_replay import Draw, RandomReplay
+from ddp_doctor.torch_internals import (
+    LoaderIndices,
+    graph_nodes,
+    in_backward,
+    tree_leaves,
+    tree_map,
+    watch_workers,
+    without_modes,
+)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_indices_of_a_loader_are_seen(workers: int) -> None:
+    watch_workers()
+    loader = DataLoader(TensorDataset(torch.arange(10)), 3, shuffle=True, num_workers=workers)
+    iterator = iter(loader)
+    indices = LoaderIndices(iterator)
+    batches = [next(iterator)[0].tolist() for _ in range(2)]
+    assert [indices.of_batch(number) for number in range(2)] == batches
+    assert indices.drain()
+    assert sorted(index for part in indices.lists for index in part) == list(range(10))
+
+
+def test_a_stream_has_no_indices() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(4))
+
+    indices = LoaderIndices(iter(DataLoader(Stream())))
+    assert indices.is_iterable
+    assert not indices.drain()
+
+
+def test_a_dispatch_mode_is_left_for_a_while() -> None:
+    tape = RandomReplay()
+    with tape:
+        torch.rand(2)
+        with without_modes():
+            torch.rand(2)
+    assert tape.count == 1
+
+
+def test_the_nodes_of_a_kept_graph_are_counted() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    before = graph_nodes()
+    kept = (weight * 2).sum()
+    assert graph_nodes() > before
+    del kept
+    assert graph_nodes() == before
+
+
+def test_a_backward_pass_is_seen() -> None:
+    weight, seen = nn.Parameter(torch.ones(2)), []
+    weight.register_hook(lambda gradient: seen.append(in_backward()))
+    (weight * 2).sum().backward()
+    assert (seen, in_backward()) == ([True], False)
+
+
+def test_nested_batches_are_flattened() -> None:
+    batch = {"x": torch.ones(2), "rest": [torch.zeros(2), "text"]}
+    assert len(tree_leaves(batch)) == 3
+    assert tree_map(lambda leaf: leaf + 1, batch)["rest"][0].tolist() == [1, 1]
+
+
+def test_the_draws_of_two_ranks_replace_those_of_one_process() -> None:
+    drop = nn.Dropout(0.5)
+    inputs = [torch.rand(3, 4) for _ in range(2)]
+    tapes, outputs = [], []
+    for part in inputs:
+        tape = RandomReplay()
+        tape.recording = True
+        with tape:
+            outputs.append(drop(part) + torch.randn(3, 4))
+        tapes.append([Draw(draw.name, draw.outputs) for draw in tape.draws])
+    whole = RandomReplay()
+    whole.replay(tapes)
+    with whole:
+        joined = drop(torch.cat(inputs)) + torch.randn(6, 4)
+    assert not whole.failures
+    torch.testing.assert_close(joined, torch.cat(outputs), rtol=0, atol=0)
+
+
+def test_a_number_per_batch_cannot_be_joined() -> None:
+    tapes = []
+    for _ in range(2):
+        tape = RandomReplay()
+        tape.recording = True
+        with tape:
+            torch.rand(())
+        tapes.append(tape.draws)
+    whole = RandomReplay()
+    whole.replay(tapes)
+    with whole:
+        torch.rand(())
+    assert "no part of" in whole.failures[0]

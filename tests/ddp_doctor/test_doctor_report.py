@@ -1,0 +1,171 @@
+"""The report as JSON, as text and as a page, and the documentation of the checks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_report import example, hostile
+from html_page import Page
+from suite import PAGE, checks_table
+
+import ddp_doctor
+from ddp_doctor.findings import Finding, Report, Stage, Verdict
+from ddp_doctor.page import write_page
+from ddp_doctor.terminal import report_text
+
+SCHEMA = json.loads((Path(ddp_doctor.__file__).parent / "report.schema.json").read_text())
+FINDINGS = (
+    Finding(
+        "LD013", Verdict.FAULT, "unequal <b>counts</b>", 0, "head.weight", "2.4e-01", "train.py:3 in step", "falls"
+    ),
+    Finding("LD012", Verdict.DEPENDS, "batch norm"),
+    *(Finding(code, Verdict.NOT_REACHED, "There is no validation.") for code in ("LD022", "LD023")),
+)
+REPORT = Report(
+    "train.py:Module", 2, FINDINGS, (Stage("one process", "6 steps", 1.5),), ("LD012", "LD013"), seconds=9.0
+)
+
+
+TYPES: dict[str, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+}
+
+
+def violations(value: Any, schema: dict[str, Any], at: str = "report") -> list[str]:
+    """Returns what violates a schema, for the keywords that the doctor's schema uses."""
+    unknown = set(schema) - {"$schema", "$defs", "title", "description", "type", "required", "additionalProperties"}
+    assert unknown <= {"properties", "const", "enum", "minimum", "items", "$ref", "pattern"}
+    if "$ref" in schema:
+        return violations(value, SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], at)
+    names = schema.get("type", [])
+    kinds = tuple(TYPES[name] for name in ([names] if isinstance(names, str) else names))
+    if kinds and (isinstance(value, bool) or not isinstance(value, kinds)):
+        return [f"{at} is {value!r}"]
+    wrong = (
+        ("const" in schema and value != schema["const"])
+        or ("enum" in schema and value not in schema["enum"])
+        or ("pattern" in schema and not re.search(schema["pattern"], value))
+        or ("minimum" in schema and value is not None and value < schema["minimum"])
+    )
+    found = [f"{at} is {value!r}"] if wrong else []
+    if isinstance(value, list):
+        found += [told for n, item in enumerate(value) for told in violations(item, schema["items"], f"{at}[{n}]")]
+    if isinstance(value, dict):
+        found += [f"{at} lacks {name}" for name in schema.get("required", []) if name not in value]
+        more = schema["additionalProperties"]
+        for name, item in value.items():
+            part = schema.get("properties", {}).get(name, more)
+            found += [f"{at}.{name} is unknown"] if part is False else violations(item, part, f"{at}.{name}")
+    return found
+
+
+@pytest.mark.parametrize("report", [example(), hostile(), Report("a", 2), example(hang="stacks")])
+def test_every_report_has_the_published_form(report: Report) -> None:
+    assert violations(json.loads(json.dumps(report.to_json(), allow_nan=False)), SCHEMA) == []
+
+
+def test_the_schema_rejects_other_forms() -> None:
+    written = json.loads(json.dumps(example().to_json()))
+    written["findings"][0] |= {"verdict": "perhaps", "step": -1}
+    del written["target"]
+    assert len(violations(written | {"more": 1}, SCHEMA)) == 4
+
+
+def test_the_report_has_the_form_of_the_schema() -> None:
+    found = json.loads(json.dumps(REPORT.to_json()))
+    properties = SCHEMA["properties"]
+    assert found.keys() == properties.keys() == set(SCHEMA["required"])
+    for name in ("findings", "stages"):
+        items = properties[name]["items"]
+        assert all(item.keys() == items["properties"].keys() == set(items["required"]) for item in found[name])
+    verdicts = properties["findings"]["items"]["properties"]["verdict"]["enum"]
+    assert verdicts == [verdict.value for verdict in Verdict]
+    assert found["exit_code"] == 1
+
+
+def test_the_exit_code_tells_what_happened() -> None:
+    assert Report("a:b", 2).exit_code == 0
+    assert Report("a:b", 2, error="Traceback").exit_code == 2
+    assert Report("a:b", 2, FINDINGS, hang="Rank 0").exit_code == 3
+
+
+def test_the_text_begins_with_the_fault() -> None:
+    text = report_text(REPORT)
+    assert "train.py:Module on 2 ranks: 1 fault" in text
+    assert text.index("LD013") < text.index("LD012")
+    assert all(part in text for part in ("step 0; head.weight; 2.4e-01", "train.py:3 in step", "falls"))
+    assert "LD022, LD023: There is no validation." in text
+
+
+def test_the_report_says_how_the_files_were_kept_and_where_the_output_is(tmp_path: Path) -> None:
+    write_page(tmp_path / "report.html", example())
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8")).content
+    for text in (" ".join(report_text(example()).split()), page):
+        assert "a private view of all files" in text
+        assert "Files in /data can be read, but not written." in text
+        assert "/home/me/doctor-output" in text
+        assert "connected to a:443" in text
+    assert "Your files" not in report_text(REPORT)
+
+
+@pytest.mark.parametrize("width", [60, 80, 118])
+def test_the_text_keeps_the_width_of_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    long = Finding("LD012", Verdict.FAULT, "word " * 60, 0, "net." * 40, "x" * 150, "/" + "folder/" * 30, "y" * 150)
+    text = report_text(example(long, Finding("LD013", Verdict.CANNOT_TELL, "z" * 150)))
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("z") >= 150
+
+
+def test_the_text_has_the_fix_in_one_line() -> None:
+    assert "fix: Convert batch norm" in report_text(example())
+
+
+def test_the_examined_code_does_not_control_the_terminal() -> None:
+    text = report_text(hostile())
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\ud800-\udfff]", text)
+    assert "\\x1b[2J" in text
+    # A line of the examined code cannot pose as a line of the report.
+    assert not any(line.startswith("LD001") for line in text.splitlines())
+
+
+def test_the_page_lists_faults_first_and_escapes_the_examined_code(tmp_path: Path) -> None:
+    write_page(tmp_path / "report.html", example())
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert page.balanced
+    assert page.find("title")[0]["text"] == "1 fault"
+    assert [e["text"] for e in page.find("h2")] == [
+        "Faults",
+        "Depends on the number of devices",
+        "Unclear",
+        "Notes",
+        "Cannot tell",
+        "Not reached",
+        "The examination",
+    ]
+    assert "convert_sync_batchnorm" in page.content
+    write_page(tmp_path / "report.html", hostile())
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert page.balanced
+    assert not page.find("script")
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page.content)
+
+
+def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
+    write_page(tmp_path / "report.html", REPORT)
+    page = (tmp_path / "report.html").read_text()
+    assert "unequal &lt;b&gt;counts" in page
+    assert not any(part in page for part in ("<script", '<link rel="stylesheet', "src="))
+
+
+def test_the_documented_checks_are_those_of_the_package() -> None:
+    assert checks_table() in PAGE.read_text()

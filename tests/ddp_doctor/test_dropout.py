@@ -1,0 +1,66 @@
+"""Dropout without gradients is seen, whatever drops the values, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddp_doctor.probes.dropout import DropoutWatch
+from ddp_doctor.recorder import Recorder
+
+X = torch.ones(2, 8, 16)
+CONTEXTS = pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+
+
+def rates(call: Callable[[], object], folder: Path) -> list[float]:
+    """Returns the rates of the recorded dropouts."""
+    recorder = Recorder(folder)
+    with DropoutWatch(recorder):
+        call()
+    return [event["rate"] for event in recorder.events]
+
+
+@CONTEXTS
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: F.dropout(X, 0.25),
+        lambda: F.dropout1d(X, 0.25),
+        lambda: nn.Dropout(0.25)(X),
+        lambda: nn.LSTM(16, 4, 2, dropout=0.25)(X),
+        lambda: F.scaled_dot_product_attention(X, X, X, dropout_p=0.25),
+    ],
+    ids=["function", "channels", "module", "lstm", "attention"],
+)
+def test_active_dropout_is_seen(call: Callable[[], object], context: Callable[[], object], tmp_path: Path) -> None:
+    with context():  # type: ignore[attr-defined]
+        assert rates(call, tmp_path) == [0.25]
+
+
+@CONTEXTS
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: F.dropout(X, 0.25, training=False),
+        lambda: nn.Dropout(0.25).eval()(X),
+        lambda: nn.LSTM(16, 4, 2, dropout=0.25).eval()(X),
+        lambda: F.scaled_dot_product_attention(X, X, X),
+        lambda: torch.bernoulli(X / 2),
+        lambda: X + torch.randn_like(X),
+    ],
+    ids=["function", "module", "lstm", "attention", "random mask", "noise"],
+)
+def test_other_random_numbers_are_no_dropout(
+    call: Callable[[], object], context: Callable[[], object], tmp_path: Path
+) -> None:
+    with context():  # type: ignore[attr-defined]
+        assert rates(call, tmp_path) == []
+
+
+def test_dropout_in_training_is_not_recorded(tmp_path: Path) -> None:
+    assert rates(lambda: F.dropout(X, 0.25), tmp_path) == []
