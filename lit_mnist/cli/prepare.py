@@ -19,6 +19,7 @@ from lit_mnist.cli.parser import Request
 from lit_mnist.cli.validate import Validated, resumes_in_place, validate
 from lit_mnist.data.dataset import Dataset, load_dataset
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.precision import explain_precision, resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside, print_once, threads_per_rank, warn_once
 from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
@@ -29,7 +30,6 @@ from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.build import build_net
 from lit_mnist.run.folder import RESULT, RunFolder
 from lit_mnist.training.job import Job, Splits, plan_for, split_dataset
-from lit_mnist.training.precision import explain_precision, resolve_precision
 
 
 def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFolder | None]:

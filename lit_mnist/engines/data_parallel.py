@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState
+from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.run.finish import finish, load_best_weights
 from lit_mnist.run.metrics_log import make_loggers
@@ -25,7 +26,6 @@ from lit_mnist.training.evaluation_loop import evaluate
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
-from lit_mnist.training.precision import autocast, needs_scaler
 from lit_mnist.training.schedule import make_schedule
 
 

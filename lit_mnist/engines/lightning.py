@@ -23,6 +23,7 @@ from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.data.loader import Batch
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.failure import RANK_STATUS
+from lit_mnist.distributed.precision import weight_dtype
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
@@ -38,7 +39,6 @@ from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss
-from lit_mnist.training.precision import weight_dtype
 
 
 def run(job: Job, rank: Rank) -> None:

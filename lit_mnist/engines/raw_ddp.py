@@ -32,21 +32,21 @@ from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
+from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS, device_options
+from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.models.sync_batch_norm import sync_batch_norm, sync_buffers
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm, sync_buffers
 from lit_mnist.run.finish import finish, load_best_weights, write_predictions
 from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums
 from lit_mnist.training.evaluation_loop import predict
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
-from lit_mnist.training.precision import autocast, needs_scaler
 from lit_mnist.training.schedule import make_schedule
 
 

@@ -16,6 +16,7 @@ from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.batch import Batch
+from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.run.finish import finish, load_best_weights, write_predictions
@@ -28,7 +29,6 @@ from lit_mnist.training.evaluation_loop import evaluate, predict
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
-from lit_mnist.training.precision import autocast, needs_scaler
 from lit_mnist.training.schedule import make_schedule
 
 

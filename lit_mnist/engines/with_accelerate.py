@@ -21,13 +21,13 @@ from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState
+from lit_mnist.distributed.ddp_arguments import accelerate_options
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
 from lit_mnist.run.finish import finish, load_best_weights
 from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp_arguments import accelerate_options
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.evaluation_loop import evaluate
 from lit_mnist.training.job import Job

@@ -25,9 +25,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.checkpoint.digest import tensor_sha256, weights_sha256
-from lit_mnist.data.rng import random_bits
 from lit_mnist.distributed.peer_exchange import SENT
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.rng import random_bits
 from lit_mnist.profiling.torch_internals import list_operations
 
 FOLDER = "trace"

@@ -11,6 +11,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.distributed.heartbeat import Heartbeat
+from lit_mnist.distributed.precision import autocast_dtype, weight_dtype
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.errors import NonFiniteError
@@ -23,7 +24,6 @@ from lit_mnist.run.timing import StepClock
 from lit_mnist.training.evaluation import Evaluation, name_metrics
 from lit_mnist.training.finite import FiniteCheck
 from lit_mnist.training.job import Job
-from lit_mnist.training.precision import autocast_dtype, weight_dtype
 from lit_mnist.training.train_metrics import TrainMetrics
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import get_total_norm
 
-from lit_mnist.data.sampler import train_indices
 from lit_mnist.distributed.gather import all_gather_json
+from lit_mnist.distributed.precision import needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
+from lit_mnist.distributed.sample_order import train_indices
 from lit_mnist.distributed.terminal import display_path
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.training.job import Job
-from lit_mnist.training.precision import needs_scaler
 
 # Devices whose values can be read in each step: on other devices, the host would wait for all queued kernels.
 SYNCHRONOUS_DEVICES = frozenset({"cpu"})

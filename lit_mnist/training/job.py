@@ -14,13 +14,13 @@ from torch import nn
 
 from lit_mnist.data.dataset import AnySplit, Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.data.sampler import validation_split
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.precision import UsedPrecision, weight_dtype
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.sample_order import validation_split
 from lit_mnist.experiment import Command, Experiment
 from lit_mnist.experiment.plan import Plan, make_plan
 from lit_mnist.models.build import build_net
-from lit_mnist.training.precision import UsedPrecision, weight_dtype
 
 
 @dataclass(frozen=True)
