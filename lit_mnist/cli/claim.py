@@ -11,7 +11,6 @@ from pathlib import Path
 
 from lit_mnist.checkpoint.atomic_io import atomic_copy
 from lit_mnist.checkpoint.format import BEST, LAST
-from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.store import CONFIG, find_run_folder
 from lit_mnist.cli.parser import Request
 from lit_mnist.cli.validate import Validated, resumes_in_place
@@ -23,6 +22,7 @@ from lit_mnist.profiling.faults import fault_marker
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, was_restarted
 from lit_mnist.run.folder_lock import FolderLock
 from lit_mnist.run.metrics_log import read_metrics
+from lit_mnist.training.resume import Saved
 
 # New name of a best checkpoint that does not belong to the resumed training.
 _ASIDE = "best-put-aside.ckpt"

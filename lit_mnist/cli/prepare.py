@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.checkpoint.format import LAST
-from lit_mnist.checkpoint.weights import read_weights
 from lit_mnist.cli.claim import claim, lock_resumed_folder
 from lit_mnist.cli.parser import Request
 from lit_mnist.cli.validate import Validated, resumes_in_place, validate
@@ -30,6 +29,7 @@ from lit_mnist.models.build import build_net
 from lit_mnist.run.folder import RESULT, RunFolder
 from lit_mnist.training.job import Job, Splits, plan_for, split_dataset
 from lit_mnist.training.precision import explain_precision, resolve_precision
+from lit_mnist.training.weights import read_weights
 
 
 def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFolder | None]:

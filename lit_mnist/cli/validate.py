@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.checkpoint.format import LAST, find_checkpoint, find_weights
-from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.parser import Request
 from lit_mnist.distributed.devices import Devices, choose_devices
@@ -19,6 +18,7 @@ from lit_mnist.engines.device_checks import check_devices, uses_cuda_graph
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, RunSettings, TrainerSettings
 from lit_mnist.run.folder import was_restarted
+from lit_mnist.training.resume import Saved
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from PIL import Image
 from torch import nn
 
 from lit_mnist.checkpoint.format import find_weights, read_checkpoint
-from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.data.loader import normalize
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
@@ -24,6 +23,7 @@ from lit_mnist.experiment.task import SEGMENTATION
 from lit_mnist.models.build import build_net
 from lit_mnist.predict.user_images import read_images
 from lit_mnist.training.evaluation import predict_with_probability
+from lit_mnist.training.resume import Saved
 
 Images = torch.Tensor | np.ndarray | Sequence[str | Path | Image.Image]
 _NET = "net."

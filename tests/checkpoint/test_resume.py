@@ -18,11 +18,11 @@ from conftest import Program, result_of, weights_of
 from processes import assert_rejected, forked, wait_for
 
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
-from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.errors import InputError
 from lit_mnist.run import folder as run_folder
 from lit_mnist.run.folder import RunFolder
 from lit_mnist.run.metrics_log import read_metrics
+from lit_mnist.training.resume import Saved
 
 SMALL = (
     *("--data.train_size", 960, "--data.val_size", 100, "--data.test_size", 100, "--run.threads", 1),

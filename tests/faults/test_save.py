@@ -25,11 +25,11 @@ from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_fo
 from faults.ptrace import run_until
 from lit_mnist.checkpoint.atomic_io import atomic_link, remove_temporary_files, write_text
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.resume import Saved
-from lit_mnist.checkpoint.state import MANAGER_STATE
 from lit_mnist.checkpoint.store import CheckpointFolder, find_newest_valid
 from lit_mnist.data.download import exclusive
 from lit_mnist.run.folder import RunFolder
+from lit_mnist.training.resume import Saved
+from lit_mnist.training.state import MANAGER_STATE
 
 
 def newest(folder: Path) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint
-from lit_mnist.checkpoint.saved_experiment import read_experiment, read_trainer_experiment
-from lit_mnist.checkpoint.state import MANAGER_STATE
 from lit_mnist.checkpoint.store import CONFIG, find_run_folder
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.distributed.rank import count_cores, launched_from_outside, print_once, threads_per_rank
@@ -18,6 +16,8 @@ from lit_mnist.distributed.terminal import display_path
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment, flatten
 from lit_mnist.experiment.plan import Plan
+from lit_mnist.training.saved_experiment import read_experiment, read_trainer_experiment
+from lit_mnist.training.state import MANAGER_STATE
 
 # The settings that a resumed run may change, since they do not change what it computes.
 _MAY_CHANGE = {

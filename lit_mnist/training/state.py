@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lit_mnist.checkpoint.format import FORMAT, SECTION
 from lit_mnist.checkpoint.lightning_internals import lightning_loops
 from lit_mnist.errors import InputError
+from lit_mnist.experiment.plan import Plan
 from lit_mnist.training.job import Job
 
 # The keys under which Lightning saves the state of its precision plugin and of the project's callback.
@@ -67,7 +68,7 @@ class TrainingState:
             "global_step": self.step,
             "pytorch-lightning_version": version("lightning"),
             "state_dict": {_PREFIX + name: tensor.contiguous() for name, tensor in self.net.state_dict().items()},
-            "loops": lightning_loops(self.step, job.plan),
+            "loops": loops_after(self.step, job.plan),
             "callbacks": {MANAGER_STATE: {"best": best}},
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [self.schedule.state_dict()],
@@ -100,6 +101,18 @@ class TrainingState:
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"The checkpoint's training state does not fit ({reason}): use another one.") from error
+
+
+def loops_after(step: int, plan: Plan) -> dict[str, Any]:
+    """Returns the state dict of Lightning's loops after `step` optimizer steps."""
+    epoch, batch = plan.position(step)
+    return lightning_loops(
+        step,
+        epoch=epoch,
+        batch=batch,
+        batches_per_epoch=plan.batches_per_epoch,
+        steps_per_epoch=plan.steps_per_epoch,
+    )
 
 
 def make_section(job: Job) -> dict[str, Any]:
