@@ -27,8 +27,8 @@ from benchmarks.rounds import Measurement, Numbers, Rows, Topic
 from benchmarks.scaling import RAW_DDP
 from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, free_memory, memory_of_ranks
 from lit_mnist.errors import InputError
-from lit_mnist.run import timing as measure
-from lit_mnist.run.timing import spread
+from lit_mnist.profiling import timing as measure
+from lit_mnist.profiling.timing import spread
 
 PUBLISHED = {
     "source": "the tutorial's plot, in words: DeepLabV3-ResNet101, Pascal VOC, 20 epochs, V100 GPUs",

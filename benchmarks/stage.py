@@ -15,7 +15,7 @@ from lit_mnist.engines.capabilities import CAPABILITIES, check_engine
 from lit_mnist.engines.device_checks import check_devices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import flatten
-from lit_mnist.run.timing import WARM_UP_STEPS
+from lit_mnist.profiling.timing import WARM_UP_STEPS
 
 SINGLE, DATA_PARALLEL = "single", "data_parallel"
 SEVERAL = (RAW_DDP, DATA_PARALLEL, SERVER)

@@ -19,9 +19,9 @@ from lit_mnist.checkpoint.state import make_section
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.run.metrics_log import MetricsLog
+from lit_mnist.run.monitor import StepMonitor
 from lit_mnist.run.progress import ProgressDisplay
-from lit_mnist.run.recorder import StepMonitor
-from lit_mnist.training.job import Job
+from lit_mnist.training.job import ExperimentJob
 
 
 class RunLogger(Logger):
@@ -83,9 +83,7 @@ class RunProgressBar(ProgressBar):
     ) -> None:
         """Displays the metrics that were logged in this step."""
         if self.display and self.monitor.logged:
-            metrics = self.monitor.logged
-            speed = metrics.get("images_per_s")
-            self.display.update(self.monitor.step, metrics["train_loss"], metrics["train_accuracy"], speed)
+            self.display.update(self.monitor.step, self.monitor.logged)
 
     def show_epoch(self) -> None:
         """Displays the last epoch. `RunCheckpoint` calls it after saving: a blocked terminal cannot delay it."""
@@ -126,22 +124,28 @@ class StepMonitorCallback(Callback):
             self.monitor.on_step_skipped(_grad_scaler(trainer))
         step = self.monitor.step + 1
         logged: dict[str, float] = {}
-        if self.monitor.is_logged(step):
+        if _is_logged(trainer, step, batch_idx):
             self.monitor.check_finite()
             names = ("train_loss", "train_accuracy", "lr")
             logged = {name: float(trainer.callback_metrics[name]) for name in names}
         self.monitor.end_step(self._lr, logged or None)
-        if logged and (speed := self.monitor.clock.recent_images_per_s()) is not None:
-            logged["images_per_s"] = speed
-            pl_module.log("images_per_s", speed)
+        samples = self.monitor.job.samples_per_step
+        if logged and samples and (speed := self.monitor.clock.recent_steps_per_s()) is not None:
+            logged["images_per_s"] = speed * samples
+            pl_module.log("images_per_s", speed * samples)
         self.monitor.logged = logged
-        if logged and step % self.monitor.log_every and trainer.is_global_zero:
+        if logged and step % trainer.log_every_n_steps and trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics({**logged, "epoch": float(trainer.current_epoch)}, step=step - 1)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Excludes validation from step timing."""
         self.monitor.clock.pause()
+
+
+def _is_logged(trainer: Trainer, step: int, batch_idx: int) -> bool:
+    """Returns whether a step, counted from 1, is logged: the first, every nth, and the last of an epoch."""
+    return step == 1 or step % trainer.log_every_n_steps == 0 or batch_idx + 1 == trainer.num_training_batches
 
 
 def _grad_scaler(trainer: Trainer) -> GradScaler:
@@ -158,7 +162,7 @@ class RunCheckpoint(Checkpoint):
         monitor: The monitor of this rank.
     """
 
-    def __init__(self, job: Job, monitor: StepMonitor) -> None:
+    def __init__(self, job: ExperimentJob, monitor: StepMonitor) -> None:
         self.job, self.monitor = job, monitor
         self.manager = CheckpointManager(
             job, monitor.rank, monitor.net, self._save, step=monitor.step, check_finite=monitor.check_finite

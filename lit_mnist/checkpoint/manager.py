@@ -21,7 +21,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.errors import NonFiniteError, StoppedError
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.job import Job
+from lit_mnist.training.job import ExperimentJob
 
 _STEPS_BETWEEN_TRACED = 50
 
@@ -46,7 +46,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        job: Job,
+        job: ExperimentJob,
         rank: Rank,
         net: nn.Module,
         save: Callable[[], None],

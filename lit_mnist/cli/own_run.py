@@ -20,6 +20,7 @@ from lit_mnist.cli.own_resume import check_same, find_checkpoint, find_folder, f
 from lit_mnist.cli.start import Ranks, run_ranks
 from lit_mnist.cli.validate import check_accelerate, check_launch, choose_ranks
 from lit_mnist.distributed.debugger import wait_for_debugger
+from lit_mnist.distributed.precision import explain_precision, resolve_precision
 from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, threads_per_rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.terminal import display_path
@@ -35,7 +36,6 @@ from lit_mnist.run.finish import program
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path
 from lit_mnist.run.folder_lock import FolderLock
 from lit_mnist.run.metrics_log import read_metrics
-from lit_mnist.training.precision import explain_precision, resolve_precision
 
 _WRITES = {"predict": (PREDICTIONS,), "validate": (CONFIG, RESULT, REPORT), "test": (CONFIG, RESULT, REPORT)}
 # Options that `OwnJob` has in another form.

@@ -19,6 +19,7 @@ from lit_mnist.cli.parser import Request
 from lit_mnist.cli.validate import Validated, resumes_in_place, validate
 from lit_mnist.data.dataset import Dataset, load_dataset
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.precision import explain_precision, resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside, print_once, threads_per_rank, warn_once
 from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
@@ -27,12 +28,13 @@ from lit_mnist.experiment import Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan, explain_peak
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.build import build_net
+from lit_mnist.predict import write_predictions
+from lit_mnist.report.run import report_experiment
 from lit_mnist.run.folder import RESULT, RunFolder
-from lit_mnist.training.job import Job, Splits, plan_for, split_dataset
-from lit_mnist.training.precision import explain_precision, resolve_precision
+from lit_mnist.training.job import ExperimentJob, Splits, plan_for, split_dataset
 
 
-def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFolder | None]:
+def prepare(request: Request, *, engine: str, command: str) -> tuple[ExperimentJob, RunFolder | None]:
     """Checks and loads everything that a run needs.
 
     Args:
@@ -64,33 +66,41 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFol
         path, folder = claim(validated, plan, lock)
     if experiment.trainer.precision == "auto":
         print_once(f"note: {explain_precision(devices.kind)}")
-    extras = None
+    options = None
     if request.extras.names:
         from lit_mnist.cli.lightning_cli import make_trainer_options
 
-        extras = partial(make_trainer_options, request.extras.names, request.extras.words)
-    job = Job(
+        options = partial(make_trainer_options, request.extras.names, request.extras.words)
+    config = experiment.to_dict()
+    config["trainer"].update(validated.stated)
+    job = ExperimentJob(
         command=request.command,
         engine=engine,
-        experiment=experiment,
-        dataset=dataset,
-        splits=splits,
-        plan=plan,
+        run=experiment.run,
+        config=config,
+        seed=experiment.seed_everything,
         devices=devices,
+        world_size=plan.world_size,
         precision=resolve_precision(experiment.trainer.precision, devices.kind),
         threads=threads,
         folder=path,
         command_line=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
         checkpoint=_checkpoint(validated, folder),
-        weights=weights,
-        files=files,
-        extras=extras,
-        stated=validated.stated,
-        cuda_graph=validated.cuda_graph,
+        imports=request.imports,
         resumable=capabilities.resume,
         testable="test" in capabilities.commands,
-        imports=request.imports,
+        columns=("train_loss", "train_accuracy", "lr", "images_per_s", *experiment.data.task.metrics),
+        report=report_experiment,
+        experiment=experiment,
+        dataset=dataset,
+        splits=splits,
+        plan=plan,
+        weights=weights,
+        files=files,
+        options=options,
+        cuda_graph=validated.cuda_graph,
+        predictions=write_predictions,
     )
     return job, folder
 

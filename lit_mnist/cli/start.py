@@ -29,7 +29,7 @@ from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedEr
 from lit_mnist.experiment import RunSettings
 from lit_mnist.run.finish import program
 from lit_mnist.run.folder import RunFolder
-from lit_mnist.training.job import Job
+from lit_mnist.training.job import ExperimentJob
 
 
 def start(request: Request, engine: str, command: str) -> None:
@@ -144,7 +144,7 @@ def _run_rank(ranks: Ranks, folder: RunFolder | None, rank: Rank, logs: Path | N
         raise RankLostError(explain_failure(report)) from error
 
 
-def _how_to_resume(job: Job, only_with_checkpoint: bool) -> str:
+def _how_to_resume(job: ExperimentJob, only_with_checkpoint: bool) -> str:
     if not job.trains or not job.resumable:
         return ""
     damaged: list[str] = []

@@ -21,6 +21,7 @@ from lit_mnist.comparison.runs import Main, Options, Outcome, Variant, choose_va
 from lit_mnist.comparison.summary import text, write_comparison
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.distributed.devices import Devices, choose_devices
+from lit_mnist.distributed.precision import resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside, threads_per_rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_line
@@ -30,10 +31,9 @@ from lit_mnist.experiment.plan import scaled_lr
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.experiment.schema import as_flags
 from lit_mnist.models.build import build_net
+from lit_mnist.profiling.timing import WARM_UP_STEPS, commit, versions
 from lit_mnist.run.folder import RunFolder
-from lit_mnist.run.timing import WARM_UP_STEPS, commit, versions
 from lit_mnist.training.job import plan_for, split_dataset
-from lit_mnist.training.precision import resolve_precision
 
 if TYPE_CHECKING:
     from lit_mnist.cli.parser import Request

@@ -28,8 +28,8 @@ from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
 from lit_mnist.plugins.global_batch import describe_global_batch
 from lit_mnist.plugins.plain_values import NotPlainError, pack, unpack
 from lit_mnist.profiling.faults import InjectedError, fault_marker
+from lit_mnist.profiling.timing import StepClock
 from lit_mnist.run.metrics_log import MetricsLog
-from lit_mnist.run.timing import StepClock
 
 PREDICTIONS = "predictions.pt"
 _NEVER = 1 << 62

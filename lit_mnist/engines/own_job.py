@@ -13,14 +13,14 @@ from lightning.pytorch import LightningDataModule, LightningModule
 
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.precision import UsedPrecision
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.experiment import RunSettings
+from lit_mnist.profiling.timing import StepClock, commit, versions
 from lit_mnist.run.folder import REPORT, RESULT
 from lit_mnist.run.result import device_name
-from lit_mnist.run.timing import StepClock, commit, versions
 from lit_mnist.trainer import LitTrainer
-from lit_mnist.training.precision import UsedPrecision
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from lit_mnist.engines.own_callbacks import MetricsLogger, OwnMonitor, RunCheckp
 from lit_mnist.engines.own_job import Outcome, OwnJob, build_result, summarize
 from lit_mnist.errors import InputError
 from lit_mnist.plugins.strategy import SafeDDPStrategy
+from lit_mnist.profiling.timing import StepClock
 from lit_mnist.report.metrics import write_metrics_report
 from lit_mnist.run.folder import REPORT, RunFolder
 from lit_mnist.run.metrics_log import MetricsLog, read_metrics
 from lit_mnist.run.result import total_gpu_memory, total_memory
-from lit_mnist.run.timing import StepClock
 from lit_mnist.trainer import LitTrainer, silence_lightning
 
 # The optimizer steps between two saves, if `run.save_every` is unset.

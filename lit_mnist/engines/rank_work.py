@@ -12,10 +12,10 @@ from lit_mnist.distributed.debugger import wait_for_debugger
 from lit_mnist.distributed.rank import Rank, keep_memory
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.engines.capabilities import load_engine
-from lit_mnist.training.job import Job
+from lit_mnist.training.job import ExperimentJob
 
 
-def do_job(job: Job, rank: Rank) -> None:
+def do_job(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in one rank with the job's number of threads."""
     prepare_process(job.threads, deterministic=job.experiment.trainer.deterministic)
     wait_for_debugger(rank, job.experiment.run.timeout)

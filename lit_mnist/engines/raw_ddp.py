@@ -32,25 +32,23 @@ from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
+from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.sync_batch_norm import sync_batch_norm, sync_buffers
-from lit_mnist.run.finish import finish, load_best_weights, write_predictions
-from lit_mnist.run.metrics_log import make_loggers
-from lit_mnist.run.recorder import MetricsRecorder
-from lit_mnist.run.timing import StepClock
+from lit_mnist.profiling.timing import StepClock
 from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums
-from lit_mnist.training.evaluation_loop import predict
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation_loop import load_best_weights, predict
+from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
-from lit_mnist.training.precision import autocast, needs_scaler
+from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
 
 
-def run(job: Job, rank: Rank) -> None:
+def run(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
@@ -65,7 +63,7 @@ def run(job: Job, rank: Rank) -> None:
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),
     )
-    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    clock = StepClock(job.first_process)
     loggers = make_loggers(job, rank)
 
     # --- data: the batches of an epoch are cut from the images in memory
@@ -111,7 +109,7 @@ def run(job: Job, rank: Rank) -> None:
                 validation = validated or validation
                 recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
                 manager.on_epoch_end(state.step, recorder.show_epoch)
-        trained = recorder.close(optimizer_steps=state.optimizer_steps)
+        trained = recorder.end_training(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
@@ -123,15 +121,18 @@ def run(job: Job, rank: Rank) -> None:
     elif job.command == "validate":
         validation = _evaluate(job, rank, net, job.splits.validation)
     elif job.command == "predict":
-        write_predictions(job, rank, predict(job, rank, net))
+        assert job.predictions
+        job.predictions(job, rank, predict(job, rank, net))
 
     # --- record: rank 0 writes, but every rank takes part in the collectives
-    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
+    finish_experiment(
+        job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers
+    )
     dist.destroy_process_group()  # (1)
 
 
 def _train_epoch(
-    job: Job,
+    job: ExperimentJob,
     rank: Rank,
     epoch: int,
     model: DistributedDataParallel,
@@ -177,7 +178,9 @@ def _train_epoch(
 
 
 @torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit, *, keep_examples: bool = False) -> Evaluation:
+def _evaluate(
+    job: ExperimentJob, rank: Rank, net: nn.Module, split: AnySplit, *, keep_examples: bool = False
+) -> Evaluation:
     """Evaluates a split as `evaluation_loop.evaluate`, which the other engines use."""
     device = job.devices.of(rank)
     sums = EvaluationSums(job.dataset.num_classes, device, examples=keep_examples)

@@ -12,12 +12,12 @@ import torch
 from lit_mnist.data.dataset import Dataset, Split, load_dataset
 from lit_mnist.distributed.terminal import print_line
 from lit_mnist.experiment import DataSettings
-from lit_mnist.predict import Prediction
 from lit_mnist.predict.grid import draw_grid
 from lit_mnist.predict.table import DigitPrediction, format_predictions, write_table
 from lit_mnist.predict.uncertainty import note_uncertainty
 from lit_mnist.predict.user_images import read_images
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation import Prediction
+from lit_mnist.training.job import ExperimentJob
 
 TABLE, GRID = "predictions.csv", "predictions.png"
 
@@ -32,13 +32,13 @@ def load_user_images(files: Sequence[Path], settings: DataSettings, *, fetch: bo
     return replace(dataset, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64)))
 
 
-def collect_rows(_job: Job, batches: Iterable[Prediction]) -> list[tuple[int, float, int]]:
+def collect_rows(_job: ExperimentJob, batches: Iterable[Prediction]) -> list[tuple[int, float, int]]:
     """Returns index, probability and predicted class of each image of this rank."""
     rows = (zip(*(part.tolist() for part in batch), strict=True) for batch in batches)
     return [(int(index), float(share), int(predicted)) for batch in rows for index, predicted, share in batch]
 
 
-def write(job: Job, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
+def write(job: ExperimentJob, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
     """Writes the table and the grid from the rows of all ranks, and prints a line for each of a user's images.
 
     Raises:

@@ -32,7 +32,7 @@ from lit_mnist.profiling.timer import (
     PARTS,
     Timer,
 )
-from lit_mnist.run.timing import WARM_UP_STEPS
+from lit_mnist.profiling.timing import WARM_UP_STEPS
 
 STEPS = WARM_UP_STEPS + 15
 FLAGS = ("fit", "--devices", 2, "--batch-size", 8, "--max-steps", STEPS, "--precision", "32-true", "--lr", 0.05)

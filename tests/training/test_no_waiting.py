@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program
+from lit_mnist.run.recorder import MetricsRecorder, StepMonitor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,10 +26,9 @@ from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.run.recorder import MetricsRecorder, StepMonitor
-from lit_mnist.run.timing import WARM_UP_STEPS, StepClock
+from lit_mnist.profiling.timing import WARM_UP_STEPS, StepClock
+from lit_mnist.run.finite import FiniteCheck
 from lit_mnist.training import finite
-from lit_mnist.training.finite import FiniteCheck
 from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.optimizer import make_optimizer
 from lit_mnist.training.train_metrics import TrainMetrics

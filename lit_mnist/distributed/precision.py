@@ -9,14 +9,12 @@ from typing import Literal
 
 import torch
 
-from lit_mnist.experiment import Precision
-
 UsedPrecision = Literal["32-true", "64-true", "16-mixed", "bf16-mixed"]
 
 _AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
-def resolve_precision(precision: Precision, device_type: str) -> UsedPrecision:
+def resolve_precision(precision: UsedPrecision | Literal["auto"], device_type: str) -> UsedPrecision:
     """Returns the precision to use, which depends on the device type (`cpu` or `cuda`) if it is `auto`."""
     if precision != "auto":
         return precision
