@@ -38,6 +38,9 @@ class LitClassifier(LightningModule):
         **model: The fields of `ModelSettings`, such as `net` and `lr`.
     """
 
+    # Dropout is a function of the seed and the step, so that a run can resume on another number of ranks.
+    state_is_step = True
+
     def __init__(self, num_classes: int = 10, seed: int = 42, **model: Any) -> None:
         super().__init__()
         self.settings = ModelSettings(**model)

@@ -19,7 +19,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import RunSettings, flatten
 from lit_mnist.experiment.schema import SEED
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
-from lit_mnist.plugins.exact_checkpoint import check_saved
+from lit_mnist.plugins.exact_entry import check_saved
 from lit_mnist.run.folder import was_restarted
 from lit_mnist.run.folder_lock import FolderLock
 
