@@ -17,13 +17,11 @@ from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import explain_peak, peak_lr
 from lit_mnist.models.build import build_net
 from lit_mnist.models.sync_batch_norm import sync_buffers
-from lit_mnist.plugins.exact_metrics import ClassifierMetrics
-from lit_mnist.training.evaluation import Evaluation, Prediction, check_count, name_metrics, predict_with_probability
-from lit_mnist.training.examples import Examples
+from lit_mnist.training.evaluation import Prediction, predict_with_probability
 from lit_mnist.training.loss import mean_loss
+from lit_mnist.training.metrics import ClassifierMetrics, TrainMetrics
 from lit_mnist.training.optimizer import accumulated_loss, accumulation_window, make_optimizer
 from lit_mnist.training.schedule import make_schedule, schedule_length
-from lit_mnist.training.train_metrics import TrainMetrics
 
 
 class LitClassifier(LightningModule):
@@ -48,8 +46,6 @@ class LitClassifier(LightningModule):
         self.net = build_net(self.settings, num_classes=num_classes, seed=seed)
         self.train_metrics = TrainMetrics()
         self.metrics = ClassifierMetrics(num_classes)
-        self.examples = Examples(num_classes)
-        self.evaluation: Evaluation | None = None
         self.optimizer_steps = 0
         self.total_steps = 0
 
@@ -58,9 +54,7 @@ class LitClassifier(LightningModule):
         return self.net(images, None)
 
     def setup(self, stage: str) -> None:
-        """Converts the weights to the channels-last memory format, and clears the previous evaluation."""
-        # The Trainer skips a loop without batches. The previous result may belong to another split.
-        self.evaluation = None
+        """Converts the weights to the channels-last memory format."""
         self.net.to(memory_format=torch.channels_last)
 
     def teardown(self, stage: str) -> None:
@@ -86,23 +80,15 @@ class LitClassifier(LightningModule):
         if scheduler.last_epoch < self.optimizer_steps:
             scheduler.step()
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
-        """Returns the loss and the logits of a micro-batch."""
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """Returns the loss of a micro-batch."""
         batch = Batch.from_loader(batch)
         logits = self.net(batch.images, batch.rng or make_rng(self.hparams["seed"], self.trainer, batch))
         loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
-        self.log_training(loss, logits, batch.targets, batch_idx)
+        self.train_metrics.log(self, loss, logits, batch.targets, batch_idx)
         # The Trainer divides by the length of a full accumulation window; the last window of an epoch may be shorter.
         window_length = accumulation_window(self.trainer, batch_idx)
-        loss = accumulated_loss(loss, window_length, self.trainer.accumulate_grad_batches)
-        return {"loss": loss, "logits": logits.detach()}
-
-    def log_training(self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, batch_idx: int) -> None:
-        """Logs the loss and the accuracy over all ranks, and the learning rate, every `log_every_n_steps` steps."""
-        self.train_metrics.update(loss)
-        if self.train_metrics.is_logged(self.trainer, batch_idx):
-            lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-            self._log({**self.train_metrics.compute(logits, targets), "lr": lr})
+        return accumulated_loss(loss, window_length, self.trainer.accumulate_grad_batches)
 
     def on_validation_epoch_start(self) -> None:
         """Synchronizes the buffers, so that all ranks evaluate the same network."""
@@ -118,33 +104,21 @@ class LitClassifier(LightningModule):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Updates this rank's metrics and examples."""
         batch = Batch.from_loader(batch)
-        logits = self(batch.images)
-        self.metrics.update(logits, batch.targets)
-        self.examples.add(logits, batch.targets, batch.indices)
+        self.metrics.update(self(batch.images), batch.targets, batch.indices)
 
     def on_validation_epoch_end(self) -> None:
         """Reduces the metrics across ranks, and logs them."""
-        evaluation = self.metrics.evaluation()
-        self.metrics.reset()
-        if not self.trainer.sanity_checking:
-            self.evaluation = evaluation
-            check_count(self.trainer, evaluation.count)
-            metrics = name_metrics(evaluation, "test" if self.trainer.testing else "val")
-            # The values are equal on all ranks. The maximum is exact; a mean would be rounded.
-            self._log(metrics, sync_dist=True, reduce_fx="max")
+        self.metrics.log(self, "val")
 
-    on_test_epoch_end = on_validation_epoch_end
+    def on_test_epoch_end(self) -> None:
+        """Reduces the metrics across ranks, and logs them."""
+        self.metrics.log(self, "test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Prediction:
         """Returns the sample indices (if the loader provides them), the predicted classes and their probabilities."""
         # A predict loader may yield images without targets.
         batch = Batch.from_loader((batch, batch) if isinstance(batch, torch.Tensor) else batch)
         return batch.indices, *predict_with_probability(self(batch.images))
-
-    def _log(self, metrics: dict[str, float], **options: Any) -> None:
-        # Double precision represents each value exactly.
-        for name, value in metrics.items():
-            self.log(name, torch.tensor(value, dtype=torch.float64, device=self.device), **options)
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:

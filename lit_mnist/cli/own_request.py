@@ -30,7 +30,7 @@ class OwnRequest:
         seen: Everything that names classes, with its key.
     """
 
-    command: str
+    command: Any
     imports: tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,25 @@ from lit_mnist.cli.own_request import OwnRequest
 from lit_mnist.cli.own_resume import check_same, find_checkpoint, find_folder, find_newest, lock_resumed
 from lit_mnist.cli.start import Ranks, run_ranks
 from lit_mnist.cli.validate import check_accelerate, check_launch, choose_ranks
-from lit_mnist.distributed.debugger import wait_for_debugger
 from lit_mnist.distributed.precision import explain_precision, resolve_precision
-from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, threads_per_rank
-from lit_mnist.distributed.rank_status import RANK_STATUS
+from lit_mnist.distributed.rank import launched_from_outside, print_once, threads_per_rank
 from lit_mnist.distributed.terminal import display_path
-from lit_mnist.engines.own_callbacks import PREDICTIONS
-from lit_mnist.engines.own_job import OwnJob
-from lit_mnist.engines.own_module import run
-from lit_mnist.engines.rank_work import prepare_process
+from lit_mnist.engines.rank_work import do_job
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import RunSettings, TrainerSettings
 from lit_mnist.experiment.schema import SEED
+from lit_mnist.plugins.recording.predictions import PREDICTIONS
+from lit_mnist.plugins.strategy import SafeDDPStrategy
 from lit_mnist.profiling.faults import fault_marker
+from lit_mnist.report.run import report_metrics
 from lit_mnist.run.finish import program
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path
 from lit_mnist.run.folder_lock import FolderLock
+from lit_mnist.run.job import Job, Parts
 from lit_mnist.run.metrics_log import read_metrics
 
 _WRITES = {"predict": (PREDICTIONS,), "validate": (CONFIG, RESULT, REPORT), "test": (CONFIG, RESULT, REPORT)}
-# Options that `OwnJob` has in another form.
+# Options that `Job` has in another form.
 _OWN = ("devices", "accelerator", "num_nodes", "strategy", "precision")
 
 
@@ -58,21 +57,11 @@ def start_own(request: OwnRequest, command: str) -> None:
     import_packages(request.imports)
     cli = OwnModuleCLI(request)
     job, folder = _prepare(request, cli, command)
-    ranks = Ranks(partial(_work, job), job.world_size, job.run, job.folder, partial(_how_to_resume, request, job))
+    ranks = Ranks(partial(do_job, job), job.world_size, job.run, job.folder, partial(_how_to_resume, request, job))
     run_ranks(ranks, folder)
 
 
-def _work(job: OwnJob, rank: Rank) -> None:
-    """Runs the job in one rank; after a restart, from the newest checkpoint."""
-    prepare_process(job.threads, deterministic=bool(job.trainer.get("deterministic")))
-    wait_for_debugger(rank, job.run.timeout)
-    if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-        found = find_newest(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)
-        job = replace(job, checkpoint=found.path if found else job.checkpoint)
-    run(job, rank)
-
-
-def _prepare(request: OwnRequest, cli: OwnModuleCLI, command: str) -> tuple[OwnJob, RunFolder | None]:
+def _prepare(request: OwnRequest, cli: OwnModuleCLI, command: str) -> tuple[Job, RunFolder | None]:
     settings = request.settings
     of_run = RunSettings(**{key[4:]: value for key, value in settings.items() if key.startswith("run.")})
     given = {key[8:]: value for key, value in settings.items() if key.startswith("trainer.")}
@@ -100,24 +89,41 @@ def _prepare(request: OwnRequest, cli: OwnModuleCLI, command: str) -> tuple[OwnJ
         if checkpoint and request.trains:
             check_same(checkpoint, config)
         folder = _claim(request, path, origin, lock, config) if writes_run_folder() else None
-    job = OwnJob(
+    options = {name: value for name, value in given.items() if name not in _OWN}
+    job = Job(
         command=request.command,
-        make=partial(cli.make, tuple(cli.plain_options())),
-        config=config,
+        engine="lightning",
         run=of_run,
+        config=config,
         seed=config[SEED],
-        trainer={name: value for name, value in given.items() if name not in _OWN},
-        strategy=strategy,
-        precision=precision,
         devices=devices,
         world_size=world_size,
+        precision=precision,
         threads=threads,
         folder=folder.path if folder else path or default_path(_name(request)).absolute(),
         command_line=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
+        make=partial(_make, cli, options, strategy),
         checkpoint=checkpoint,
+        imports=request.imports,
+        resumable=True,
+        testable=True,
+        report=report_metrics,
     )
     return job, folder
+
+
+def _make(cli: OwnModuleCLI, options: dict[str, Any], strategy: str, job: Job) -> Parts:
+    """Instantiates the user's classes, and returns the arguments of the Trainer."""
+    module, data, made = cli.make(tuple(cli.plain_options()))
+    options = {**options, **made}
+    if job.world_size > 1:
+        options["strategy"] = SafeDDPStrategy(
+            process_group_backend="nccl" if job.devices.kind == "cuda" else "gloo",
+            timeout=timedelta(seconds=job.run.timeout),
+            find_unused_parameters=strategy == "ddp_find_unused_parameters_true",
+        )
+    return Parts(module, data, options, module)
 
 
 def _without(run: RunSettings, *names: str) -> dict[str, Any]:
@@ -159,7 +165,7 @@ def _claim(
     return folder
 
 
-def _how_to_resume(request: OwnRequest, job: OwnJob, only_with_checkpoint: bool) -> str:
+def _how_to_resume(request: OwnRequest, job: Job, only_with_checkpoint: bool) -> str:
     if not job.trains:
         return ""
     damaged: list[str] = []

@@ -31,6 +31,7 @@ from lit_mnist.models.build import build_net
 from lit_mnist.predict import write_predictions
 from lit_mnist.report.run import report_experiment
 from lit_mnist.run.folder import RESULT, RunFolder
+from lit_mnist.run.job import Parts
 from lit_mnist.training.job import ExperimentJob, Splits, plan_for, split_dataset
 
 
@@ -101,8 +102,16 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[ExperimentJ
         options=options,
         cuda_graph=validated.cuda_graph,
         predictions=write_predictions,
+        make=_make if engine == "lightning" else None,
     )
     return job, folder
+
+
+def _make(job: ExperimentJob) -> Parts:
+    # Only the engine lightning imports Lightning.
+    from lit_mnist.engines.classifier import make_classifier
+
+    return make_classifier(job)
 
 
 def check_batch_norm(experiment: Experiment, plan: Plan, devices: int) -> None:

@@ -49,11 +49,11 @@ class GraphedClassifier(LitClassifier):
     def _graphed(self) -> GraphedPasses:
         return GraphedPasses(self._passes, self.net.parameters())
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
-        """Runs the forward and backward pass of a micro-batch, and returns its loss and its logits."""
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """Runs the forward and backward pass of a micro-batch, and returns its loss."""
         loss, logits = self._graphed(batch)
-        self.log_training(loss, logits, batch.targets, batch_idx)
-        return {"loss": loss, "logits": logits}
+        self.train_metrics.log(self, loss, logits, batch.targets, batch_idx)
+        return loss
 
     def _passes(self, batch: Batch, window: int) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.net(batch.images, batch.rng)

@@ -38,7 +38,7 @@ from lit_mnist.plugins.recording.results import evaluation_examples, evaluation_
 from lit_mnist.profiling.timing import StepClock
 from lit_mnist.run.finish import finish
 from lit_mnist.run.job import Job, Parts
-from lit_mnist.run.result import Outcome, Trained
+from lit_mnist.run.result import Outcome
 from lit_mnist.trainer import LitTrainer, silence_lightning
 
 

@@ -83,8 +83,8 @@ class Trace:
             # In the first step, since engines convert and restore a network after they have created it.
             self._initial = self._initial or self._digests()
             for tensor in _tensors_in(batch):
-                tensor = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
-                self._samples = (self._samples + sum(sample_digests(tensor))) % 2**64
+                samples = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+                self._samples = (self._samples + sum(sample_digests(samples))) % 2**64
 
     def on_batch_end(self, loss: torch.Tensor) -> None:
         """Records the mean loss of a micro-batch."""

@@ -16,6 +16,7 @@ from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.precision import needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
+from lit_mnist.distributed.terminal import display_path
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.run.job import Job
 
@@ -166,8 +167,12 @@ class FiniteCheck:
                     f"The gradient was not finite in step {step}, though every rank's loss was: lower --lr, or {look}."
                 )
 
+    def _log(self) -> str:
+        # The log of rank 0 exists with every launcher.
+        return display_path(self.job.folder / "logs" / "rank-0.log")
+
     def _log_samples(self, step: int, ranks: Sequence[int]) -> str:
-        """Logs the indices of the training samples of a step on some ranks, and returns what to do to find the cause."""
+        """Logs the indices of the training samples of a step on some ranks, and returns how to find the cause."""
         numbers = self.job.samples_of(step, ranks)
         if numbers is None:
             return "find the operation with --trainer.detect_anomaly true"

@@ -23,7 +23,7 @@ from lit_mnist.run.progress import ProgressDisplay, describe_epoch
 from lit_mnist.run.result import Outcome, Trained
 from lit_mnist.training.evaluation import Evaluation, name_metrics
 from lit_mnist.training.job import ExperimentJob
-from lit_mnist.training.train_metrics import TrainMetrics
+from lit_mnist.training.metrics import TrainMetrics
 
 
 class MetricsRecorder(StepMonitor):
@@ -173,8 +173,8 @@ def finish_experiment(
         weights,
         clock,
         trained,
-        validation=job.note_partial(validation and validation.to_dict(), "val"),
-        test=job.note_partial(test and test.to_dict(), "test"),
+        validation=job.note_partial(validation.to_dict() if validation else None, "val"),
+        test=job.note_partial(test.to_dict() if test else None, "test"),
         examples=test.examples if test else [],
     )
     finish(job, rank, outcome)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import Program
-from lit_mnist.run.recorder import MetricsRecorder, StepMonitor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,10 +27,12 @@ from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.profiling.timing import WARM_UP_STEPS, StepClock
 from lit_mnist.run.finite import FiniteCheck
+from lit_mnist.run.monitor import StepMonitor
 from lit_mnist.training import finite
 from lit_mnist.training.job import Splits, plan_for, split_dataset
+from lit_mnist.training.metrics import TrainMetrics
 from lit_mnist.training.optimizer import make_optimizer
-from lit_mnist.training.train_metrics import TrainMetrics
+from lit_mnist.training.recorder import MetricsRecorder
 
 META = torch.device("meta")
 STEPS = 30

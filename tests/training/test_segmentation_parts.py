@@ -23,8 +23,8 @@ from lit_mnist.data.rng import RandomKey
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings, Net
 from lit_mnist.models.build import build_net
-from lit_mnist.plugins.exact_metrics import ClassifierMetrics
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict_with_probability
+from lit_mnist.training.metrics import ClassifierMetrics
 
 __all__ = ["flags", "voc"]
 

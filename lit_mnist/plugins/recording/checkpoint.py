@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from torch.nn.utils import get_total_norm
@@ -20,6 +19,7 @@ from lit_mnist.distributed.rank import print_once
 from lit_mnist.errors import NonFiniteError, StoppedError
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
+from lit_mnist.plugins.exact_entry import KEY
 from lit_mnist.plugins.recording.monitor import StepMonitorCallback
 from lit_mnist.plugins.recording.progress import RunProgressBar
 from lit_mnist.run.job import Job
@@ -52,6 +52,7 @@ class RunCheckpoint(ExactCheckpoint):
         self.best = -math.inf
         self._is_validated = self._is_best = self._is_due = False
         self._line = ""
+        self._files: RunCheckpointIO
 
     @property
     def state_key(self) -> str:
@@ -62,7 +63,7 @@ class RunCheckpoint(ExactCheckpoint):
         """Prepares a fit."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            self._io = RunCheckpointIO(self.path.parent, self.job.run.keep, self._next_file)
+            self._io = self._files = RunCheckpointIO(self.path.parent, self.job.run.keep, self._next_file)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Marks that new validation metrics are available."""
@@ -103,21 +104,21 @@ class RunCheckpoint(ExactCheckpoint):
         if self._saving:
             checkpoint[SECTION] = self.job.section()
             checkpoint["steps_made"] = self.monitor.optimizer_steps
-            checkpoint.update(self.job.position(checkpoint["global_step"]))
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Restores the position, which is a function of the step in a checkpoint of another engine."""
-        checkpoint.update(self.job.position(checkpoint["global_step"]))
+        if KEY not in checkpoint:
+            checkpoint.update(self.job.position(checkpoint["global_step"]))
         if trainer.state.fn == "fit":
             step, resumed = checkpoint["global_step"], self.job.checkpoint
             self.monitor.optimizer_steps = int(checkpoint.get("steps_made", step))
             if resumed is not None and resumed.resolve() == self.path.resolve():
-                self._io.last_step = step
+                self._files.last_step = step
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
 
     def _between_batches(self) -> None:
-        if self._io.has_failed:
-            self._io.wait()
+        if self._files.has_failed:
+            self._files.wait()
         if self._is_due:
             self._save()
         super()._between_batches()
@@ -149,7 +150,7 @@ class RunCheckpoint(ExactCheckpoint):
     def _exit_if_stopped(self, stop: signal.Signals | None) -> None:
         if stop is None:
             return
-        self._io.wait()
+        self._files.wait()
         if self._trainer.world_size > 1:
             # A rank that exits before the checkpoint is written would end rank 0.
             dist.barrier()
@@ -158,7 +159,7 @@ class RunCheckpoint(ExactCheckpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Waits for the last write, before a rank that has failed ends the others."""
         super().on_exception(trainer, pl_module, exception)
-        self._io.finish()
+        self._files.finish()
         if isinstance(exception, NonFiniteError) and trainer.world_size > 1:
             # All ranks raise it.
             dist.barrier()
@@ -167,7 +168,7 @@ class RunCheckpoint(ExactCheckpoint):
         """Waits for the last write, and restores the Trainer."""
         super().teardown(trainer, pl_module, stage)
         if stage == "fit":
-            self._io.wait()
+            self._files.wait()
 
 
 class RunCheckpointIO(VerifiedCheckpointIO):

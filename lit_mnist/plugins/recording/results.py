@@ -1,8 +1,8 @@
 """What the torchmetrics objects of a module add to `result.json` and to the report.
 
 A torchmetrics object, or any other child of a module, may have two methods. `results()` returns the metrics of the last
-evaluation as nested plain values, which replace the logged ones in `result.json`: so a confusion matrix gets there, which
-`self.log` does not accept. `examples()` returns the samples that the report shows. All ranks call both.
+evaluation as nested plain values, which replace the logged ones in `result.json`: `self.log` does not accept a
+confusion matrix. `examples()` returns the samples that the report shows. All ranks call both.
 """
 
 from __future__ import annotations
