@@ -102,7 +102,13 @@ class Job:
 
     def describe(self) -> dict[str, Any]:
         """Returns what `result.json` says of the model and the data."""
-        return {}
+        data = (self.config.get("data") or {}).get("class_path")
+        return {
+            "model": (self.config.get("model") or {}).get("class_path"),
+            "data": {"name": data, "source": None, "sha256": None},
+            "registered": {},
+            "cuda_graph": False,
+        }
 
     def section(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the run, as plain values."""

@@ -154,6 +154,7 @@ class StepMonitor:
         optimizer_steps: int,
         lr: float | None,
         steps: int | None,
+        samples_per_step: int | None,
         stopped_early: str | None = None,
     ) -> Trained:
         """Stops monitoring, and returns the metrics of the training.
@@ -163,6 +164,7 @@ class StepMonitor:
             optimizer_steps: Optimizer steps since the start of the run, without skipped steps.
             lr: The learning rate; of a schedule, its peak. None if it is not known.
             steps: Optimizer steps of the whole run; None if they are not known.
+            samples_per_step: Samples of an optimizer step over all ranks; None if they are not known.
             stopped_early: Why a callback stopped the training before its last step, or None.
         """
         RANK_STATUS.begin_step(0)
@@ -180,5 +182,6 @@ class StepMonitor:
             seconds=self.clock.seconds,
             lr=lr,
             scheduled_steps=steps,
+            samples_per_step=samples_per_step,
             stopped_early=stopped_early,
         )

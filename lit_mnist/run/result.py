@@ -31,6 +31,7 @@ class Trained:
         seconds: Duration of the training, including validation.
         lr: The learning rate; of a schedule, its peak. None if it is not known.
         scheduled_steps: Steps of the whole run; None if they are not known.
+        samples_per_step: Samples of an optimizer step over all ranks; None if they are not known.
         stopped_early: Why a callback stopped the training before its last step, or None.
     """
 
@@ -42,6 +43,7 @@ class Trained:
     seconds: float
     lr: float | None = None
     scheduled_steps: int | None = None
+    samples_per_step: int | None = None
     stopped_early: str | None = None
 
 
@@ -110,7 +112,8 @@ def build_result(
     job: Job, *, world_size: int, device: torch.device, memory: int, gpu_memory: int | None, outcome: Outcome
 ) -> dict[str, Any]:
     """Returns the content of `result.json`."""
-    clock, trained, samples = outcome.clock, outcome.trained, job.samples_per_step
+    clock, trained = outcome.clock, outcome.trained
+    samples = trained.samples_per_step if trained else None
     speed = clock.steps_per_s()
     return {
         "engine": job.engine,

@@ -117,7 +117,11 @@ class MetricsRecorder(StepMonitor):
         """Closes the display and the log files, and returns the metrics of the training."""
         epochs = math.ceil(self.step / self.plan.steps_per_epoch)
         trained = self.close(
-            epochs=epochs, optimizer_steps=optimizer_steps, lr=self.plan.lr, steps=self.plan.total_steps
+            epochs=epochs,
+            optimizer_steps=optimizer_steps,
+            lr=self.plan.lr,
+            steps=self.plan.total_steps,
+            samples_per_step=self.job.samples_per_step,
         )
         if self.log:
             self.log.finalize("success")

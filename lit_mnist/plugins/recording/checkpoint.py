@@ -50,7 +50,7 @@ class RunCheckpoint(ExactCheckpoint):
         self._seconds = run.save_seconds or (None if run.save_steps else _SECONDS_BETWEEN)
         self._saved_at = time.monotonic()
         self.best = -math.inf
-        self._is_validated = self._is_best = self._is_due = False
+        self._is_validated = self._is_best = self._ended_epoch = False
         self._line = ""
         self._files: RunCheckpointIO
 
@@ -72,7 +72,7 @@ class RunCheckpoint(ExactCheckpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Updates the best score. The epoch is saved before the next batch is loaded, or at the end."""
         score = self._score(trainer) if self._is_validated else None
-        self._is_validated, self._is_due = False, True
+        self._is_validated, self._ended_epoch = False, True
         # Until the first validation, the newest weights are the best.
         self._is_best = score > self.best if score is not None else self.best == -math.inf
         if score is not None and self._is_best:
@@ -119,9 +119,11 @@ class RunCheckpoint(ExactCheckpoint):
     def _between_batches(self) -> None:
         if self._files.has_failed:
             self._files.wait()
-        if self._is_due:
-            self._save()
         super()._between_batches()
+
+    def _is_due(self, step: int) -> bool:
+        every = self.every_n_train_steps
+        return self._ended_epoch or step // every > self._saved_step // every
 
     def _wants_save(self) -> bool:
         late = self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
@@ -137,7 +139,7 @@ class RunCheckpoint(ExactCheckpoint):
                 f"A weight was not finite after step {trainer.global_step}, which is not saved: lower --lr."
             )
         super()._save()
-        self._is_best = self._is_due = False
+        self._is_best = self._ended_epoch = False
         self._saved_at = time.monotonic()
         if self.bar and self.bar.display and self._line:
             self.bar.display.line(self._line)

@@ -179,6 +179,7 @@ class StepMonitorCallback(Callback):
             optimizer_steps=self.optimizer_steps,
             lr=self._peak,
             steps=int(total) if math.isfinite(total) else None,
+            samples_per_step=self.samples_per_step,
             stopped_early=stopped_early,
         )
 
