@@ -44,6 +44,16 @@ class OwnRequest:
         return self.command not in EVALUATING
 
     @property
+    def resume(self) -> str | None:
+        """The run folder or checkpoint to resume from; `auto` resumes from `run_dir` if it contains a checkpoint."""
+        return self.settings.get("run.resume")
+
+    @property
+    def run_dir(self) -> str | None:
+        """The run folder."""
+        return self.settings.get("run.dir")
+
+    @property
     def allowed(self) -> tuple[str, ...]:
         """The modules and packages whose classes the request may name."""
         return (*ALLOWED, *self.imports)

@@ -4,39 +4,38 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from lit_mnist.checkpoint.store import CONFIG
-from lit_mnist.cli.claim import writes_run_folder
+from lit_mnist.checkpoint.saved import Saved
+from lit_mnist.checkpoint.store import CONFIG, find_newest_valid
+from lit_mnist.cli.claim import Output, claim
+from lit_mnist.cli.config_file import read_config_file
 from lit_mnist.cli.imports import import_packages
 from lit_mnist.cli.own_cli import OwnModuleCLI
 from lit_mnist.cli.own_request import OwnRequest
-from lit_mnist.cli.own_resume import check_same, find_checkpoint, find_folder, find_newest, lock_resumed
+from lit_mnist.cli.resume import checkpoint_to_read, find_saved, lock_resumed_folder, origin_of, report_resume
 from lit_mnist.cli.start import Ranks, run_ranks
 from lit_mnist.cli.validate import check_accelerate, check_launch, choose_ranks
 from lit_mnist.distributed.precision import explain_precision, resolve_precision
-from lit_mnist.distributed.rank import launched_from_outside, print_once, threads_per_rank
+from lit_mnist.distributed.rank import launched_from_outside, print_once, threads_per_rank, warn_once
 from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.rank_work import do_job
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import RunSettings, TrainerSettings
 from lit_mnist.experiment.schema import SEED
+from lit_mnist.plugins.exact_entry import check_saved
 from lit_mnist.plugins.recording.predictions import PREDICTIONS
 from lit_mnist.plugins.strategy import SafeDDPStrategy
-from lit_mnist.profiling.faults import fault_marker
 from lit_mnist.report.run import report_metrics
 from lit_mnist.run.finish import program
-from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path
-from lit_mnist.run.folder_lock import FolderLock
+from lit_mnist.run.folder import RunFolder
 from lit_mnist.run.job import Job, Parts
-from lit_mnist.run.metrics_log import read_metrics
 
-_WRITES = {"predict": (PREDICTIONS,), "validate": (CONFIG, RESULT, REPORT), "test": (CONFIG, RESULT, REPORT)}
 # Options that `Job` has in another form.
 _OWN = ("devices", "accelerator", "num_nodes", "strategy", "precision")
 
@@ -71,24 +70,26 @@ def _prepare(request: OwnRequest, cli: OwnModuleCLI, command: str) -> tuple[Job,
     check_launch(of_run, world_size)
     if of_run.fault and of_run.fault[1] >= world_size:
         raise InputError(f"run.inject is {of_run.inject}, but the ranks are 0 to {world_size - 1}.")
-    threads = threads_per_rank(of_run.threads, devices.count)
     # As of a stock Trainer: another precision is the user's choice.
     precision = resolve_precision(given.get("precision", "32-true"), devices.kind)
     if given.get("precision") == "auto":
         print_once(f"note: {explain_precision(devices.kind)}")
-    config = {
-        SEED: settings.get(SEED, 42),
-        **cli.plain_classes(),
-        "trainer": {**given, "strategy": strategy, "precision": precision, **cli.plain_options()},
-        # The number of threads changes the rounding, and a resumed run needs the same.
-        "run": {**_without(of_run, "dir", "resume", "inject"), "threads": threads},
-    }
-    path, origin = find_folder(request, of_run)
-    with lock_resumed(request, of_run, path, origin) as lock:
-        checkpoint = find_checkpoint(request, of_run, origin, world_size)
-        if checkpoint and request.trains:
-            check_same(checkpoint, config)
-        folder = _claim(request, path, origin, lock, config) if writes_run_folder() else None
+    with lock_resumed_folder(request) as lock:
+        saved = _find_saved(request, world_size)
+        if saved and request.trains:
+            threads = saved.threads(of_run.threads, devices.count, warn_once)
+        else:
+            threads = threads_per_rank(of_run.threads, devices.count)
+        config = {
+            SEED: settings.get(SEED, 42),
+            **cli.plain_classes(),
+            "trainer": {**given, "strategy": strategy, "precision": precision, **cli.plain_options()},
+            "run": _without(of_run, "dir", "resume", "inject"),
+        }
+        if saved and request.trains:
+            saved.check_same(config)
+            report_resume(saved)
+        path, folder = claim(request, saved, Output(_name(request), config, predictions=(PREDICTIONS,)), lock)
     options = {name: value for name, value in given.items() if name not in _OWN}
     job = Job(
         command=request.command,
@@ -100,15 +101,15 @@ def _prepare(request: OwnRequest, cli: OwnModuleCLI, command: str) -> tuple[Job,
         world_size=world_size,
         precision=precision,
         threads=threads,
-        folder=folder.path if folder else path or default_path(_name(request)).absolute(),
+        folder=path,
         command_line=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
         make=partial(_make, cli, options, strategy),
-        checkpoint=checkpoint,
         imports=request.imports,
         resumable=True,
         testable=True,
         report=report_metrics,
+        checkpoint=checkpoint_to_read(request, saved, folder),
     )
     return job, folder
 
@@ -139,37 +140,23 @@ def _name(request: OwnRequest) -> str:
     return name if request.command == "train" else f"{name}-{request.command}"
 
 
-def _claim(
-    request: OwnRequest, path: Path | None, origin: Path | None, lock: FolderLock | None, config: dict[str, Any]
-) -> RunFolder:
-    """Claims the run folder, and writes its configuration."""
-    in_place = path is not None and origin == path
-    if path and in_place:
-        read_metrics(path)
-    folder = RunFolder.claim(
-        path,
-        name=_name(request),
-        writes=_WRITES.get(request.command, (CONFIG, RESULT, METRICS, REPORT, "checkpoints")),
-        folders=("checkpoints", "tensorboard") if request.trains else (),
-        resumed=in_place,
-        lock=lock,
-    )
-    try:
-        if request.trains and not in_place:
-            fault_marker(folder.path).unlink(missing_ok=True)
-        if request.command != "predict":
-            folder.write_config(config)
-    except OSError as error:
-        folder.undo()
-        raise InputError(f"The run folder {folder.path} cannot be written: {error.strerror}.") from error
-    return folder
+def _find_saved(request: OwnRequest, world_size: int) -> Saved | None:
+    """Returns the checkpoint to resume from, which as many ranks have saved, or to evaluate."""
+    if not request.trains:
+        return find_saved(request, partial(Saved.read, hashed=False))
+    saved = find_saved(request, partial(Saved.read, check=lambda checkpoint: check_saved(checkpoint, world_size)))
+    folder = origin_of(request, saved)
+    if saved and folder and not saved.section:
+        # The checkpoints of release 0.1 do not have the settings.
+        return replace(saved, config=read_config_file(folder / CONFIG))
+    return saved
 
 
 def _how_to_resume(request: OwnRequest, job: Job, only_with_checkpoint: bool) -> str:
     if not job.trains:
         return ""
     damaged: list[str] = []
-    found = find_newest(job.folder, damaged.append)
+    found = find_newest_valid(job.folder, damaged.append)
     notes = "".join(f"\n{note}" for note in damaged)
     imports = "".join(f" --import {name}" for name in request.imports)
     command = f"{program()} fit --resume {shlex.quote(display_path(job.folder))}{imports}"

@@ -12,27 +12,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lit_mnist.checkpoint.format import LAST
-from lit_mnist.checkpoint.weights import read_weights
-from lit_mnist.cli.claim import claim, lock_resumed_folder
+from lit_mnist.cli.claim import Output, claim
 from lit_mnist.cli.parser import Request
-from lit_mnist.cli.validate import Validated, resumes_in_place, validate
+from lit_mnist.cli.resume import checkpoint_to_read, lock_resumed_folder, report_resume, resumes_in_place
+from lit_mnist.cli.validate import Validated, validate
 from lit_mnist.data.dataset import Dataset, load_dataset
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.precision import explain_precision, resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside, print_once, threads_per_rank, warn_once
-from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan, explain_peak
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.build import build_net
-from lit_mnist.predict import write_predictions
+from lit_mnist.predict import digits, segmentation, write_predictions
 from lit_mnist.report.run import report_experiment
 from lit_mnist.run.folder import RESULT, RunFolder
 from lit_mnist.run.job import Parts
 from lit_mnist.training.job import ExperimentJob, Splits, plan_for, split_dataset
+from lit_mnist.training.weights import read_weights
 
 
 def prepare(request: Request, *, engine: str, command: str) -> tuple[ExperimentJob, RunFolder | None]:
@@ -64,7 +63,7 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[ExperimentJ
             weights = read_weights(experiment.model, num_classes=dataset.num_classes, report=print_once)
         plan, devices = _plan(validated, dataset, splits)
         threads = _threads(validated, 1 if capabilities.processes == "devices" else devices.count)
-        path, folder = claim(validated, plan, lock)
+        path, folder = claim(request, validated.saved, _output(validated, plan), lock)
     if experiment.trainer.precision == "auto":
         print_once(f"note: {explain_precision(devices.kind)}")
     options = None
@@ -87,8 +86,8 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[ExperimentJ
         folder=path,
         command_line=command,
         first_process=os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(),
-        checkpoint=_checkpoint(validated, folder),
         imports=request.imports,
+        checkpoint=checkpoint_to_read(request, validated.saved, folder),
         resumable=capabilities.resume,
         testable="test" in capabilities.commands,
         columns=("train_loss", "train_accuracy", "lr", "images_per_s", *experiment.data.task.metrics),
@@ -174,7 +173,7 @@ def _plan(validated: Validated, dataset: Dataset, splits: Splits) -> tuple[Plan,
         # The run may have been interrupted while it tested its weights.
         may_be_done = resumes_in_place(request) and not (Path(str(request.run_dir)) / RESULT).exists()
         saved.check_resume(experiment, dataset, plan, may_be_done=may_be_done)
-        print_once(f"note: resuming from {display_path(saved.path.absolute())} after step {saved.step}")
+        report_resume(saved)
     elif saved:
         saved.check_evaluation(experiment, dataset, validates=request.command == "validate")
     if request.trains and (reason := explain_peak(experiment.model, world_size, plan.total_steps)):
@@ -228,11 +227,17 @@ def _threads(validated: Validated, local_world_size: int) -> int:
     return threads_per_rank(setting, local_world_size)
 
 
-def _checkpoint(validated: Validated, folder: RunFolder | None) -> Path | None:
-    """Returns the checkpoint that the ranks read: a copy if it belongs to another run, which may change it."""
-    saved = validated.saved
-    if saved is None:
-        return None
-    if not validated.request.trains or folder is None or launched_from_outside() or saved.is_in(folder.checkpoints):
-        return saved.path
-    return folder.checkpoints / LAST
+def _output(validated: Validated, plan: Plan) -> Output:
+    """Returns what the run writes into its folder."""
+    request, experiment, saved = validated.request, validated.experiment, validated.saved
+    net = experiment.model.net
+    config = experiment.replace("run", dir=None, resume=None, inject=None).to_dict()
+    config["trainer"].update(validated.stated)
+    return Output(
+        name=net if request.command == "train" else f"{net}-{request.command}",
+        config=config,
+        predictions=(digits.TABLE, digits.GRID, segmentation.MASKS, segmentation.OVERLAYS),
+        complete=request.command == "train" and saved is not None and saved.step == plan.total_steps,
+        every_rank_writes=experiment.run.trace != "none"
+        or (request.command == "predict" and experiment.data.task.pixelwise),
+    )

@@ -29,8 +29,6 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
@@ -38,6 +36,7 @@ from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.models.sync_batch_norm import sync_batch_norm, sync_buffers
 from lit_mnist.profiling.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums
 from lit_mnist.training.evaluation_loop import load_best_weights, predict
@@ -46,6 +45,7 @@ from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
 from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
 
 
 def run(job: ExperimentJob, rank: Rank) -> None:

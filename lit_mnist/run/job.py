@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lit_mnist.checkpoint.format import FORMAT
+from lit_mnist.checkpoint.saved import make_section
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.precision import UsedPrecision
 from lit_mnist.distributed.rank import Rank
@@ -112,16 +112,15 @@ class Job:
 
     def section(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the run, as plain values."""
-        return {
-            "format": FORMAT,
-            "engine": self.engine,
-            "config": dict(self.config),
-            "precision": self.precision,
-            "threads": self.threads,
-            "world_size": self.world_size,
+        return make_section(
+            engine=self.engine,
+            config=self.config,
+            precision=self.precision,
+            threads=self.threads,
+            world_size=self.world_size,
             # nn.DataParallel runs one rank on several devices.
-            "local_world_size": min(self.devices.count, self.world_size),
-        }
+            local_world_size=min(self.devices.count, self.world_size),
+        )
 
     def position(self, step: int) -> dict[str, Any]:
         """Returns the entries of a Lightning checkpoint that are a function of the optimizer step, if there are any."""

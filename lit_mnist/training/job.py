@@ -101,7 +101,7 @@ class ExperimentJob(Job):
         """Returns what a checkpoint says of the run, as plain values."""
         return {
             **super().section(),
-            "experiment": self.experiment.to_dict(),
+            "config": self.experiment.replace("run", dir=None, resume=None, inject=None).to_dict(),
             "data_sha256": self.dataset.sha256,
             "num_classes": self.dataset.num_classes,
             "batch_size": self.plan.batch_size,
@@ -110,7 +110,15 @@ class ExperimentJob(Job):
 
     def position(self, step: int) -> dict[str, Any]:
         """Returns the epoch and the state of Lightning's loops after an optimizer step, for a checkpoint."""
-        return {"epoch": self.plan.position(step)[0], "loops": lightning_loops(step, self.plan)}
+        epoch, batch = self.plan.position(step)
+        loops = lightning_loops(
+            step,
+            epoch=epoch,
+            batch=batch,
+            batches_per_epoch=self.plan.batches_per_epoch,
+            steps_per_epoch=self.plan.steps_per_epoch,
+        )
+        return {"epoch": epoch, "loops": loops}
 
     @property
     def sync_batchnorm(self) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.data.batch import Batch
 from lit_mnist.data.loader import TrainBatches
 from lit_mnist.distributed.rank import Rank
@@ -21,6 +20,7 @@ from lit_mnist.run.metrics_log import Logger, MetricsLog
 from lit_mnist.run.monitor import StepMonitor
 from lit_mnist.run.progress import ProgressDisplay, describe_epoch
 from lit_mnist.run.result import Outcome, Trained
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.evaluation import Evaluation, name_metrics
 from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.metrics import TrainMetrics

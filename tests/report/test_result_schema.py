@@ -11,7 +11,14 @@ from conftest import ROOT, result_schema
 from lit_mnist.run.folder import RunFolder
 
 EXAMPLE = {
-    **{"engine": "lightning", "model": "mine.Net", "data": {"name": None, "source": None, "sha256": None}, "world_size": 2, "device": "cpu"},
+    "data": {"name": None, "source": None, "sha256": None},
+    **{
+        "engine": "lightning",
+        "model": "mine.Net",
+        "data": {"name": None, "source": None, "sha256": None},
+        "world_size": 2,
+        "device": "cpu",
+    },
     **{"precision": "32-true", "config": {}, "checkpoint": None, "steps": 8, "epochs": 1, "stopped_early": None},
     **{"imports": ["mine"], "registered": {}, "cuda_graph": False, "skipped_steps": 0, "threads": 1},
     "train": {

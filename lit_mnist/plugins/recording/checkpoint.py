@@ -13,7 +13,8 @@ import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from torch.nn.utils import get_total_norm
 
-from lit_mnist.checkpoint.format import BEST, SECTION, plain_values
+from lit_mnist.checkpoint.format import BEST, SECTION, write_serialized
+from lit_mnist.checkpoint.serialization import plain_values, serialize
 from lit_mnist.checkpoint.store import CheckpointFolder
 from lit_mnist.distributed.rank import print_once
 from lit_mnist.errors import NonFiniteError, StoppedError
@@ -197,14 +198,14 @@ class RunCheckpointIO(VerifiedCheckpointIO):
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Copies a checkpoint, and begins to write it."""
+        """Copies a checkpoint to memory, and begins to write it."""
         step, is_best = self._next_file()
-        content = plain_values(checkpoint, copy=True)
+        content = serialize(plain_values(checkpoint))
         self.wait()
         if self._files is None:
             self._files = CheckpointFolder(self._folder, keep=self._keep, last_step=self.last_step)
         files = self._files
-        self._run(lambda: files.put(content, step, is_best=is_best))
+        self._run(lambda: files.put(lambda file: write_serialized(file, content), step, is_best=is_best))
 
     def finish(self) -> None:
         """Waits for the writer after an error, which a failed write must not hide."""

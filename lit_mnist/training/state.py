@@ -18,11 +18,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lit_mnist.checkpoint.format import SECTION
+from lit_mnist.checkpoint.saved import MANAGER_STATE
 from lit_mnist.errors import InputError
 from lit_mnist.training.job import ExperimentJob
 
-# The keys under which Lightning saves the state of its precision plugin and of the project's callback.
-_SCALER, MANAGER_STATE = "MixedPrecision", "KeepCheckpoints"
+# The key under which Lightning saves the state of its precision plugin.
+_SCALER = "MixedPrecision"
 _PREFIX = "net."
 
 
