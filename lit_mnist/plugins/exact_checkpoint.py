@@ -41,7 +41,8 @@ class ExactCheckpoint(Checkpoint):
     """Saves `last.ckpt` so that a resumed training ends with the bits of an uninterrupted one, for any module.
 
     It saves between two batches, and at the end. At SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any rank, all ranks save
-    together and exit with the code 128 + signal. Resume with the same number of ranks; `last` is None at the start:
+    together and exit with the code 128 + signal. Resume with the same number of ranks, or on any number if the state of
+    the module is a function of the step (`state_is_step`, see docs/plugins.md); `last` is None at the start:
 
         exact = ExactCheckpoint("checkpoints", every_n_train_steps=100)
         trainer = Trainer(max_epochs=3, callbacks=[exact])

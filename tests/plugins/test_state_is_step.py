@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,16 +13,20 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from conftest import Program, result_of
 from killed_runs import SignalAt, Training, assert_resumes
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
+from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins import ExactDistributedSampler, PortableSyncBatchNorm
+from lit_mnist.training.ddp_arguments import DDP_OPTIONS
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -152,10 +157,10 @@ def _difference(one: dict[str, Any], two: dict[str, Any]) -> float:
 
 
 def _assert_resumes_on_any_number(training: Training, kill: int, metrics: list[str]) -> None:
-    """Kills a training of two ranks, resumes it on one, two and three, and compares with the uninterrupted one."""
+    """Kills a training, resumes it on other numbers of ranks, and compares with the uninterrupted one."""
     expected = training.complete()[0]
     reference = _saved(training.folder)
-    for ranks in (1, 2, 3):
+    for ranks in (1, 2, 3) if training.world_size == 2 else (3,):
         _clear(training.folder)
         training.run(stop=SignalAt(kill, signal.SIGKILL))
         assert _saved(training.folder)["global_step"] < reference["global_step"]
@@ -185,11 +190,42 @@ def test_a_user_s_module_resumes_bit_identically(make: Any, tmp_path: Path) -> N
     assert_resumes(training, training.complete(), [8, 12, 15])
 
 
-@pytest.mark.parametrize("make", [Declared, WithSampler])
-def test_a_user_s_module_resumes_on_any_number_of_ranks(make: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "world_size"), [(Declared, 2), (WithSampler, 2), (Declared, 1)])
+def test_a_user_s_module_resumes_on_any_number_of_ranks(make: Any, world_size: int, tmp_path: Path) -> None:
     """The epoch in which it was killed has the sums that it would have had."""
-    training = _user(tmp_path / "run", make, max_epochs=2)
+    training = replace(_user(tmp_path / "run", make, max_epochs=2), world_size=world_size)
     _assert_resumes_on_any_number(training, 13, ["loss_epoch", "accuracy", "highest"])
+
+
+@pytest.mark.parametrize("options", [{"reload_dataloaders_every_n_epochs": 1}, {"limit_train_batches": 5}])
+def test_a_training_that_has_ended_continues_with_more_epochs(options: dict[str, Any], tmp_path: Path) -> None:
+    training = replace(_user(tmp_path / "run", **options), world_size=1)
+    longer = training.complete(max_epochs=4)
+    _clear(training.folder)
+    finished = training.complete(max_epochs=2)
+    assert training.complete(max_epochs=2)[0]["weights"] == finished[0]["weights"]
+    assert training.complete(max_epochs=4) == longer
+
+
+def test_a_checkpoint_of_raw_ddp_resumes_bit_identically(program: Program, tmp_path: Path) -> None:
+    """It has no entry of ExactCheckpoint. Saved within an epoch, at its end, and in the next one."""
+    flags: dict[str, Any] = {"--data.train_size": 120, "--data.val_size": 30, "--data.augment": "affine"}
+    flags |= {"--batch-size": GLOBAL_BATCH, "--trainer.accumulate_grad_batches": 4, "--epochs": 2, "--devices": 2}
+    flags |= {"--precision": "64-true", "--run.threads": 1, "--save-every": 1, "--keep": 9}
+    raw = program.train(*[word for pair in flags.items() for word in pair], engine="raw_ddp")
+    training = replace(_classifier(tmp_path / "run", accumulate_grad_batches=4, max_epochs=2), strategy=_ddp())
+    for step in (2, 3, 4):
+        training.folder.mkdir(exist_ok=True)
+        _clear(training.folder)
+        shutil.copy(raw / "checkpoints" / f"step-{step:08d}.ckpt", training.folder / "last.ckpt")
+        assert "ExactCheckpoint" not in _saved(training.folder)
+        assert training.complete()[0]["step"] == 6
+        weights = {name.removeprefix("net."): value for name, value in _saved(training.folder)["state_dict"].items()}
+        assert weights_sha256(weights) == result_of(raw)["weights_sha256"], step
+
+
+def _ddp() -> DDPStrategy:
+    return DDPStrategy(process_group_backend="gloo", **DDP_OPTIONS)
 
 
 def test_a_module_that_draws_random_numbers_is_warned_of(tmp_path: Path) -> None:

@@ -128,16 +128,12 @@ def _decide_when_logged(results: Any, undecided: set[str], *, is_first: bool) ->
         key = f"{fx}.{name}"
         if key in undecided and key in results:
             undecided.remove(key)
-            result = results[key]
-            sums = (
-                result.is_tensor
-                and result.meta.on_epoch
-                and (result.meta.is_mean_reduction or result.meta.is_sum_reduction)
-            )
-            if sync_dist and not result.meta.sync.should and not is_first and sums:
+            result, meta = results[key], results[key].meta
+            sums = result.is_tensor and meta.on_epoch and (meta.is_mean_reduction or meta.is_sum_reduction)
+            if sync_dist and not meta.sync.should and not is_first and sums:
                 for part in {"value", "cumulated_batch_size"} & vars(result).keys():
                     setattr(result, part, torch.zeros_like(getattr(result, part)))
-            result.meta.sync.should = sync_dist
+            meta.sync.should = sync_dist
         if not undecided:
             vars(results).pop("log", None)
         stock(fx, name, *args, sync_dist=sync_dist, **options)
