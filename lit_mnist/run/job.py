@@ -100,6 +100,11 @@ class Job:
         """Samples of an optimizer step over all ranks; None if the job does not know them."""
         return None
 
+    @property
+    def lr(self) -> float | None:
+        """The learning rate; of a schedule, its peak. None if the job does not know it."""
+        return None
+
     def describe(self) -> dict[str, Any]:
         """Returns what `result.json` says of the model and the data."""
         data = (self.config.get("data") or {}).get("class_path")

@@ -63,6 +63,11 @@ class ExperimentJob(Job):
         """Samples of an optimizer step over all ranks."""
         return self.plan.batch_size * self.plan.accumulate
 
+    @property
+    def lr(self) -> float:
+        """The learning rate; of a schedule, its peak."""
+        return self.plan.lr
+
     def describe(self) -> dict[str, Any]:
         """Returns what `result.json` says of the network and the data."""
         data = {"name": self.dataset.name, "source": self.dataset.source, "sha256": self.dataset.sha256}

@@ -177,7 +177,7 @@ class StepMonitorCallback(Callback):
         return self.monitor.close(
             epochs=trainer.current_epoch,
             optimizer_steps=self.optimizer_steps,
-            lr=self._peak,
+            lr=self._peak if self._job.lr is None else self._job.lr,
             steps=int(total) if math.isfinite(total) else None,
             samples_per_step=self.samples_per_step,
             stopped_early=stopped_early,
