@@ -128,7 +128,11 @@ def same(one: Path, other: Path) -> None:
         second["validation"],
         second["test"],
     )
-    assert read_metrics(one) == read_metrics(other)
+    assert _logged(one) == _logged(other)
+
+
+def _logged(folder: Path) -> list[dict[str, float]]:
+    return [{name: value for name, value in row.items() if name != "images_per_s"} for row in read_metrics(folder)]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -143,10 +147,10 @@ def test_a_module_of_the_user_is_trained_and_tested(spirals: Program, devices: i
     assert result["test"].keys() == {"test_loss", "test_accuracy"}
     assert result["config"]["model"]["init_args"]["hidden"] == 16
     columns = {name for row in read_metrics(folder) for name in row}
-    assert columns == {"step", "epoch", "train_loss", "val_loss", "val_accuracy"}
+    assert columns == {"step", "epoch", "train_loss", "images_per_s", "val_loss", "val_accuracy"}
     page = (folder / "report.html").read_text()
     assert "SpiralsModule" in page
-    assert page.count('<figure class="plot">') == 2
+    assert page.count('<figure class="plot">') == 3
     assert {path.name for path in (folder / "logs").glob("rank-*.log")} == {f"rank-{n}.log" for n in range(devices)}
     assert list((folder / "tensorboard").iterdir())
 
@@ -251,7 +255,7 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(spirals: Program) -> None:
 def test_a_loss_that_is_not_finite_ends_the_run(spirals: Program) -> None:
     done = spirals("fit", "--model", "plain.Lit", "--import", "plain", "--model.factor", 1e30, "--devices", 2)
     assert done.code == 4, done.out + done.err
-    assert "The loss was not finite" in done.err
+    assert "The loss was inf in step 1 on ranks 0, 1: lower --lr, or find the operation" in done.err
 
 
 def test_a_module_that_raises_ends_the_run_with_its_traceback(spirals: Program) -> None:
@@ -381,9 +385,7 @@ def test_what_the_ranks_reject_changes_nothing(spirals: Program) -> None:
     assert_rejected(spirals(*words, "--devices", 2), "saved by 1 rank,")
     other = next((folder / "model_checkpoints").iterdir())
     assert_rejected(spirals("fit", *SPIRALS, "--resume", other), "was not saved by ExactCheckpoint")
-    done = spirals(*words, "--trainer.gradient_clip_algorithm", "sideways")
-    assert done.code == 2, done.out + done.err
-    assert "Lightning rejects the run" in done.err
+    assert_rejected(spirals(*words, "--trainer.gradient_clip_algorithm", "sideways"), "gradient_clip_algorithm")
     assert_rejected(spirals("test", "--ckpt", "nowhere", "--import", "spirals", "--model", "spirals.SpiralsModule"))
     done = spirals("test", "--ckpt", folder, "--import", "spirals", "--model.hidden", 8)
     assert_rejected(done, "does not fit the module")
