@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_mnist.cli.parser import parse
 from lit_mnist.data.dataset import class_names, load_dataset
 from lit_mnist.data.download import user_cache
-from lit_mnist.data.sampler import validation_split
+from lit_mnist.distributed.sample_order import validation_split
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan, make_plan

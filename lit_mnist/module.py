@@ -12,11 +12,11 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lit_mnist.checkpoint.format import find_verified_checkpoint
 from lit_mnist.data.batch import Batch, make_rng
+from lit_mnist.distributed.sync_batch_norm import sync_buffers
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import explain_peak, peak_lr
 from lit_mnist.models.build import build_net
-from lit_mnist.models.sync_batch_norm import sync_buffers
 from lit_mnist.training.evaluation import Prediction, predict_with_probability
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.metrics import ClassifierMetrics, TrainMetrics

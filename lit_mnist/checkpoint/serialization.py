@@ -22,14 +22,14 @@ def serialize(checkpoint: Mapping[str, Any]) -> memoryview:
     content = _loadable(checkpoint)
     if isinstance(content, memoryview):
         return content
-    if isinstance(content, UnsafeError):
-        raise InputError(f"The checkpoint would not be loaded again, since {content}.") from content
-    place, value = _find_rejected(checkpoint, "checkpoint")
+    place, value, error = _find_rejected(checkpoint, "checkpoint", content)
+    if isinstance(error, UnsafeError) and not error.names:
+        raise InputError(f"{place} could not be loaded again: {error}.") from error
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise InputError(
         f"{place} is a {kind}, which cannot be loaded with weights_only=True. Save plain values and tensors "
         "instead, or allow its class, and the classes of its attributes, with torch.serialization.add_safe_globals."
-    )
+    ) from error
 
 
 def plain_values(value: Any, *, copy: bool = False) -> Any:
@@ -43,37 +43,27 @@ def plain_values(value: Any, *, copy: bool = False) -> Any:
     return value
 
 
-def _loadable(value: Any) -> memoryview | UnsafeError | None:
-    """Returns the bytes of torch.save, None if a value in it is rejected, or why all of them together are."""
+def _loadable(value: Any) -> memoryview | Exception:
+    """Returns the bytes of torch.save, or why they cannot be written, or not be loaded again."""
     content = io.BytesIO()
     try:
         torch.save(value, content)
-        content.seek(0)
-        try:
-            # Reads no tensor's bytes, which takes a hundredth of the time.
-            torch.load(content, map_location="meta", weights_only=True)
-        except NotImplementedError:
-            # Sparse tensors cannot be loaded so.
-            content.seek(0)
-            torch.load(content, map_location="cpu", weights_only=True)
         check_archive(content)
-    except UnsafeError as error:
+    except Exception as error:
         return error
-    except Exception:
-        return None
     return content.getbuffer()
 
 
-def _find_rejected(value: Any, place: str) -> tuple[str, Any]:
-    """Returns the innermost part that cannot be loaded, and where it is."""
+def _find_rejected(value: Any, place: str, error: Exception) -> tuple[str, Any, Exception]:
+    """Returns where the innermost part is that is rejected, the part, and why."""
     parts: Iterable[tuple[Any, Any]] = ()
     if type(value) in {list, tuple}:
         parts = enumerate(value)
     elif isinstance(value, Mapping):
         parts = value.items()
     for key, part in parts:
-        if _loadable(key) is None:
-            return f"A key of {place}", key
-        if _loadable(part) is None:
-            return _find_rejected(part, f"{place}[{key!r}]")
-    return place, value
+        if isinstance(reason := _loadable(key), Exception):
+            return f"A key of {place}", key, reason
+        if isinstance(reason := _loadable(part), Exception):
+            return _find_rejected(part, f"{place}[{key!r}]", reason)
+    return place, value, error

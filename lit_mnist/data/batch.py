@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lit_mnist.data.rng import RandomKey
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.errors import InputError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from torch.amp.grad_scaler import GradScaler
 from lit_mnist.distributed.precision import autocast
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
 from lit_mnist.profiling.timing import StepClock
 from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.evaluation import Evaluation

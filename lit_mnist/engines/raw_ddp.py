@@ -30,14 +30,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.data.dataset import AnySplit
+from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.models.sync_batch_norm import sync_batch_norm, sync_buffers
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm, sync_buffers
 from lit_mnist.profiling.timing import StepClock
 from lit_mnist.training.checkpoint_manager import CheckpointManager
-from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums
 from lit_mnist.training.evaluation_loop import load_best_weights, predict
 from lit_mnist.training.job import ExperimentJob

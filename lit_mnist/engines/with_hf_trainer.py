@@ -18,11 +18,11 @@ from torch.amp.grad_scaler import GradScaler
 from transformers import TrainerCallback, TrainingArguments
 
 from lit_mnist.data.loader import Batch
+from lit_mnist.distributed.ddp_arguments import accelerate_options
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
 from lit_mnist.profiling.timing import StepClock
 from lit_mnist.training.checkpoint_manager import CheckpointManager
-from lit_mnist.training.ddp_arguments import accelerate_options
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.evaluation_loop import evaluate, load_best_weights
 from lit_mnist.training.job import ExperimentJob

@@ -17,7 +17,7 @@ from lit_mnist.distributed.gather import all_gather_bytes, end_collectives_at_ex
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_stop
-from lit_mnist.errors import InputError, require
+from lit_mnist.errors import require
 from lit_mnist.plugins import lightning_internals
 from lit_mnist.plugins.exact_checks import (
     check_draws_nothing,
@@ -26,8 +26,8 @@ from lit_mnist.plugins.exact_checks import (
     default_checkpoint_io,
     digest_of_rank_0,
 )
-from lit_mnist.plugins.exact_entry import KEY, entry_of_ranks, entry_of_step, is_between_batches, read_entry
-from lit_mnist.plugins.folder_lock import locked
+from lit_mnist.plugins.exact_entry import KEY, entry_of_ranks, entry_of_step, read_entry
+from lit_mnist.plugins.folder_lock import lock_on_rank_0
 from lit_mnist.plugins.generators import process_generators
 from lit_mnist.plugins.module_state import ModuleState
 from lit_mnist.plugins.plain_values import pack
@@ -83,11 +83,12 @@ class ExactCheckpoint(Checkpoint):
             # The Trainer converts the module after it has loaded the checkpoint, whose weights it would round.
             pl_module.double()
         self._close()
-        self._lock(trainer)
+        lock_on_rank_0(self._open, self.path.parent, is_first=trainer.is_global_zero)
         self._io = default_checkpoint_io(trainer)
         self._pending: dict[str, Any] | None = None
+        self._before_step: bytes | None = None
         self._saving, self._ended, self._saved_step, self._batches = False, False, 0, 0
-        self._declared, self._examined, self._before_step = state_is_step(pl_module), False, b""
+        self._declared = state_is_step(pl_module)
         self._loaders = TrainLoaders(trainer, self._between_batches, self._restore, state_is_step=self._declared)
         self._loaders.attach(self._open)
         self._open.enter_context(lightning_internals.handles_no_signals(trainer))
@@ -105,14 +106,13 @@ class ExactCheckpoint(Checkpoint):
             return
         self._pending = read_entry(checkpoint, trainer, state_is_step=self._declared)
         self._loaders.resume_from(self._pending["loaders"])
-        self._between = is_between_batches(checkpoint)
         self._saved_step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins to record signals instead of exiting at once."""
         self._loading.close()
         self._state, self._module_state = TrainerState(trainer), ModuleState(pl_module)
-        if self._pending is not None and ("trainer" in self._pending or self._between):
+        if self._pending is not None and self._pending["between_batches"]:
             lightning_internals.skip_restart_logic(trainer)
         rank = Rank(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices)
         end_collectives_at_exit()
@@ -121,8 +121,8 @@ class ExactCheckpoint(Checkpoint):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Keeps the generators before the first step of a training whose state is a function of the step."""
-        if self._loaders.by_step and not self._examined:
-            self._examined, self._before_step = True, pack(process_generators())
+        if self._loaders.by_step and self._before_step is None:
+            self._before_step = pack(process_generators())
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -205,22 +205,6 @@ class ExactCheckpoint(Checkpoint):
             yield
         finally:
             strategy.checkpoint_io = before
-
-    def _lock(self, trainer: Trainer) -> None:
-        """Locks the folder on rank 0.
-
-        Raises:
-            InputError: Another training uses it; all ranks raise it.
-        """
-        message = ""
-        if trainer.is_global_zero:
-            try:
-                self._open.enter_context(locked(self.path.parent))
-            except InputError as error:
-                message = str(error)
-        # Not empty, which cannot be sent.
-        message = all_gather_bytes(f"{message}\n".encode())[0].decode().strip()
-        require(not message, message)
 
     def _state_of_step(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the state that all ranks share, and the sums over the epoch of this rank."""

@@ -66,8 +66,9 @@ def check_saved(checkpoint: Mapping[str, Any], world_size: int, *, state_is_step
 def read_entry(checkpoint: Mapping[str, Any], trainer: Trainer, *, state_is_step: bool) -> dict[str, Any]:
     """Returns the state for this rank, with the position of its loaders as `loaders`.
 
-    Of a training whose state is a function of the step, the position is only whether it has ended. `trainer` is missing
-    if another program has written the checkpoint.
+    `between_batches` is whether everything of the last batch was done when it was saved. Of a training whose state is a
+    function of the step, the position is only whether it has ended. `trainer` is missing if another program has written
+    the checkpoint.
 
     Args:
         checkpoint: The checkpoint.
@@ -80,10 +81,10 @@ def read_entry(checkpoint: Mapping[str, Any], trainer: Trainer, *, state_is_step
     check_saved(checkpoint, trainer.world_size, state_is_step=state_is_step)
     device, rank = trainer.strategy.root_device, trainer.global_rank
     if KEY not in checkpoint:
-        return {"loaders": {"ended": False}}
+        return {"loaders": {"ended": False}, "between_batches": _is_between_batches(checkpoint)}
     entry = checkpoint[KEY]
     if _SHARED not in entry:
-        return unpack(as_bytes(entry[_RANKS][rank]), device)
+        return {**unpack(as_bytes(entry[_RANKS][rank]), device), "between_batches": True}
     require(
         state_is_step,
         f"The checkpoint has no state of each rank, because the module that saved it has state_is_step = True, but "
@@ -99,10 +100,10 @@ def read_entry(checkpoint: Mapping[str, Any], trainer: Trainer, *, state_is_step
             "metrics": merge_metrics([each["metrics"] for each in sums], is_first=rank == 0),
         }
     state["trainer"]["results"] = own["results"]
-    return {**state, "metrics": own["metrics"]}
+    return {**state, "metrics": own["metrics"], "between_batches": True}
 
 
-def is_between_batches(checkpoint: Mapping[str, Any]) -> bool:
+def _is_between_batches(checkpoint: Mapping[str, Any]) -> bool:
     """Returns whether a checkpoint was saved when everything of the last batch was done, and the epoch goes on."""
     fit = checkpoint.get("loops", {}).get("fit_loop", {})
     progress = fit.get("epoch_loop.batch_progress", {"current": {}})

@@ -15,9 +15,9 @@ from torch import nn
 from lit_mnist.checkpoint.lightning_internals import lightning_loops
 from lit_mnist.data.dataset import AnySplit, Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.data.sampler import train_indices, validation_split
 from lit_mnist.distributed.precision import weight_dtype
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.sample_order import train_indices, validation_split
 from lit_mnist.experiment import Command, Experiment, flatten
 from lit_mnist.experiment.plan import Plan, make_plan
 from lit_mnist.experiment.registry import registered_by

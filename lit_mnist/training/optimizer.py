@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from lit_mnist.distributed.accumulation import accumulated_loss
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import Plan
 
@@ -35,20 +36,6 @@ def make_optimizer(net: nn.Module, settings: ModelSettings, lr: float | None = N
         return SGD(net.parameters(), momentum=settings.momentum, nesterov=settings.nesterov, **options)
     kind: type[Adam] = AdamW if settings.optimizer == "adamw" else Adam
     return kind(net.parameters(), **options)
-
-
-def accumulated_loss(loss: torch.Tensor, window: int, accumulate: int) -> torch.Tensor:
-    """Scales the loss of a micro-batch for a Trainer that divides it by `accumulate`, also in a shorter window.
-
-    Args:
-        loss: Mean loss of the micro-batch, a scalar.
-        window: Number of micro-batches in this accumulation window.
-        accumulate: Number of micro-batches in a full accumulation window.
-    """
-    seen = loss.detach()
-    # 1, or NaN if the loss is not finite: then the gradient, which all ranks share, is not finite either.
-    one = 1 + (seen - seen)
-    return loss * one if window == accumulate else loss * (one * (accumulate / window))
 
 
 def window_share(loss: torch.Tensor, plan: Plan, batch: int) -> torch.Tensor:

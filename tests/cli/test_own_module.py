@@ -385,7 +385,9 @@ def test_what_the_ranks_reject_changes_nothing(spirals: Program) -> None:
     assert_rejected(spirals(*words, "--devices", 2), "saved by 1 rank,")
     other = next((folder / "model_checkpoints").iterdir())
     assert_rejected(spirals("fit", *SPIRALS, "--resume", other), "was not saved by ExactCheckpoint")
-    assert_rejected(spirals(*words, "--trainer.gradient_clip_algorithm", "sideways"), "gradient_clip_algorithm")
+    done = spirals(*words, "--trainer.profiler", "nonsense")
+    assert done.code == 2, done.out + done.err
+    assert "Lightning rejects the run" in done.err
     assert_rejected(spirals("test", "--ckpt", "nowhere", "--import", "spirals", "--model", "spirals.SpiralsModule"))
     done = spirals("test", "--ckpt", folder, "--import", "spirals", "--model.hidden", 8)
     assert_rejected(done, "does not fit the module")

@@ -24,9 +24,9 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins import ExactDistributedSampler, PortableSyncBatchNorm
-from lit_mnist.training.ddp_arguments import DDP_OPTIONS
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.data.rng import RandomKey
 from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.profiling.timing import WARM_UP_STEPS, StepClock

@@ -18,7 +18,7 @@ from torchvision.models import get_model, segmentation
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.cli.validate import check_deterministic
 from lit_mnist.data.dataset import IGNORED
-from lit_mnist.data.rng import RandomKey
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings, Net
 from lit_mnist.models.build import build_net

@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from lit_mnist.distributed.peer_exchange import PeerExchange
-from lit_mnist.models.torch_internals import affine, affine_gradients, channel_statistics
+from lit_mnist.distributed.torch_internals import affine, affine_gradients, channel_statistics
 
 # What the class is mixed into has the attributes of any batch norm.
 if TYPE_CHECKING:

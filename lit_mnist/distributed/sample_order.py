@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from lit_mnist.data.rng import permutation
+from lit_mnist.distributed.rng import permutation
 from lit_mnist.errors import InputError
 
 Indices = npt.NDArray[np.int64]
