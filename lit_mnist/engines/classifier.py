@@ -9,12 +9,12 @@ import torch
 
 from lit_mnist.data.loader import Batch
 from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.distributed.accumulation import accumulated_loss
 from lit_mnist.module import LitClassifier
 from lit_mnist.run.job import Parts
 from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import accumulated_loss
 
 
 def make_classifier(job: ExperimentJob) -> Parts:

@@ -29,8 +29,8 @@ from lit_mnist.profiling.timing import WARM_UP_STEPS, StepClock
 from lit_mnist.run.finite import FiniteCheck
 from lit_mnist.run.monitor import StepMonitor
 from lit_mnist.training import finite
+from lit_mnist.training.classifier import TrainMetrics
 from lit_mnist.training.job import Splits, plan_for, split_dataset
-from lit_mnist.training.metrics import TrainMetrics
 from lit_mnist.training.optimizer import make_optimizer
 from lit_mnist.training.recorder import MetricsRecorder
 

@@ -22,8 +22,8 @@ from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings, Net
 from lit_mnist.models.build import build_net
+from lit_mnist.training.classifier import ClassifierMetrics
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict_with_probability
-from lit_mnist.training.metrics import ClassifierMetrics
 from lit_mnist.training.weights import backbone_weights, read_weights
 
 __all__ = ["flags", "voc"]

@@ -109,7 +109,8 @@ class StepMonitorCallback(Callback):
             output = train(*arguments, **options)
             loss = output.get("loss") if isinstance(output, Mapping) else output
             if isinstance(loss, torch.Tensor):
-                self.monitor.on_batch_end(loss)
+                # `ExactAccumulation` has scaled it.
+                self.monitor.on_batch_end(getattr(loss, "mean_loss", loss))
             return output
 
         vars(strategy)["training_step"] = training_step

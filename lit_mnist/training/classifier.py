@@ -1,4 +1,4 @@
-"""The metrics of LitClassifier, as torchmetrics objects."""
+"""The parts of LitClassifier: loss, optimizer with schedule, and metrics."""
 
 from __future__ import annotations
 
@@ -6,13 +6,57 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
 from torchmetrics import Metric
 
-from lit_mnist.training.evaluation import Evaluation, compute_batch_sums, compute_evaluation, predict_classes
+from lit_mnist.experiment.model import ModelSettings
+from lit_mnist.experiment.plan import explain_peak, peak_lr
+from lit_mnist.plugins.verified_loading import VerifiedLoading
+from lit_mnist.training.evaluation import (
+    Evaluation,
+    compute_batch_sums,
+    compute_evaluation,
+    predict_classes,
+    predict_with_probability,
+)
 from lit_mnist.training.examples import Example, Examples
+from lit_mnist.training.loss import mean_loss
+from lit_mnist.training.optimizer import make_optimizer
+from lit_mnist.training.schedule import make_schedule, schedule_length
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+
+
+__all__ = [
+    "ClassifierMetrics",
+    "TrainMetrics",
+    "VerifiedLoading",
+    "configure_optimizer",
+    "mean_loss",
+    "predict_with_probability",
+]
+
+
+def configure_optimizer(net: nn.Module, settings: ModelSettings, trainer: Trainer, steps: float) -> dict[str, Any]:
+    """Returns the optimizer and its learning-rate schedule, as a LightningModule does.
+
+    Args:
+        net: The network.
+        settings: The section `model`.
+        trainer: The Trainer.
+        steps: Optimizer steps of the run.
+
+    Raises:
+        InputError: The schedule needs a last step, but the run has none.
+    """
+    length = schedule_length(settings, steps)
+    if reason := explain_peak(settings, trainer.world_size, length):
+        rank_zero_info(reason)
+    optimizer = make_optimizer(net, settings, peak_lr(settings, trainer.world_size, length))
+    schedule = make_schedule(optimizer, settings, length)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class ClassifierMetrics(Metric):
