@@ -13,7 +13,7 @@ from lit_mnist.checkpoint.atomic_io import atomic_copy
 from lit_mnist.checkpoint.format import BEST, LAST
 from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.store import CONFIG, find_run_folder
-from lit_mnist.cli.parser import Request
+from lit_mnist.cli.request import Request
 from lit_mnist.cli.validate import Validated, resumes_in_place
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
 from lit_mnist.errors import InputError

@@ -12,7 +12,7 @@ from lit_mnist.checkpoint.format import LAST
 from lit_mnist.checkpoint.store import CONFIG, Found, find_run_folder
 from lit_mnist.cli.claim import PATIENCE_SECONDS, writes_run_folder
 from lit_mnist.cli.config_file import read_config_file
-from lit_mnist.cli.own_request import OwnRequest
+from lit_mnist.cli.request import Request
 from lit_mnist.distributed.rank import print_once, warn_once
 from lit_mnist.distributed.terminal import display_path
 from lit_mnist.errors import InputError
@@ -27,7 +27,7 @@ from lit_mnist.run.folder_lock import FolderLock
 _FIXED = ("model", "data", SEED, "trainer.precision", "trainer.accumulate_grad_batches", "trainer.gradient_clip_val")
 
 
-def find_folder(request: OwnRequest, run: RunSettings) -> tuple[Path | None, Path | None]:
+def find_folder(request: Request, run: RunSettings) -> tuple[Path | None, Path | None]:
     """Returns the path of the run folder, or None for a new one, and the folder of the run that is resumed."""
     if run.resume == "auto" and not run.dir:
         raise InputError("--resume auto resumes in the folder of --run-dir: give --run-dir, too.")
@@ -51,7 +51,7 @@ def _resumes_here(run: RunSettings) -> bool:
 
 @contextmanager
 def lock_resumed(
-    request: OwnRequest, run: RunSettings, path: Path | None, origin: Path | None
+    request: Request, run: RunSettings, path: Path | None, origin: Path | None
 ) -> Iterator[FolderLock | None]:
     """Locks the folder in which a training resumes before its newest checkpoint is chosen; undoes it after an error."""
     lock = None
@@ -65,7 +65,7 @@ def lock_resumed(
         raise
 
 
-def find_checkpoint(request: OwnRequest, run: RunSettings, origin: Path | None, world_size: int) -> Path | None:
+def find_checkpoint(request: Request, run: RunSettings, origin: Path | None, world_size: int) -> Path | None:
     """Returns the checkpoint to resume from or to evaluate, verified and, if it is resumed, of as many ranks."""
     if not request.trains:
         if not request.checkpoint:

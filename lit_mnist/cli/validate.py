@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from lit_mnist.checkpoint.format import LAST, find_checkpoint, find_weights
 from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.checkpoint.store import find_newest_valid
-from lit_mnist.cli.parser import Request
+from lit_mnist.cli.request import Request
 from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, warn_once
 from lit_mnist.engines.capabilities import CAPABILITIES
@@ -34,6 +34,7 @@ class Validated:
         world_size: Number of ranks over all machines.
         cuda_graph: Whether the passes of a micro-batch are recorded as a CUDA graph.
         stated: The further options of Lightning's Trainer as plain values.
+        make_options: Instantiates the further options; None if there are none.
     """
 
     request: Request
@@ -44,6 +45,7 @@ class Validated:
     world_size: int
     cuda_graph: bool
     stated: Mapping[str, Any]
+    make_options: Callable[[], dict[str, Any]] | None = None
 
 
 def validate(request: Request, engine: str) -> Validated:
@@ -52,25 +54,28 @@ def validate(request: Request, engine: str) -> Validated:
     Raises:
         InputError: The request is rejected; nothing was written.
     """
-    check_accelerate()
     saved = _find_saved(request)
     experiment = _make_experiment(request, saved)
     stated: dict[str, Any] = {}
-    if request.extras.names:
-        from lit_mnist.cli.lightning_cli import check_trainer_options
+    make_options = None
+    if request.options:
+        from lit_mnist.cli.lightning_cli import ClassParser
+        from lit_mnist.cli.option_checks import check_objects
 
-        stated = check_trainer_options(request.extras, experiment)
+        parser = ClassParser(request)
+        stated, make_options = parser.plain_options(), parser.make_options
+        check_objects(make_options, request.options, experiment.data)
     if saved and request.trains:
         if not CAPABILITIES[engine].resume:
             raise InputError(f"The engine {engine} cannot resume from {saved.path}: choose another --run-dir.")
         saved.check_same(experiment)
     devices, world_size = choose_ranks(experiment.trainer)
     check_devices(engine, experiment, devices, world_size)
-    cuda_graph = request.trains and uses_cuda_graph(engine, experiment, devices, world_size, request.extras.names)
+    cuda_graph = request.trains and uses_cuda_graph(engine, experiment, devices, world_size, request.options)
     check_launch(experiment.run, world_size)
     if request.trains:
         check_deterministic(experiment, devices.kind)
-    return Validated(request, engine, experiment, saved, devices, world_size, cuda_graph, stated)
+    return Validated(request, engine, experiment, saved, devices, world_size, cuda_graph, stated, make_options)
 
 
 def resumes_in_place(request: Request) -> bool:
@@ -89,7 +94,7 @@ def check_deterministic(experiment: Experiment, kind: str) -> None:
         InputError: The experiment trains on segmentation images, on GPUs, deterministically.
     """
     if experiment.trainer.deterministic and kind == "cuda" and experiment.data.task.pixelwise:
-        raise InputError("trainer.deterministic: torch has no deterministic per-pixel loss on GPUs: leave it out.")
+        raise InputError("trainer.deterministic: torch has no deterministic per-pixel loss on GPUs: remove it.")
 
 
 def _make_experiment(request: Request, saved: Saved | None) -> Experiment:
@@ -144,12 +149,12 @@ def choose_ranks(trainer: TrainerSettings) -> tuple[Devices, int]:
     if wanted not in {"auto", rank.local_world_size}:
         raise InputError(
             f"trainer.devices is {trainer.devices}, but the launcher has started {rank.local_world_size} ranks on this "
-            "machine: leave --devices out."
+            "machine: remove --devices."
         )
     if trainer.num_nodes not in {1, rank.num_nodes}:
         raise InputError(
             f"trainer.num_nodes is {trainer.num_nodes}, but the launcher has started ranks on {rank.num_nodes} "
-            "machine(s): leave it out."
+            "machine(s): remove it."
         )
     return choose_devices(trainer if listed else replace(trainer, devices=rank.local_world_size)), rank.world_size
 
@@ -167,6 +172,16 @@ def check_launch(run: RunSettings, world_size: int) -> None:
         raise InputError("After a restart by torchrun, a run resumes in the folder of --run-dir: give --run-dir.")
     if run.max_restarts and (outside or run.launcher != "agent"):
         raise InputError("run.max_restarts has no effect: torch's elastic agent does not start the ranks here.")
+
+
+def check_fault(run: RunSettings, world_size: int, total_steps: int | None = None) -> None:
+    """Rejects a fault to inject that no rank or, if the number of steps is known, no step would have."""
+    if run.fault is None:
+        return
+    _, rank, step = run.fault
+    if rank >= world_size or (total_steps is not None and step > total_steps):
+        steps = "" if total_steps is None else f", and the steps 1 to {total_steps}"
+        raise InputError(f"run.inject is {run.inject}, but the ranks are 0 to {world_size - 1}{steps}.")
 
 
 def check_accelerate() -> None:

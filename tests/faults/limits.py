@@ -24,7 +24,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.predict.trained import load
 
 # Imported once, before the fork: they take each process seconds.
-for _name in ("lit_mnist.engines.lightning", "lit_mnist.cli.own_run", "lit_mnist.export.command"):
+for _name in ("lit_mnist.engines.lightning", "lit_mnist.cli.user_target", "lit_mnist.export.command"):
     importlib.import_module(_name)
 
 _MOST_SECONDS = 10
