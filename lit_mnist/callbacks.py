@@ -13,15 +13,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from lit_mnist.checkpoint.format import LAST, SECTION, read_checkpoint
-from lit_mnist.checkpoint.lightning_internals import lightning_loops
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import make_section
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.recorder import StepMonitor
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.job import Job
+from lit_mnist.training.state import loops_after, make_section
 
 
 class RunLogger(Logger):
@@ -212,13 +211,13 @@ class RunCheckpoint(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Recomputes the loop progress from the global step, ignoring the stored value."""
-        checkpoint["loops"] = lightning_loops(checkpoint["global_step"], self.job.plan)
+        checkpoint["loops"] = loops_after(checkpoint["global_step"], self.job.plan)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Adds the project's section, and the epoch and loop progress computed from the global step."""
         step = checkpoint["global_step"]
         checkpoint["epoch"] = self.job.plan.position(step)[0]
-        checkpoint["loops"] = lightning_loops(step, self.job.plan)
+        checkpoint["loops"] = loops_after(step, self.job.plan)
         checkpoint[SECTION] = make_section(self.job)
 
 

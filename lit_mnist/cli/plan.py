@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.cli.request import Request
-from lit_mnist.cli.validate import Validated, check_fault, resumes_in_place
+from lit_mnist.cli.resume import report_resume, resumes_in_place
+from lit_mnist.cli.validate import Validated, check_fault
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import launched_from_outside, print_once
-from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.capabilities import CAPABILITIES
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
@@ -46,7 +46,7 @@ def plan_experiment(validated: Validated, dataset: Dataset, splits: Splits) -> t
         # The run may have been interrupted while it tested its weights.
         may_be_done = resumes_in_place(request) and not (Path(str(request.run_dir)) / RESULT).exists()
         saved.check_resume(experiment, dataset, plan, may_be_done=may_be_done)
-        print_once(f"note: resuming from {display_path(saved.path.absolute())} after step {saved.step}")
+        report_resume(saved)
     elif saved:
         saved.check_evaluation(experiment, dataset, validates=request.command == "validate")
     if request.trains and (reason := explain_peak(experiment.model, world_size, plan.total_steps)):

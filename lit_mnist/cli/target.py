@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import os
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
-from lit_mnist.checkpoint.store import Found
-from lit_mnist.cli.launch import Ranks
+from lit_mnist.checkpoint.saved import Saved
+from lit_mnist.cli.claim import Output
 from lit_mnist.cli.request import Request
-from lit_mnist.distributed.rank import launched_from_outside
-from lit_mnist.distributed.terminal import display_path
-from lit_mnist.engines.capabilities import CAPABILITIES
-from lit_mnist.run.finish import program
-from lit_mnist.run.folder import RunFolder
-from lit_mnist.run.folder_lock import FolderLock
+from lit_mnist.distributed.rank import Rank, launched_from_outside, threads_per_rank, warn_once
+from lit_mnist.run.settings import RunSettings
 
 
 class Target(ABC):
-    """The project's experiment, or the user's classes. `run` calls each step once, in the order of the methods.
+    """The project's experiment, or the user's classes: what differs in the steps of `run`, which calls each once.
 
     Args:
         request: The request.
@@ -29,19 +23,21 @@ class Target(ABC):
         command_line: The command as it was typed.
 
     Attributes:
-        path: The run folder, once it is claimed.
-        total_steps: The optimizer steps of the training run, once it is planned, if they are known.
+        saved: After `validate`, the checkpoint to start from, or None.
+        run: After `validate`, the section `run`.
+        world_size: After `plan`, the number of ranks over all machines.
+        threads: After `plan`, the threads of each rank.
+        total_steps: After `plan`, the optimizer steps of the training run, if they are known.
     """
 
-    path: Path
+    saved: Saved | None
+    run: RunSettings
+    world_size: int
+    threads: int
     total_steps: int | None = None
 
     def __init__(self, request: Request, engine: str, command_line: str) -> None:
         self.request, self.engine, self.command_line = request, engine, command_line
-
-    @abstractmethod
-    def lock(self) -> AbstractContextManager[FolderLock | None]:
-        """Locks the folder in which a training run resumes, before its newest checkpoint is chosen."""
 
     @abstractmethod
     def validate(self) -> None:
@@ -53,39 +49,33 @@ class Target(ABC):
 
     @abstractmethod
     def plan(self) -> None:
-        """Plans the steps, and checks that they fit the ranks and the checkpoint."""
+        """Plans the run, and checks that it fits the data, the ranks and the checkpoint."""
 
     @abstractmethod
-    def claim(self, lock: FolderLock | None) -> RunFolder | None:
-        """Claims the run folder on the process that writes it, the first write of a run, and sets `path`."""
+    def output(self) -> Output:
+        """Returns what the run writes into its folder."""
 
     @abstractmethod
-    def ranks(self, folder: RunFolder | None) -> Ranks:
-        """Returns the work of the ranks."""
+    def work(self, folder: Path, checkpoint: Path | None) -> Callable[[Rank], None]:
+        """Returns the work of each rank.
 
-    @abstractmethod
-    def find_newest(self, report: Callable[[str], None]) -> Found | None:
-        """Returns the newest valid checkpoint of the run folder, and reports each damaged one."""
+        Args:
+            folder: The run folder.
+            checkpoint: The checkpoint that the ranks read.
+        """
 
     @property
     def first_process(self) -> int:
         """ID of the process whose start is the start of the run: torchrun, or this one."""
         return os.getppid() if launched_from_outside() and "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
 
-    def how_to_resume(self, only_with_checkpoint: bool) -> str:
-        """Returns the advice below the message of a run that has failed or was stopped."""
-        if not self.request.trains or not CAPABILITIES[self.engine].resume:
-            return ""
-        damaged: list[str] = []
-        found = self.find_newest(damaged.append)
-        notes = "".join(f"\n{note}" for note in damaged)
-        if found is None:
-            none = "\nThere is no checkpoint to resume from: --save-every 30s saves within an epoch."
-            return notes if only_with_checkpoint else notes + none
-        imports = f" --import {','.join(self.request.imports)}" if self.request.imports else ""
-        command, folder = program(self.engine), shlex.quote(display_path(self.path)) + imports
-        if self.total_steps is not None and found.step >= self.total_steps:
-            return f"{notes}\nThe training was complete: test its weights with: {command} test --ckpt {folder}"
-        newest = f"The newest valid checkpoint, after step {found.step}, is {display_path(found.path)}"
-        fit = " fit" if self.request.command == "fit" else ""
-        return f"{notes}\n{newest}; resume with: {command}{fit} --resume {folder}"
+    def plan_threads(self, local_world_size: int) -> None:
+        """Sets the threads of each rank, which a resumed training run keeps."""
+        if self.saved and self.request.trains:
+            self.threads = self.saved.threads(self.run.threads, local_world_size, warn_once)
+        else:
+            self.threads = threads_per_rank(self.run.threads, local_world_size)
+
+    def folder_name(self, model: str) -> str:
+        """Returns the last part of the name of a new run folder."""
+        return model if self.request.command == "train" else f"{model}-{self.request.command}"

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from lit_mnist.checkpoint.format import LAST, find_checkpoint, find_weights
-from lit_mnist.checkpoint.resume import Saved
-from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.request import Request
+from lit_mnist.cli.resume import find_saved
 from lit_mnist.distributed.devices import Devices, choose_devices
-from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once, warn_once
+from lit_mnist.distributed.rank import Rank, launched_from_outside
 from lit_mnist.engines.capabilities import CAPABILITIES
 from lit_mnist.engines.device_checks import check_devices, uses_cuda_graph
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, RunSettings, TrainerSettings
-from lit_mnist.run.folder import was_restarted
+from lit_mnist.training.resume import SavedExperiment
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Validated:
     request: Request
     engine: str
     experiment: Experiment
-    saved: Saved | None
+    saved: SavedExperiment | None
     devices: Devices
     world_size: int
     cuda_graph: bool
@@ -54,7 +52,7 @@ def validate(request: Request, engine: str) -> Validated:
     Raises:
         InputError: The request is rejected; nothing was written.
     """
-    saved = _find_saved(request)
+    saved = find_saved(request, partial(SavedExperiment.read, hashed=request.trains))
     experiment = _make_experiment(request, saved)
     stated: dict[str, Any] = {}
     make_options = None
@@ -68,7 +66,7 @@ def validate(request: Request, engine: str) -> Validated:
     if saved and request.trains:
         if not CAPABILITIES[engine].resume:
             raise InputError(f"The engine {engine} cannot resume from {saved.path}: choose another --run-dir.")
-        saved.check_same(experiment)
+        saved.check_same(experiment.to_dict())
     devices, world_size = choose_ranks(experiment.trainer)
     check_devices(engine, experiment, devices, world_size)
     cuda_graph = request.trains and uses_cuda_graph(engine, experiment, devices, world_size, request.options)
@@ -76,11 +74,6 @@ def validate(request: Request, engine: str) -> Validated:
     if request.trains:
         check_deterministic(experiment, devices.kind)
     return Validated(request, engine, experiment, saved, devices, world_size, cuda_graph, stated, make_options)
-
-
-def resumes_in_place(request: Request) -> bool:
-    """Returns whether a training resumes from what it finds in `run.dir`: `--resume auto`, or after a restart."""
-    return request.run_dir is not None and (request.resume == "auto" or was_restarted(Path(request.run_dir)))
 
 
 def check_deterministic(experiment: Experiment, kind: str) -> None:
@@ -97,7 +90,7 @@ def check_deterministic(experiment: Experiment, kind: str) -> None:
         raise InputError("trainer.deterministic: torch has no deterministic per-pixel loss on GPUs: remove it.")
 
 
-def _make_experiment(request: Request, saved: Saved | None) -> Experiment:
+def _make_experiment(request: Request, saved: SavedExperiment | None) -> Experiment:
     """Returns the experiment of the request; the checkpoint provides the defaults."""
     if saved is None:
         return request.experiment()
@@ -108,30 +101,6 @@ def _make_experiment(request: Request, saved: Saved | None) -> Experiment:
         # The file may say `auto`: a resumed training keeps the precision that it started with, on any machine.
         experiment = experiment.replace("trainer", precision=saved.section["precision"])
     return experiment
-
-
-def _find_saved(request: Request) -> Saved | None:
-    """Reads the checkpoint that the request names or its run folder contains."""
-    if not request.trains:
-        if not request.checkpoint:
-            raise InputError(f"{request.command} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
-        return Saved.read(find_weights(Path(request.checkpoint), print_once), hashed=False)
-    if request.resume == "auto" and not request.run_dir:
-        raise InputError("--resume auto resumes in the folder of --run-dir: give --run-dir, too.")
-    if resumes_in_place(request):
-        folder = Path(str(request.run_dir))
-        if found := find_newest_valid(folder, warn_once):
-            return Saved.read(found.path)
-        if list(folder.glob("checkpoints/*.ckpt")):
-            raise InputError(f"The folder {folder} contains no valid checkpoint: move the others away to start again.")
-    if request.resume in {None, "auto"}:
-        return None
-    source = Path(str(request.resume))
-    if not source.is_dir():
-        return Saved.read(find_checkpoint(source, (LAST,)))
-    if found := find_newest_valid(source, warn_once):
-        return Saved.read(found.path)
-    raise InputError(f"The folder {source} contains no valid checkpoint to resume from.")
 
 
 def choose_ranks(trainer: TrainerSettings) -> tuple[Devices, int]:

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 
 from lit_mnist.callbacks import RunLogger
 from lit_mnist.checkpoint.atomic_io import atomic_file, atomic_link
+from lit_mnist.checkpoint.format import SECTION
 from lit_mnist.distributed.gather import all_gather_bytes
 from lit_mnist.distributed.heartbeat import Heartbeat
 from lit_mnist.distributed.rank import Rank
@@ -69,11 +70,20 @@ class RunCheckpoint(ExactCheckpoint):
         steps: Number of optimizer steps between two saves, or None.
         seconds: Seconds between two saves, or None.
         keep: Number of newest checkpoints to keep.
+        section: The entry `lit_mnist` of each checkpoint.
     """
 
-    def __init__(self, dirpath: Path, steps: int | None, seconds: float | None, keep: int) -> None:
+    def __init__(
+        self, dirpath: Path, steps: int | None, seconds: float | None, keep: int, section: Mapping[str, Any]
+    ) -> None:
         super().__init__(dirpath, steps or _NEVER)
+        self._section = dict(section)
         self._seconds, self._keep, self._saved_at = seconds, keep, time.monotonic()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Adds the settings of the run, and what `ExactCheckpoint` adds."""
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        checkpoint[SECTION] = self._section
 
     def _wants_save(self) -> bool:
         return self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds

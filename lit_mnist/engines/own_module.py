@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lit_mnist.checkpoint.saved import make_section
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
@@ -115,7 +116,7 @@ def _fit(
     logger = MetricsLogger(log)
     monitor = OwnMonitor(job.run, job.folder, rank, clock, job.trainer.get("log_every_n_steps", 50))
     every = job.run.save_steps or (None if job.run.save_seconds else _SAVE_EVERY)
-    save = RunCheckpoint(job.folder / "checkpoints", every, job.run.save_seconds, job.run.keep)
+    save = RunCheckpoint(job.folder / "checkpoints", every, job.run.save_seconds, job.run.keep, _section(job))
     trainer = _trainer(job, options, [monitor], [save], logger)
     logger.trainer = trainer
     # From here on, a signal stops all ranks after the same batch, once the checkpoint is saved.
@@ -177,6 +178,17 @@ def _trainer(
         logger=[logger, *loggers] if logger else False,
         # A configuration of a training may name a ModelCheckpoint, which an evaluation does not use.
         enable_checkpointing=bool(last) or any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+    )
+
+
+def _section(job: OwnJob) -> dict[str, Any]:
+    return make_section(
+        engine="lightning",
+        config=job.config,
+        precision=job.precision,
+        threads=job.threads,
+        local_world_size=job.devices.count,
+        world_size=job.world_size,
     )
 
 

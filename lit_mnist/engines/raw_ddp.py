@@ -29,8 +29,6 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.dataset import AnySplit
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
@@ -40,6 +38,7 @@ from lit_mnist.run.finish import finish, load_best_weights, write_predictions
 from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums
 from lit_mnist.training.evaluation_loop import predict
@@ -48,6 +47,7 @@ from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
 from lit_mnist.training.precision import autocast, needs_scaler
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
 
 
 def run(job: Job, rank: Rank) -> None:

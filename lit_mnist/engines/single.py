@@ -13,8 +13,6 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.batch import Batch
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
@@ -22,6 +20,7 @@ from lit_mnist.run.finish import finish, load_best_weights, write_predictions
 from lit_mnist.run.metrics_log import make_loggers
 from lit_mnist.run.recorder import MetricsRecorder
 from lit_mnist.run.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.cuda_graph import GraphedPasses, Passes
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.evaluation_loop import evaluate, predict
@@ -30,6 +29,7 @@ from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
 from lit_mnist.training.precision import autocast, needs_scaler
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
 
 
 def run(job: Job, rank: Rank) -> None:

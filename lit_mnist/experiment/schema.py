@@ -14,8 +14,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from lit_mnist.checkpoint.config import flatten
 from lit_mnist.errors import InputError, nearest
-from lit_mnist.experiment.experiment import Experiment, flatten
+from lit_mnist.experiment.experiment import Experiment
 from lit_mnist.experiment.registry import REGISTERED, explain_unknown
 
 SEED = "seed_everything"

@@ -28,7 +28,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lit_mnist.checkpoint.atomic_io import write_text
-from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.data.loader import Batch, TrainBatches
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.profiling.timer import (
@@ -50,6 +49,7 @@ from lit_mnist.profiling.timer import (
 )
 from lit_mnist.profiling.torch_internals import hidden_all_reduce_ms, measure_every_step
 from lit_mnist.profiling.trace import FOLDER
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 
 if TYPE_CHECKING:
     from lit_mnist.run.recorder import StepMonitor

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.checkpoint.state import net_weights
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import display_path, print_line
@@ -29,6 +28,7 @@ from lit_mnist.run.timing import StepClock
 from lit_mnist.training.evaluation import Evaluation, name_metrics
 from lit_mnist.training.examples import Example, Wrong
 from lit_mnist.training.job import Job
+from lit_mnist.training.state import net_weights
 
 __all__ = ["Prediction", "finish", "program", "write_predictions"]
 

@@ -9,9 +9,10 @@ from typing import Any, get_args
 
 import torch
 
+from lit_mnist.checkpoint.config import flatten
 from lit_mnist.checkpoint.format import SECTION
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import ModelSettings, flatten
+from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.schema import convert, make_experiment, options
 from lit_mnist.experiment.task import check_task
 from lit_mnist.models.build import build_net
@@ -21,23 +22,18 @@ from lit_mnist.training.precision import UsedPrecision
 _WORD = re.compile(r"[\w.:=,+-]*")
 _PATHS = ("data.root", "model.weights", "run.dir", "run.resume")
 _KINDS = {
-    "global_step": int,
-    "state_dict": dict,
     "loops": dict,
     "callbacks": dict,
     "optimizer_states": list,
     "lr_schedulers": list,
 }
 _SECTION_KINDS = {
-    "experiment": dict,
-    "precision": str,
-    "threads": int,
     "data_sha256": str,
     "num_classes": int,
     "batch_size": int,
     "total_steps": int,
 }
-_MOST_CLASSES, _MOST_THREADS = 1000, 1024
+_MOST_CLASSES = 1000
 # Maximum number of characters of a setting: the longest path on Linux.
 _LONGEST_SETTING = 4096
 
@@ -57,12 +53,10 @@ def read_experiment(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]
         for name, kind in kinds.items():
             if type(values.get(name)) is not kind:
                 raise InputError(f"{path} is not a checkpoint of a run: its {name} is missing or of another type.")
-    experiment = _parse_experiment(section["experiment"], path)
+    experiment = _parse_experiment(section["config"], path)
     _check_weights(path, checkpoint["state_dict"], section["num_classes"], experiment)
-    if checkpoint["global_step"] < 0 or section["precision"] not in get_args(UsedPrecision):
-        raise InputError(f"{path} is not a checkpoint of a run: its step or its precision is invalid.")
-    if not 1 <= section["threads"] <= _MOST_THREADS:
-        raise InputError(f"{path} is not a checkpoint of a run: it has {section['threads']} threads.")
+    if section["precision"] not in get_args(UsedPrecision):
+        raise InputError(f"{path} is not a checkpoint of a run: its precision is invalid.")
     return experiment
 
 
@@ -76,9 +70,12 @@ def read_trainer_experiment(path: Path, checkpoint: Mapping[str, Any]) -> tuple[
     Raises:
         InputError: The file is not a checkpoint of a `LitClassifier`.
     """
-    found, weights = checkpoint["hyper_parameters"], checkpoint["state_dict"]
-    if not isinstance(found, dict) or not isinstance(weights, dict) or type(checkpoint["global_step"]) is not int:
-        raise InputError(f"{path} is not a checkpoint of a LitClassifier.")
+    found, weights = checkpoint.get("hyper_parameters"), checkpoint["state_dict"]
+    if not isinstance(found, dict):
+        raise InputError(
+            f"{path} is not a checkpoint of this project's networks: it has no {SECTION} section. The weights of your "
+            "own LightningModule are loaded by its load_from_checkpoint."
+        )
     model = dict(found)
     num_classes, seed = model.pop("num_classes", None), model.pop("seed", None)
     if not isinstance(num_classes, int) or not isinstance(seed, int):

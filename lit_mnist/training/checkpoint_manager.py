@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from lit_mnist.checkpoint.format import BEST, LAST, plain_values
+from lit_mnist.checkpoint.format import BEST, LAST
+from lit_mnist.checkpoint.serialization import plain_values
 from lit_mnist.checkpoint.store import CheckpointFolder
 from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.rank import Rank

@@ -17,13 +17,16 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_mnist.checkpoint.format import FORMAT, SECTION
+from lit_mnist.checkpoint.format import SECTION
 from lit_mnist.checkpoint.lightning_internals import lightning_loops
+from lit_mnist.checkpoint.saved import MANAGER_STATE
+from lit_mnist.checkpoint.saved import make_section as checkpoint_section
 from lit_mnist.errors import InputError
+from lit_mnist.experiment.plan import Plan
 from lit_mnist.training.job import Job
 
-# The keys under which Lightning saves the state of its precision plugin and of the project's callback.
-_SCALER, MANAGER_STATE = "MixedPrecision", "KeepCheckpoints"
+# The key under which Lightning saves the state of its precision plugin.
+_SCALER = "MixedPrecision"
 _PREFIX = "net."
 
 
@@ -67,7 +70,7 @@ class TrainingState:
             "global_step": self.step,
             "pytorch-lightning_version": version("lightning"),
             "state_dict": {_PREFIX + name: tensor.contiguous() for name, tensor in self.net.state_dict().items()},
-            "loops": lightning_loops(self.step, job.plan),
+            "loops": loops_after(self.step, job.plan),
             "callbacks": {MANAGER_STATE: {"best": best}},
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [self.schedule.state_dict()],
@@ -102,21 +105,33 @@ class TrainingState:
             raise InputError(f"The checkpoint's training state does not fit ({reason}): use another one.") from error
 
 
+def loops_after(step: int, plan: Plan) -> dict[str, Any]:
+    """Returns the state dict of Lightning's loops after `step` optimizer steps."""
+    epoch, batch = plan.position(step)
+    return lightning_loops(
+        step,
+        epoch=epoch,
+        batch=batch,
+        batches_per_epoch=plan.batches_per_epoch,
+        steps_per_epoch=plan.steps_per_epoch,
+    )
+
+
 def make_section(job: Job) -> dict[str, Any]:
     """Returns the `lit_mnist` section of a job's checkpoints as plain values."""
-    return {
-        "format": FORMAT,
-        "engine": job.engine,
-        "experiment": job.experiment.to_dict(),
-        "precision": job.precision,
-        "threads": job.threads,
+    return checkpoint_section(
+        engine=job.engine,
+        config=job.experiment.replace("run", dir=None, resume=None, inject=None).to_dict(),
+        precision=job.precision,
+        threads=job.threads,
         # nn.DataParallel runs one rank on several devices.
-        "local_world_size": min(job.devices.count, job.plan.world_size),
-        "data_sha256": job.dataset.sha256,
-        "num_classes": job.dataset.num_classes,
-        "batch_size": job.plan.batch_size,
-        "total_steps": job.plan.total_steps,
-    }
+        local_world_size=min(job.devices.count, job.plan.world_size),
+        world_size=job.plan.world_size,
+        data_sha256=job.dataset.sha256,
+        num_classes=job.dataset.num_classes,
+        batch_size=job.plan.batch_size,
+        total_steps=job.plan.total_steps,
+    )
 
 
 def net_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:

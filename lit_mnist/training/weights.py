@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from lit_mnist.checkpoint.format import SECTION, find_weights, read_checkpoint
-from lit_mnist.checkpoint.safety import UnsafeError, load_checked
 from lit_mnist.data.download import download, exclusive
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
@@ -78,25 +77,14 @@ def _read(path: Path) -> Mapping[str, torch.Tensor]:
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
-        content = load_checked(path)
-    except UnsafeError as error:
+        content = read_checkpoint(path, hashed=False)
+    except InputError as error:
         raise InputError(
-            f"model.weights {path} is not a file of weights: {error}. One is what "
-            "torch.save(net.state_dict(), FILE) writes, of torch 1.6 or newer."
+            f"model.weights: {error} A file of weights is what torch.save(net.state_dict(), FILE) writes."
         ) from error
-    except PermissionError as error:
-        raise InputError(f"model.weights {path} cannot be read: {error.strerror}.") from error
-    except Exception as error:
-        raise InputError(
-            f"model.weights {path} is damaged or not a file of weights ({type(error).__name__})."
-        ) from error
-    if isinstance(content, dict) and SECTION in content:
-        # A checkpoint also has a hash to verify.
-        weights = read_checkpoint(path)["state_dict"]
-        return {str(name).removeprefix(_NET): tensor for name, tensor in weights.items()}
-    if not isinstance(content, dict):
-        raise InputError(f"model.weights {path} is not a file of weights: it holds a {type(content).__name__}.")
-    return content
+    if SECTION not in content:
+        return content
+    return {str(name).removeprefix(_NET): tensor for name, tensor in content["state_dict"].items()}
 
 
 def _read_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
