@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.forecast import network_of
 from benchmarks.recipe import Recipe
 from benchmarks.scaling import RAW_DDP, SERVER
-from lit_mnist.cli.plan import check_batch_norm
+from lit_mnist.cli.experiment_checks import check_batch_norm
 from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.engines.capabilities import CAPABILITIES, check_engine
 from lit_mnist.engines.device_checks import check_devices

@@ -96,7 +96,7 @@ class Saved:
                 "not verified, and does not name the data that it was trained on"
             )
         step, epoch = checkpoint.get("global_step"), checkpoint.get("epoch", 0)
-        if type(step) is not int or step < 0 or type(checkpoint.get("state_dict")) is not dict:
+        if type(step) is not int or step < 0 or not isinstance(checkpoint.get("state_dict"), dict):
             raise InputError(f"{path} is not a checkpoint of a run: its step or its weights are missing or invalid.")
         section, config = cls._read_settings(path, checkpoint, resumes=hashed)
         return cls(path, section, config, step, epoch if type(epoch) is int else 0, _best_of(checkpoint), sha256)

@@ -381,7 +381,11 @@ def test_what_the_ranks_reject_changes_nothing(spirals: Program) -> None:
     assert_rejected(spirals(*words, "--devices", 2), "saved by 1 rank,")
     other = next((folder / "model_checkpoints").iterdir())
     assert_rejected(spirals("fit", *SPIRALS, "--resume", other), "was not saved by ExactCheckpoint")
-    done = spirals(*words, "--trainer.gradient_clip_algorithm", "sideways")
+    stop = {
+        "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+        "init_args": {"monitor": "a", "mode": "sideways"},
+    }
+    done = spirals(*words, "--trainer.callbacks", json.dumps([stop]))
     assert done.code == 2, done.out + done.err
     assert "Lightning rejects the run" in done.err
     assert_rejected(spirals("test", "--ckpt", "nowhere", "--import", "spirals", "--model", "spirals.SpiralsModule"))
