@@ -111,6 +111,7 @@ def spirals(program: Program) -> Program:
     for name in ("spirals", "spirals.yaml"):
         source = ROOT / "examples" / "own_module" / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, program.folder / name)
+    (program.folder / "list.yaml").write_text("model: {init_args: [3]}\n")
     (program.folder / "plain.py").write_text(PLAIN)
     (program.folder / "defaults.py").write_text(DEFAULTS)
     for name in ("evil", "spirals_evil"):
@@ -166,6 +167,12 @@ def test_it_runs_under_torchrun(spirals: Program) -> None:
     )  # fmt: skip
     inside = spirals.train(*SPIRALS, "--epochs", 1, "--devices", 2)
     assert result_of(folder)["weights_sha256"] == result_of(inside)["weights_sha256"]
+
+
+def test_it_runs_in_new_processes(spirals: Program) -> None:
+    flags = ("fit", *SPIRALS, "--max-steps", 5, "--devices", 2)
+    spawned, forked = spirals.train(*flags, "--launcher", "spawn"), spirals.train(*flags)
+    assert result_of(spawned)["weights_sha256"] == result_of(forked)["weights_sha256"]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -335,7 +342,11 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "an option of the experiment": ((*SPIRALS, "--lr", 0.1), "--lr"),
     "the batch size of the experiment": ((*SPIRALS, "--batch-size", 8), "--batch-size"),
     "a network of the experiment": ((*SPIRALS, "--model.net", "basicnet"), "net"),
-    "a launcher": ((*SPIRALS, "--launcher", "spawn"), "run.launcher"),
+    "a launcher of one rank": ((*SPIRALS, "--launcher", "spawn"), "run.launcher"),
+    "a trace": ((*SPIRALS, "--run.trace", "steps"), "run.trace is not accepted for your own module"),
+    "a trial": ((*SPIRALS, "--trainer.fast_dev_run", "true"), "use --max-steps"),
+    "a contradiction": ((*SPIRALS, "--epochs", 1, "--trainer.max_epochs", 2), "contradicts"),
+    "arguments that are a list": ((*SPIRALS, "--config", "list.yaml"), "model.init_args"),
     "an unknown class": ((*SPIRALS, "--model", "spirals.Nothing"), "spirals.Nothing"),
     "a class that is no module": ((*SPIRALS, "--model", "spirals.SpiralsData"), "SpiralsData"),
     "an unknown option of the Trainer": ((*SPIRALS, "--trainer.epochs", 3), "trainer.epochs"),
@@ -351,6 +362,18 @@ def test_a_wrong_request_is_rejected_with_one_message(spirals: Program, name: st
     done = spirals("fit", *words, "--run-dir", "run")
     assert_rejected(done, part)
     assert not (spirals.folder / "run").exists()
+
+
+@pytest.mark.parametrize(("words", "engine"), [(("fit", *SPIRALS), "raw_ddp"), (("compare", *SPIRALS), "lightning")])
+def test_what_trains_only_the_experiment_rejects_the_user_s_classes(
+    spirals: Program, words: tuple[str, ...], engine: str
+) -> None:
+    assert_rejected(spirals(*words, engine=engine), "trains this project's networks only")
+
+
+def test_a_flag_for_training_is_rejected_with_an_evaluation(spirals: Program) -> None:
+    done = spirals("test", "--ckpt", "nowhere", *SPIRALS, "--epochs", 3)
+    assert_rejected(done, "--epochs has no effect, because test does not train: remove it.")
 
 
 def test_a_resumed_run_keeps_its_model_and_its_ranks(spirals: Program) -> None:
