@@ -10,7 +10,7 @@ from pathlib import Path
 
 import lit_mnist
 from lit_mnist.cli.flags import COMMAND_FLAGS, SHORT_FLAGS, options_of
-from lit_mnist.cli.trainer_options import POLICY
+from lit_mnist.cli.trainer_options import NOT_FOR_USERS, POLICY
 from lit_mnist.experiment.schema import options
 from lit_mnist.run.imports import import_packages, split_imports
 
@@ -82,9 +82,15 @@ def _command_help(program: str, command: str, text: str, engine: str) -> str:
 
 
 def _trainer_help() -> str:
-    accepted = [_row(f"--trainer.{name}", "see Lightning's Trainer") for name in POLICY if not POLICY[name].reason]
-    rejected = [_row(f"--trainer.{name}", policy.reason) for name, policy in POLICY.items() if policy.reason]
-    return "\n".join(["Accepted options of Lightning's Trainer:", *accepted, "", "Rejected, and why:", *rejected])
+    lines = ["Accepted options of Lightning's Trainer:"]
+    lines += [_row(f"--trainer.{name}", "see Lightning's Trainer") for name in POLICY if not POLICY[name].reason]
+    lines += ["", "Rejected, and why:"]
+    for name, policy in POLICY.items():
+        if policy.reason:
+            own = "" if policy.user else " (accepted for your own module)"
+            lines.append(_row(f"--trainer.{name}", policy.reason + own))
+    lines += ["", "Rejected for your own module, and why:"]
+    return "\n".join([*lines, *(_row(f"--{key}", reason) for key, reason in NOT_FOR_USERS.items())])
 
 
 def _see_trainer_help(program: str, engine: str) -> list[str]:
