@@ -33,6 +33,10 @@ class ClassParser(LightningCLI):
     Args:
         request: The request, whose packages are imported.
 
+    Attributes:
+        options_are_known: Whether the options of the Trainer name only classes of Lightning and torch, which this
+            process can make without running code of the user.
+
     Raises:
         InputError: A class does not exist, does not have these arguments, is not allowed, or would break a promise.
     """
@@ -59,9 +63,11 @@ class ClassParser(LightningCLI):
             auto_configure_optimizers=False,
             load_from_checkpoint_support=user,
         )
+        self.options_are_known = True
         for key in self._keys():
             for value in named(self.config[key], layers_of(request.given, key)):
-                self._check_home(key, value)
+                home = self._home(key, value)
+                self.options_are_known &= key in CLASSES or is_allowed(home, ())
         options = {name: self.config.trainer[name] for name in request.options}
         for spec in as_list(options.get("callbacks")):
             check_callback(find_named(str(spec.get("class_path"))), user=user)
@@ -97,8 +103,12 @@ class ClassParser(LightningCLI):
         return made["model"], made.get("data"), {name: made["trainer"][name] for name in self.request.options}
 
     def make_options(self) -> dict[str, Any]:
-        """Instantiates the given options of the Trainer."""
-        return self.make()[2]
+        """Instantiates the given options of the Trainer alone."""
+        config = self.config.clone()
+        for key in CLASSES:
+            config.pop(key, None)
+        made = self.parser.instantiate_classes(config)["trainer"]
+        return {name: made[name] for name in self.request.options}
 
     def _keys(self) -> Iterator[str]:
         yield from self.request.classes
@@ -107,8 +117,8 @@ class ClassParser(LightningCLI):
     def _plain(self, key: str) -> Any:
         return plain(self.config[key], layers_of(self.request.given, key))
 
-    def _check_home(self, key: str, value: Any) -> None:
-        """Rejects what another module defines, even if an allowed one imports it."""
+    def _home(self, key: str, value: Any) -> str:
+        """Returns the module that defines a class; rejects another than the allowed ones, even if they import it."""
         if isinstance(value, str):
             module, _, name = value.rpartition(".")
             home = str(getattr(getattr(sys.modules.get(module), name, None), "__module__", None))
@@ -118,6 +128,7 @@ class ClassParser(LightningCLI):
         if not is_allowed(home, self.request.imports):
             allowed = explain_allowed(self.request.allowed, f"{home}.")
             raise InputError(f"{key} names {value}, which is defined in {home}: {allowed}")
+        return home
 
 
 def _parse_again(request: Request) -> ClassParser:

@@ -123,13 +123,13 @@ def check_values(options: Mapping[str, Any]) -> None:
         raise InputError(f"trainer.profiler must be one of {', '.join(_PROFILERS)}, or a class, but is {profiler}.")
 
 
-def check_objects(make: Callable[[], dict[str, Any]], names: tuple[str, ...], data: DataSettings) -> None:
-    """Makes the options once, and rejects what an experiment does not have or cannot write.
+def check_objects(make: Callable[[], dict[str, Any]], names: tuple[str, ...], data: DataSettings | None = None) -> None:
+    """Makes the options once, and rejects those that cannot be made, or cannot write their output.
 
     Args:
         make: Instantiates the options.
         names: Their names.
-        data: The data of the experiment.
+        data: The data of the experiment, whose metrics are known; None for a user's module.
 
     Raises:
         InputError: An option cannot be instantiated, monitors an unknown metric, or cannot write its output.
@@ -146,7 +146,7 @@ def check_objects(make: Callable[[], dict[str, Any]], names: tuple[str, ...], da
         _check_writable("trainer.logger", getattr(logger, "save_dir", None))
     _check_writable("trainer.profiler", getattr(made.get("profiler"), "dirpath", None))
     for callback in as_list(made.get("callbacks")):
-        if isinstance(callback, EarlyStopping):
+        if data and isinstance(callback, EarlyStopping):
             _check_monitored(callback.monitor, data)
 
 

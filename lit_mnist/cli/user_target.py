@@ -14,6 +14,7 @@ from lit_mnist.checkpoint.store import CONFIG, find_newest_valid
 from lit_mnist.cli.claim import Output
 from lit_mnist.cli.config_file import read_config_file
 from lit_mnist.cli.lightning_cli import ClassParser
+from lit_mnist.cli.option_checks import check_objects
 from lit_mnist.cli.request import Request
 from lit_mnist.cli.resume import find_saved, origin_of, report_resume
 from lit_mnist.cli.target import Target
@@ -49,6 +50,8 @@ class UserTarget(Target):
         """Checks the classes with their arguments, the settings, the devices and the checkpoint."""
         import_packages(self.request.imports)
         self._parser = ClassParser(self.request)
+        if self.request.options and self._parser.options_are_known:
+            check_objects(self._parser.make_options, self.request.options)
         self._devices, self.world_size = choose_ranks(self._settings)
         check_launch(self.run, self.world_size)
         self.saved = self._find_saved()

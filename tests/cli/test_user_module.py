@@ -344,6 +344,10 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "a network of the experiment": ((*SPIRALS, "--model.net", "basicnet"), "net"),
     "a launcher of one rank": ((*SPIRALS, "--launcher", "spawn"), "run.launcher"),
     "a trace": ((*SPIRALS, "--run.trace", "steps"), "run.trace is not accepted for your own module"),
+    "a callback that cannot be made": (
+        (*SPIRALS, "--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: a, mode: sideways}}]"),
+        "trainer.callbacks: `mode` can be min, max, got sideways.",
+    ),
     "a trial": ((*SPIRALS, "--trainer.fast_dev_run", "true"), "use --max-steps"),
     "a contradiction": ((*SPIRALS, "--epochs", 1, "--trainer.max_epochs", 2), "contradicts"),
     "arguments that are a list": ((*SPIRALS, "--config", "list.yaml"), "model.init_args"),
