@@ -87,9 +87,9 @@ def _trainer_help() -> str:
     lines += ["", "Rejected, and why:"]
     for name, policy in POLICY.items():
         if policy.reason:
-            own = "" if policy.user else " (accepted for your own module)"
+            own = "" if policy.user else " (accepted for your module)"
             lines.append(_row(f"--trainer.{name}", policy.reason + own))
-    lines += ["", "Rejected for your own module, and why:"]
+    lines += ["", "Rejected for your module, and why:"]
     return "\n".join([*lines, *(_row(f"--{key}", reason) for key, reason in NOT_FOR_USERS.items())])
 
 

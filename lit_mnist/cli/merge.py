@@ -167,7 +167,7 @@ class Merge:
         else:
             converted = convert({key: value}, source)
             if self._user and key in NOT_FOR_USERS and converted[key] != options()[key].default:
-                raise InputError(f"{key}{source} is not accepted for your own module: {NOT_FOR_USERS[key]}.")
+                raise InputError(f"{key}{source} is not accepted for your module: {NOT_FOR_USERS[key]}.")
             self.settings |= converted
 
     def _add_setting(self, flag: str, key: str, text: str) -> None:

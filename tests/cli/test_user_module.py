@@ -158,21 +158,21 @@ def test_the_configuration_of_a_run_repeats_it(spirals: Program) -> None:
     same(folder, again)
 
 
-def test_it_runs_under_torchrun(spirals: Program) -> None:
+LAUNCHERS = {
+    "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lit_mnist.cli.main"),
+    "spawn": ("-m", "lit_mnist.cli.main", "--devices", "2", "--launcher", "spawn"),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_it_runs_under_other_launchers(spirals: Program, launcher: str) -> None:
     folder = spirals.folder / "outside"
-    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lit_mnist.cli.main")
     subprocess.run(
-        [sys.executable, *words, *SPIRALS, "--epochs", "1", "--run-dir", str(folder)],
+        [sys.executable, *LAUNCHERS[launcher], *SPIRALS, "--epochs", "1", "--run-dir", str(folder)],
         cwd=spirals.folder, check=True, timeout=180, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     inside = spirals.train(*SPIRALS, "--epochs", 1, "--devices", 2)
     assert result_of(folder)["weights_sha256"] == result_of(inside)["weights_sha256"]
-
-
-def test_it_runs_in_new_processes(spirals: Program) -> None:
-    flags = ("fit", *SPIRALS, "--max-steps", 5, "--devices", 2)
-    spawned, forked = spirals.train(*flags, "--launcher", "spawn"), spirals.train(*flags)
-    assert result_of(spawned)["weights_sha256"] == result_of(forked)["weights_sha256"]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -343,7 +343,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "the batch size of the experiment": ((*SPIRALS, "--batch-size", 8), "--batch-size"),
     "a network of the experiment": ((*SPIRALS, "--model.net", "basicnet"), "net"),
     "a launcher of one rank": ((*SPIRALS, "--launcher", "spawn"), "run.launcher"),
-    "a trace": ((*SPIRALS, "--run.trace", "steps"), "run.trace is not accepted for your own module"),
+    "a trace": ((*SPIRALS, "--run.trace", "steps"), "run.trace is not accepted for your module"),
     "a callback that cannot be made": (
         (*SPIRALS, "--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: a, mode: sideways}}]"),
         "trainer.callbacks: `mode` can be min, max, got sideways.",
@@ -408,11 +408,8 @@ def test_what_the_ranks_reject_changes_nothing(spirals: Program) -> None:
     assert_rejected(spirals(*words, "--devices", 2), "saved by 1 rank,")
     other = next((folder / "model_checkpoints").iterdir())
     assert_rejected(spirals("fit", *SPIRALS, "--resume", other), "was not saved by ExactCheckpoint")
-    stop = {
-        "class_path": "lightning.pytorch.callbacks.EarlyStopping",
-        "init_args": {"monitor": "a", "mode": "sideways"},
-    }
-    done = spirals(*words, "--trainer.callbacks", json.dumps([stop]))
+    # It looks for an attribute `backbone` of the module.
+    done = spirals(*words, "--trainer.callbacks", "BackboneFinetuning")
     assert done.code == 2, done.out + done.err
     assert "Lightning rejects the run" in done.err
     assert_rejected(spirals("test", "--ckpt", "nowhere", "--import", "spirals", "--model", "spirals.SpiralsModule"))
