@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.download import user_cache
 from lit_mnist.distributed.sample_order import validation_split

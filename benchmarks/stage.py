@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.recipe import Recipe
 from benchmarks.scaling import RAW_DDP, SERVER
-from lit_mnist.cli.prepare import check_batch_norm
+from lit_mnist.cli.experiment_checks import check_batch_norm
 from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.engines.capabilities import CAPABILITIES, check_engine
 from lit_mnist.engines.device_checks import check_devices

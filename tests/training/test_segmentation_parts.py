@@ -16,7 +16,7 @@ from test_segmentation import flags, voc
 from torchvision.models import get_model, segmentation
 
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.cli.validate import check_deterministic
+from lit_mnist.cli.experiment_checks import check_deterministic
 from lit_mnist.data.dataset import IGNORED
 from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.errors import InputError

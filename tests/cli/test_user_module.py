@@ -111,6 +111,7 @@ def spirals(program: Program) -> Program:
     for name in ("spirals", "spirals.yaml"):
         source = ROOT / "examples" / "own_module" / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, program.folder / name)
+    (program.folder / "list.yaml").write_text("model: {init_args: [3]}\n")
     (program.folder / "plain.py").write_text(PLAIN)
     (program.folder / "defaults.py").write_text(DEFAULTS)
     for name in ("evil", "spirals_evil"):
@@ -161,11 +162,17 @@ def test_the_configuration_of_a_run_repeats_it(spirals: Program) -> None:
     same(folder, again)
 
 
-def test_it_runs_under_torchrun(spirals: Program) -> None:
+LAUNCHERS = {
+    "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lit_mnist.cli.main"),
+    "spawn": ("-m", "lit_mnist.cli.main", "--devices", "2", "--launcher", "spawn"),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_it_runs_under_other_launchers(spirals: Program, launcher: str) -> None:
     folder = spirals.folder / "outside"
-    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lit_mnist.cli.main")
     subprocess.run(
-        [sys.executable, *words, *SPIRALS, "--epochs", "1", "--run-dir", str(folder)],
+        [sys.executable, *LAUNCHERS[launcher], *SPIRALS, "--epochs", "1", "--run-dir", str(folder)],
         cwd=spirals.folder, check=True, timeout=180, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     inside = spirals.train(*SPIRALS, "--epochs", 1, "--devices", 2)
@@ -339,7 +346,15 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "an option of the experiment": ((*SPIRALS, "--lr", 0.1), "--lr"),
     "the batch size of the experiment": ((*SPIRALS, "--batch-size", 8), "--batch-size"),
     "a network of the experiment": ((*SPIRALS, "--model.net", "basicnet"), "net"),
-    "a launcher": ((*SPIRALS, "--launcher", "spawn"), "run.launcher"),
+    "a launcher of one rank": ((*SPIRALS, "--launcher", "spawn"), "run.launcher"),
+    "a trace": ((*SPIRALS, "--run.trace", "steps"), "run.trace is not accepted for your module"),
+    "a callback that cannot be made": (
+        (*SPIRALS, "--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: a, mode: sideways}}]"),
+        "trainer.callbacks: `mode` can be min, max, got sideways.",
+    ),
+    "a trial": ((*SPIRALS, "--trainer.fast_dev_run", "true"), "use --max-steps"),
+    "a contradiction": ((*SPIRALS, "--epochs", 1, "--trainer.max_epochs", 2), "contradicts"),
+    "arguments that are a list": ((*SPIRALS, "--config", "list.yaml"), "model.init_args"),
     "an unknown class": ((*SPIRALS, "--model", "spirals.Nothing"), "spirals.Nothing"),
     "a class that is no module": ((*SPIRALS, "--model", "spirals.SpiralsData"), "SpiralsData"),
     "an unknown option of the Trainer": ((*SPIRALS, "--trainer.epochs", 3), "trainer.epochs"),
@@ -355,6 +370,18 @@ def test_a_wrong_request_is_rejected_with_one_message(spirals: Program, name: st
     done = spirals("fit", *words, "--run-dir", "run")
     assert_rejected(done, part)
     assert not (spirals.folder / "run").exists()
+
+
+@pytest.mark.parametrize(("words", "engine"), [(("fit", *SPIRALS), "raw_ddp"), (("compare", *SPIRALS), "lightning")])
+def test_what_trains_only_the_experiment_rejects_the_user_s_classes(
+    spirals: Program, words: tuple[str, ...], engine: str
+) -> None:
+    assert_rejected(spirals(*words, engine=engine), "trains this project's networks only")
+
+
+def test_a_flag_for_training_is_rejected_with_an_evaluation(spirals: Program) -> None:
+    done = spirals("test", "--ckpt", "nowhere", *SPIRALS, "--epochs", 3)
+    assert_rejected(done, "--epochs has no effect, because test does not train: remove it.")
 
 
 def test_a_resumed_run_keeps_its_model_and_its_ranks(spirals: Program) -> None:
@@ -385,7 +412,8 @@ def test_what_the_ranks_reject_changes_nothing(spirals: Program) -> None:
     assert_rejected(spirals(*words, "--devices", 2), "saved by 1 rank,")
     other = next((folder / "model_checkpoints").iterdir())
     assert_rejected(spirals("fit", *SPIRALS, "--resume", other), "was not saved by ExactCheckpoint")
-    done = spirals(*words, "--trainer.profiler", "nonsense")
+    # It looks for an attribute `backbone` of the module.
+    done = spirals(*words, "--trainer.callbacks", "BackboneFinetuning")
     assert done.code == 2, done.out + done.err
     assert "Lightning rejects the run" in done.err
     assert_rejected(spirals("test", "--ckpt", "nowhere", "--import", "spirals", "--model", "spirals.SpiralsModule"))
