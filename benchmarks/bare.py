@@ -29,7 +29,7 @@ from lit_mnist.distributed.precision import UsedPrecision, autocast, resolve_pre
 from lit_mnist.distributed.rank import keep_memory, threads_per_rank
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.run.timing import WARM_UP_STEPS, unshared_memory
+from lit_mnist.profiling.timing import WARM_UP_STEPS, unshared_memory
 from lit_mnist.training.optimizer import make_optimizer
 
 _CPU = torch.device("cpu")

@@ -39,7 +39,7 @@ from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.experiment import Experiment
 from lit_mnist.models.build import build_net
-from lit_mnist.run.timing import WARM_UP_STEPS, StepClock
+from lit_mnist.profiling.timing import WARM_UP_STEPS, StepClock
 from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.optimizer import make_optimizer
 from lit_mnist.training.schedule import make_schedule

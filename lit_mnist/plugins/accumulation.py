@@ -73,6 +73,8 @@ def _weighted(output: Any, trainer: Trainer) -> Any:
     if not isinstance(loss, torch.Tensor):
         return output
     scaled = accumulated_loss(loss, accumulation_window(trainer), trainer.accumulate_grad_batches)
+    # For whoever records the losses, such as the monitor of a run.
+    scaled.mean_loss = loss.detach()  # type: ignore[attr-defined]
     return {**output, "loss": scaled} if isinstance(output, Mapping) else scaled
 
 

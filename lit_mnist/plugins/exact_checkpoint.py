@@ -166,9 +166,13 @@ class ExactCheckpoint(Checkpoint):
             return
         self._batches += 1
         decision = self._consensus.on_step_end(self._batches, STOP.received_signal, save=self._wants_save())
-        if decision.stop or decision.save or trainer.global_step - self._saved_step >= self.every_n_train_steps:
+        if decision.stop or decision.save or self._is_due(trainer.global_step):
             self._save()
         self._exit_if_stopped(decision.stop)
+
+    def _is_due(self, step: int) -> bool:
+        """Returns whether a save is due by the number of steps, which all ranks know."""
+        return step - self._saved_step >= self.every_n_train_steps
 
     def _wants_save(self) -> bool:
         """Returns whether this rank wants a save that is not due by the number of steps."""

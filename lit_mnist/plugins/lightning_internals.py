@@ -76,6 +76,17 @@ def handles_no_signals(trainer: Trainer) -> Iterator[None]:
                 vars(owner)[name] = attributes[name]
 
 
+def logged_steps(trainer: Trainer) -> int:
+    """Returns how many batches have made an optimizer step, which is the step that a Trainer gives its loggers."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def step_metrics(trainer: Trainer) -> dict[str, float]:
+    """Returns what the last training step has logged for the loggers, on this rank."""
+    results = trainer.fit_loop.epoch_loop._results
+    return {name: float(value) for name, value in results.metrics(on_step=True)["log"].items()}
+
+
 def uses_dataloader_iter(module: Any) -> bool:
     """Returns whether a training step takes the iterator instead of a batch."""
     from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,9 +11,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from lit_mnist.distributed.accumulation import accumulated_loss
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import Plan
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
 
 def make_optimizer(net: nn.Module, settings: ModelSettings, lr: float | None = None) -> Optimizer:
@@ -47,9 +44,3 @@ def window_share(loss: torch.Tensor, plan: Plan, batch: int) -> torch.Tensor:
         batch: Index of the micro-batch in its epoch.
     """
     return accumulated_loss(loss, plan.accumulation_window(batch), plan.accumulate) / plan.accumulate
-
-
-def accumulation_window(trainer: Trainer, batch_idx: int) -> int:
-    """Returns the number of micro-batches in the current accumulation window; the last of an epoch may be shorter."""
-    accumulate = trainer.accumulate_grad_batches
-    return int(min(accumulate, trainer.num_training_batches - batch_idx + batch_idx % accumulate))

@@ -1,54 +1,25 @@
-"""Starts the ranks of a request, and explains how to resume if they fail."""
+"""Launches the ranks of a run, in this process or by torch's elastic agent, and releases the run folder at the end."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import torch
 from torch.distributed import DistNetworkError
 
-from lit_mnist.checkpoint.store import find_newest_valid
-from lit_mnist.cli.imports import import_and_run
-from lit_mnist.cli.parser import Request
-from lit_mnist.cli.prepare import prepare
 from lit_mnist.distributed.failure import convert_disk_error, exit_rank, explain_failure, report_failure
 from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank, launched_from_outside
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.rendezvous import choose_interface, use_loopback
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.terminal import display_path, print_failure
-from lit_mnist.engines.rank_work import do_job
+from lit_mnist.distributed.terminal import print_failure
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.experiment import RunSettings
-from lit_mnist.run.finish import program
 from lit_mnist.run.folder import RunFolder
-from lit_mnist.training.job import Job
-
-
-def start(request: Request, engine: str, command: str) -> None:
-    """Prepares a job, and runs its ranks to their end.
-
-    Args:
-        request: The parsed request.
-        engine: Name of the engine.
-        command: The command as it was typed.
-
-    Raises:
-        LitMnistError: The run failed or was stopped; the message says why, and how to resume.
-    """
-    # The ranks are forked from this process: until then it must not start OpenMP's threads.
-    torch.set_num_threads(1)
-    job, folder = prepare(request, engine=engine, command=command)
-    advice = partial(_how_to_resume, job)
-    work = partial(import_and_run, job.imports, partial(do_job, job))
-    run_ranks(Ranks(work, job.plan.world_size, job.experiment.run, job.folder, advice), folder)
 
 
 @dataclass(frozen=True)
@@ -142,19 +113,3 @@ def _run_rank(ranks: Ranks, folder: RunFolder | None, rank: Rank, logs: Path | N
             known.step = RANK_STATUS.step
             raise known from error
         raise RankLostError(explain_failure(report)) from error
-
-
-def _how_to_resume(job: Job, only_with_checkpoint: bool) -> str:
-    if not job.trains or not job.resumable:
-        return ""
-    damaged: list[str] = []
-    found = find_newest_valid(job.folder, damaged.append)
-    notes = "".join(f"\n{note}" for note in damaged)
-    command, folder = program(job.engine), shlex.quote(display_path(job.folder)) + job.import_flag
-    if found is None:
-        none = "\nThere is no checkpoint to resume from: --save-every 30s saves within an epoch."
-        return notes if only_with_checkpoint else notes + none
-    if found.step >= job.plan.total_steps:
-        return f"{notes}\nThe training was complete: test its weights with: {command} test --ckpt {folder}"
-    newest = f"The newest valid checkpoint, after step {found.step}, is {display_path(found.path)}"
-    return f"{notes}\n{newest}; resume with: {command} --resume {folder}"

@@ -1,34 +1,34 @@
-"""What a request of the user's module gives, in contrast to the defaults of its classes, which need no check."""
+"""What a request gives for classes and objects, in contrast to the defaults of the classes, which need no check."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_mnist.cli.lightning_cli import plain_value
-from lit_mnist.cli.own_request import OwnRequest
+from lit_mnist.cli.class_names import SPEC
+from lit_mnist.cli.merge import Given
 
-_SPEC = {"class_path", "init_args", "dict_kwargs"}
 _MISSING = inspect.Parameter.empty
 
 
-def layers_of(request: OwnRequest, key: str) -> list[Any]:
+def layers_of(given: Iterable[Given], key: str) -> list[Any]:
     """Returns the given values of an option, of files and flags, with the classes and arguments where they belong.
 
     For example, the flag `--model.part.size 3` is `{"init_args": {"part": {"init_args": {"size": 3}}}}`.
     """
     layers = []
-    for name, value in request.seen:
+    for name, value, _ in given:
         if name.removesuffix("+") == key:
             layers.append(value)
         elif name.startswith(f"{key}."):
             layer, parts = value, [part for part in name.removeprefix(f"{key}.").split(".") if part != "init_args"]
             for part in reversed(parts):
-                layer = {part: layer} if part in _SPEC else {"init_args": {part: layer}}
+                layer = {part: layer} if part in SPEC else {"init_args": {part: layer}}
             layers.append(layer)
     return layers
 
@@ -69,6 +69,21 @@ def plain(value: Any, layers: Sequence[Any]) -> Any:
     return {**spec, "init_args": arguments} if "init_args" in vars(value) else spec
 
 
+def plain_value(value: Any) -> Any:
+    """Converts a parsed value back to a plain value of a configuration file."""
+    if isinstance(value, Namespace):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {name: plain_value(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(part) for part in value]
+    if isinstance(value, Enum):
+        return value.name
+    if callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return value if isinstance(value, bool | int | float | None) else str(value)
+
+
 def find_named(path: str) -> Any:
     """Returns the class or function of a dotted name in the imported modules, or None."""
     module, _, rest = path.rpartition(".")
@@ -102,7 +117,7 @@ def _arguments(value: Any, layers: Sequence[Any]) -> dict[str, list[Any]] | None
     for layer in layers:
         if isinstance(layer, str) and "{" not in layer:
             continue
-        arguments = (layer.get("init_args") or {}) if isinstance(layer, Mapping) and layer.keys() <= _SPEC else None
+        arguments = (layer.get("init_args") or {}) if isinstance(layer, Mapping) and layer.keys() <= SPEC else None
         if not isinstance(arguments, Mapping):
             return None
         for name, part in arguments.items():

@@ -47,12 +47,10 @@ class StepClock:
     """Times the optimizer steps of a run on one rank.
 
     Args:
-        batch_size: Samples per step over all ranks.
         first_process: ID of the process whose start is the start of the run.
     """
 
-    def __init__(self, batch_size: int, first_process: int) -> None:
-        self.batch_size = batch_size
+    def __init__(self, first_process: int) -> None:
         self.first_process = first_process
         self.seconds_to_first_step: float | None = None
         self.peak_memory = 0
@@ -92,15 +90,15 @@ class StepClock:
         """Seconds since the training began."""
         return time.perf_counter() - self._started
 
-    def recent_images_per_s(self, steps: int = 50) -> float | None:
-        """Returns the samples per second over the last steps."""
+    def recent_steps_per_s(self, steps: int = 50) -> float | None:
+        """Returns the steps per second over the last steps."""
         recent = self._durations[-steps:]
-        return self.batch_size * len(recent) / sum(recent) if recent else None
+        return len(recent) / sum(recent) if recent else None
 
-    def images_per_s(self) -> float | None:
-        """Returns the samples per second of the median step after the warm-up, or None without such a step."""
+    def steps_per_s(self) -> float | None:
+        """Returns the steps per second of the median step after the warm-up, or None without such a step."""
         measured = self._durations[WARM_UP_STEPS:]
-        return self.batch_size / statistics.median(measured) if measured else None
+        return 1 / statistics.median(measured) if measured else None
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import get_total_norm
@@ -15,10 +16,9 @@ from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.precision import needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
-from lit_mnist.distributed.sample_order import train_indices
 from lit_mnist.distributed.terminal import display_path
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.training.job import Job
+from lit_mnist.run.job import Job
 
 # Devices whose values can be read in each step: on other devices, the host would wait for all queued kernels.
 SYNCHRONOUS_DEVICES = frozenset({"cpu"})
@@ -43,9 +43,9 @@ class _Step(NamedTuple):
 class FiniteCheck:
     """Checks the gradient of each step.
 
-    All ranks share the gradient, so all of them detect a value that is not finite. Only then do they exchange their
+    If all ranks share the gradient, all of them detect a value that is not finite. Only then do they exchange their
     losses to find the failed rank. If the losses are finite, the GradScaler handles a gradient that overflows in
-    float16.
+    float16. A gradient that is a rank's own is only checked by `check`, which all ranks call together.
 
     On a CPU, a step is checked before the optimizer uses the gradient. On a GPU, `check` checks all recorded steps: it
     is called with the logged metrics, and before anything is saved.
@@ -56,16 +56,22 @@ class FiniteCheck:
 
     Attributes:
         checks_each_step: Whether each step is checked immediately.
+        shared: Whether all ranks have the same gradient, as with DDP.
     """
 
     def __init__(self, job: Job, rank: Rank) -> None:
-        self.job, self.rank = job, rank
+        self.job, self.rank, self.shared = job, rank, True
+        self.device = job.devices.of(rank)
         self.scaled = needs_scaler(job.precision)
-        self.checks_each_step = job.devices.of(rank).type in SYNCHRONOUS_DEVICES
         self._losses: list[torch.Tensor] = []
         self._steps: list[_Step] = []
         self._skipped_in_a_row = self._last_skipped = 0
         self._scaler: GradScaler | None = None
+
+    @property
+    def checks_each_step(self) -> bool:
+        """Whether each step is checked immediately."""
+        return self.shared and self.device.type in SYNCHRONOUS_DEVICES
 
     def on_batch_end(self, loss: torch.Tensor) -> None:
         """Records the mean loss of a micro-batch on this rank."""
@@ -87,7 +93,8 @@ class FiniteCheck:
         """
         losses, self._losses = self._losses, []
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        self._steps.append(_Step(step, _largest(gradients), losses))
+        if gradients:
+            self._steps.append(_Step(step, _largest(gradients), losses))
         if self.checks_each_step:
             self.check()
 
@@ -100,9 +107,13 @@ class FiniteCheck:
         """
         steps, self._steps = self._steps, []
         largest = torch.stack([step.largest for step in steps]).tolist() if steps else []
-        for step, value in zip(steps, largest, strict=True):
-            if not math.isfinite(value):
-                self._find_cause(step.number, [loss for loss in map(float, step.losses) if not math.isfinite(loss)])
+        bad = [
+            (step.number, [loss for loss in map(float, step.losses) if not math.isfinite(loss)])
+            for step, value in zip(steps, largest, strict=True)
+            if not math.isfinite(value)
+        ]
+        if self._any_rank(bool(bad)):
+            self._find_cause(bad)
         scaler, self._scaler = self._scaler, None
         if scaler:
             self._check_scale(scaler)
@@ -122,6 +133,14 @@ class FiniteCheck:
         if self.checks_each_step or self._skipped_in_a_row >= _MOST_SKIPPED:
             self.check()
 
+    def _any_rank(self, found: bool) -> bool:
+        """Returns whether any rank has found a value that is not finite, which all know if they share the gradient."""
+        if self.shared or self.rank.world_size == 1:
+            return found
+        flag = torch.tensor(float(found), device=self.device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag)
+
     def _check_scale(self, scaler: GradScaler) -> None:
         # All ranks raise at the same step: they share the gradient, and therefore the state of the scaler.
         scale, row = scaler.get_scale(), self._skipped_in_a_row
@@ -134,44 +153,31 @@ class FiniteCheck:
             "lower --lr, or use --precision bf16-mixed or 32-true."
         )
 
-    def _find_cause(self, step: int, bad: list[float]) -> None:
-        """Finds the ranks whose losses are not finite; every rank must call it with its own such losses."""
-        gathered: list[list[float]] = all_gather_json(bad)
-        failed = [number for number, losses in enumerate(gathered) if losses]
-        if failed:
-            self._log_samples(step, failed)
-            raise NonFiniteError(
-                f"The loss was {gathered[failed[0]][0]} in step {step} on {_name(failed)}: lower --lr, or look at its "
-                f"samples, which {self._log()} lists."
-            )
-        if not self.scaled:
-            self._log_samples(step, range(self.rank.world_size))
-            raise NonFiniteError(
-                f"The gradient was not finite in step {step}, though every rank's loss was: lower --lr, or look at its "
-                f"samples, which {self._log()} lists."
-            )
+    def _find_cause(self, own: list[tuple[int, list[float]]]) -> None:
+        """Finds the ranks whose losses are not finite; every rank must call it with its steps and such losses."""
+        gathered = [dict(steps) for steps in all_gather_json(own)]
+        for step in sorted({step for steps in gathered for step in steps}):
+            failed = [number for number, steps in enumerate(gathered) if steps.get(step)]
+            if failed:
+                look, loss = self._log_samples(step, failed), gathered[failed[0]][step][0]
+                raise NonFiniteError(f"The loss was {loss} in step {step} on {_name(failed)}: lower --lr, or {look}.")
+            if not self.scaled:
+                look = self._log_samples(step, range(self.rank.world_size))
+                raise NonFiniteError(
+                    f"The gradient was not finite in step {step}, though every rank's loss was: lower --lr, or {look}."
+                )
 
     def _log(self) -> str:
         # The log of rank 0 exists with every launcher.
         return display_path(self.job.folder / "logs" / "rank-0.log")
 
-    def _log_samples(self, step: int, ranks: Sequence[int]) -> None:
-        """Logs the indices of the training samples of a step on some ranks."""
-        plan = self.job.plan
-        epoch, first = plan.position(step - 1)
-        share = plan.batch_size // plan.world_size
-        numbers: list[int] = []
-        for batch in range(first, first + plan.accumulation_window(first)):
-            whole = train_indices(
-                self.job.experiment.seed_everything,
-                plan.order_of(epoch),
-                batch,
-                count=len(self.job.splits.train),
-                batch_size=plan.batch_size,
-            )
-            for rank in ranks:
-                numbers += whole[rank * share : (rank + 1) * share].tolist()
+    def _log_samples(self, step: int, ranks: Sequence[int]) -> str:
+        """Logs the indices of the training samples of a step on some ranks, and returns how to find the cause."""
+        numbers = self.job.samples_of(step, ranks)
+        if numbers is None:
+            return "find the operation with --trainer.detect_anomaly true"
         RANK_STATUS.log(f"The samples of step {step} on {_name(ranks)} are {', '.join(map(str, numbers))}.")
+        return f"look at its samples, which {self._log()} lists"
 
 
 def _name(ranks: Sequence[int]) -> str:
