@@ -12,6 +12,7 @@ import lit_mnist
 from ddp_doctor.flags import help_of_doctor
 from lit_mnist.cli.flags import COMMANDS, SHORT_FLAGS, commands_of, options_of
 from lit_mnist.cli.imports import import_packages, split_imports
+from lit_mnist.cli.new import help_of_new
 from lit_mnist.cli.trainer_options import POLICY
 from lit_mnist.experiment.schema import options
 from lit_mnist.export.flags import help_of_export
@@ -24,6 +25,8 @@ def help_text(words: Sequence[str], engine: str) -> str:
     program = Path(sys.argv[0]).name if engine == "lightning" else f"python -m lit_mnist.engines.{engine}"
     if words[:1] == ["doctor"]:
         return help_of_doctor(words[1:], program)
+    if words[:1] == ["new"]:
+        return help_of_new(words[1:], program)
     if words[:1] == ["export"]:
         return help_of_export(words[1:], program)
     imports, words = split_imports(words)
@@ -67,6 +70,7 @@ def _overview(program: str, engine: str) -> str:
 def _own_commands() -> list[str]:
     return [
         _row("doctor", "examine another training for silent faults"),
+        _row("new", "write a small complete project of your own into a new folder"),
         _row("export", "write the network of a run as safetensors, ONNX or pt2"),
     ]
 

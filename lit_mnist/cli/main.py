@@ -17,6 +17,7 @@ from pathlib import Path
 
 from lit_mnist.cli.help import help_text
 from lit_mnist.cli.imports import import_packages, split_imports
+from lit_mnist.cli.new import run_new
 from lit_mnist.cli.own_module import read_own_request
 from lit_mnist.cli.parser import parse
 from lit_mnist.distributed.rank import (
@@ -79,6 +80,10 @@ def _run(words: list[str], engine: str, command: str) -> int:
         from ddp_doctor.command import run_doctor
 
         return run_doctor(words[1:])
+    if words[:1] == ["new"]:
+        if engine != "lightning":
+            raise InputError("Only train.py has the command new: python train.py new ...")
+        return run_new(words[1:])
     if words[:1] == ["export"]:
         if engine != "lightning":
             raise InputError("Only train.py has the command export: python train.py export ...")
