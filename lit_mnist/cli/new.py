@@ -24,8 +24,8 @@ HELP = """\
 usage: {program} new FOLDER
 
 Writes a small complete project into a new or an empty folder: a LightningModule and its data, a script, a
-configuration, a test that one rank and two train the same, and a workflow for CI. The last part of FOLDER is the name of
-the Python package.
+configuration, a test that one rank and two train the same, and a workflow for CI. The last part of FOLDER is the name
+of the Python package.
 
 exit codes: 0 written; 2 the name or the folder is rejected, and nothing is written
 """

@@ -1,7 +1,7 @@
-"""Networks and data sets of one's own, by name: `--import my_package --model.net mine`. Nothing here imports torch.
+"""Your networks and data sets, registered with a name: `--import my_package --model.net mine`. Imports no torch.
 
-The decorators only store what they decorate. `models/own_network.py` and `data/own_dataset.py` call it, and check what
-it returns.
+The decorators only store what they decorate. `models/registered_network.py` and `data/registered_dataset.py` call it,
+and check what it returns.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_the_report_of_a_run(browser: Chromium, program: Program, tmp_path: Path
         "own module": ("--config", "spirals.yaml", "--import", "spirals"),
     }
     for name in ("spirals", "spirals.yaml"):
-        (program.folder / name).symlink_to(ROOT / "examples" / "own_module" / name)
+        (program.folder / name).symlink_to(ROOT / "examples" / "user_module" / name)
     folder = program.train(*flags[task], "--devices", 2)
     assert_fine(check(browser, folder / "report.html", f"report of {task}"))
 

@@ -216,7 +216,7 @@ def test_wrong_words_are_rejected(program: Program) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_rejected(tmp_path: Path) -> None:
-    with as_nobody(), pytest.raises(InputError, match="rings cannot be .*: Permission denied"):
+    with as_nobody(), pytest.raises(InputError, match=r"rings cannot be .*: Permission denied"):
         run_new([str(tmp_path / "rings")])
     assert not list(tmp_path.iterdir())
 
@@ -235,7 +235,7 @@ def test_a_disk_that_becomes_full_leaves_nothing(tmp_path: Path, monkeypatch: py
         return write(path, text)
 
     monkeypatch.setattr(Path, "write_text", write_text)
-    with pytest.raises(InputError, match="rings cannot be written: No space left on device"):
+    with pytest.raises(InputError, match=r"rings cannot be written: No space left on device"):
         run_new([str(folder)])
     assert len(count) == 5
     assert list(tmp_path.rglob("*")) == ([folder.parent, folder] if exists else [])

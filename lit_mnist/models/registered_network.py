@@ -29,7 +29,7 @@ _SYNCHRONIZED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _USE_DROPOUT = "use lit_mnist.SeededDropout(rate, layer=1), called with (x, rng)"
 
 
-def build_own_network(registered: Registered, num_classes: int, dropout: float, views: int) -> nn.Module:
+def build_registered_network(registered: Registered, num_classes: int, dropout: float, views: int) -> nn.Module:
     """Returns a registered network, whose initial weights come from torch's generator.
 
     Raises:
