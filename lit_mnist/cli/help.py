@@ -70,7 +70,7 @@ def _overview(program: str, engine: str) -> str:
 def _own_commands() -> list[str]:
     return [
         _row("doctor", "examine another training for silent faults"),
-        _row("new", "write a small complete project of your own into a new folder"),
+        _row("new", "write a small complete project into a new folder"),
         _row("export", "write the network of a run as safetensors, ONNX or pt2"),
     ]
 

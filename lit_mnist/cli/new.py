@@ -1,4 +1,4 @@
-"""`lit-mnist new FOLDER`: writes a small complete project of the user's own. Nothing here imports torch.
+"""`lit-mnist new FOLDER`: writes a small complete project for the user. Nothing here imports torch.
 
 The project is the folder `template` of the package, whose package has the name `my_project`.
 """

@@ -1,4 +1,4 @@
-"""A network and a data set of one's own train like the built-in ones: on every engine, any ranks, and resumed."""
+"""Registered networks and data sets train like the built-in ones: on every engine, any ranks, and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of the plugins run under a stock Trainer, and the page on networks of one's own is true."""
+"""The examples of the plugins run under a stock Trainer, and the page on registered networks is true."""
 
 from __future__ import annotations
 

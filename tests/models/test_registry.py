@@ -1,4 +1,4 @@
-"""Networks and data sets of one's own: what is accepted, and the message for each wrong one."""
+"""Registered networks and data sets: what is accepted, and the message for each wrong one."""
 
 from __future__ import annotations
 
