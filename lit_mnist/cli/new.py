@@ -54,7 +54,7 @@ def run_new(words: Sequence[str]) -> int:
     name = _package_name(folder)
     _check_empty(folder)
     try:
-        _write(folder, _contents(name))
+        _write(folder, contents_of(name))
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror or error}.") from error
     print_line(f"{folder} is ready; its README.md explains the files. Next:")
@@ -103,7 +103,7 @@ def _check_empty(folder: Path) -> None:
         raise InputError(f"{folder} cannot be read: {error.strerror or error}.") from error
 
 
-def _contents(name: str) -> dict[Path, str]:
+def contents_of(name: str) -> dict[Path, str]:
     """Returns the text of each file of the project, with the name of its package."""
     paths = [path for path in TEMPLATE.rglob("*") if path.is_file() and not _is_left_over(path.relative_to(TEMPLATE))]
     return {

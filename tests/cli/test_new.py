@@ -9,14 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
+import tomllib
+from pathlib import Path, PurePath
 
 import pytest
 import yaml
 from conftest import Program, as_nobody, result_of
 from processes import ROOT, Done, assert_rejected, wait_for
 
-from lit_mnist.cli.new import PLACEHOLDER, TEMPLATE, help_of_new, run_new
+from lit_mnist.cli.new import PLACEHOLDER, TEMPLATE, contents_of, help_of_new, run_new
 from lit_mnist.errors import InputError
 
 FILES = {
@@ -249,6 +250,15 @@ def test_an_empty_folder_and_the_current_one_are_accepted(
     assert run_new(["."]) == 0
     assert (tmp_path / "rings" / "rings" / "module.py").is_file()
     assert "  cd " not in capsys.readouterr().out
+
+
+def test_every_file_of_the_template_is_installed() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = settings["package-data"]["lit_mnist"]
+    names = {f"template/{path}" for path in contents_of(PLACEHOLDER)}
+    assert {name.replace("rings", PLACEHOLDER) for name in FILES} == {name.removeprefix("template/") for name in names}
+    for name in names:
+        assert any(PurePath(name).match(pattern) for pattern in patterns), name
 
 
 def test_the_help_names_the_command() -> None:
