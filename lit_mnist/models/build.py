@@ -39,7 +39,7 @@ def build_net(
         net = _create_net(settings, num_classes)
     if settings.compile:
         if not isinstance(net, ConvNet | BasicNet):
-            raise InputError(f"model.compile does not apply to model.net {settings.net}: leave it out.")
+            raise InputError(f"model.compile does not apply to model.net {settings.net}: remove it.")
         for layer in net.modules():
             if isinstance(layer, SeededDropout):
                 # It computes its 64-bit seeds with numpy.
