@@ -135,13 +135,13 @@ def _check(request: Request, experiment: Experiment) -> None:
     if launched_from_outside():
         raise InputError("compare starts the ranks: run it without a launcher.")
     if request.extras.names:
-        raise InputError(f"trainer.{request.extras.names[0]} is an option of Lightning alone: remove it.")
+        raise InputError(f"trainer.{request.extras.names[0]} is an option of Lightning alone: leave it out.")
     run = experiment.run
     if run.resume:
         raise InputError("compare trains from the beginning: omit --resume.")
     for name in ("save_every", "max_restarts", "inject", "cuda_graph"):
         if getattr(run, name):
-            raise InputError(f"run.{name} is not supported by every engine: remove it.")
+            raise InputError(f"run.{name} is not supported by every engine: leave it out.")
     if run.launcher != "agent":
         raise InputError("compare selects the launcher by the name of the engine: --engines raw_ddp:spawn.")
     if isinstance(experiment.trainer.devices, list):

@@ -87,13 +87,13 @@ def check_task(experiment: Experiment) -> None:
         section, _, name = key.partition(".")
         settings = getattr(experiment, section)
         if getattr(settings, name) != getattr(type(settings), name):
-            raise InputError(f"{key} {getattr(settings, name)} does not apply to data.name {data.name}: remove it.")
+            raise InputError(f"{key} {getattr(settings, name)} does not apply to data.name {data.name}: leave it out.")
     if model.weights == "backbone" and model.net in (*_WITHOUT_PUBLISHED_BACKBONE, *NETWORKS):
-        raise InputError(f"model.weights backbone: {model.net} has no published weights: remove it.")
+        raise InputError(f"model.weights backbone: {model.net} has no published weights: leave it out.")
     if model.lr_scale != "none" and data.batch_per != "rank":
         raise InputError(
             f"model.lr_scale {model.lr_scale} requires data.batch_per rank, which multiplies the batch by the number "
-            "of ranks: set both, or remove it."
+            "of ranks: set both, or leave it out."
         )
     _check_registered(experiment)
 
@@ -103,15 +103,15 @@ def _check_registered(experiment: Experiment) -> None:
     model, data = experiment.model, experiment.data
     net, dataset = NETWORKS.get(model.net), DATASETS.get(data.name)
     if net and model.compile:
-        raise InputError(f"model.compile does not apply to model.net {model.net}: remove it.")
+        raise InputError(f"model.compile does not apply to model.net {model.net}: leave it out.")
     if net and model.views != 1 and "views" not in net.arguments:
         raise InputError(
-            f"model.views {model.views} does not apply to model.net {model.net}: remove it, or give "
+            f"model.views {model.views} does not apply to model.net {model.net}: leave it out, or give "
             f"{net.path} an argument views."
         )
     if dataset and data.root is not None and "root" not in dataset.arguments:
         raise InputError(
-            f"data.root {data.root} does not apply to data.name {data.name}: remove it, or give {dataset.path} an "
+            f"data.root {data.root} does not apply to data.name {data.name}: leave it out, or give {dataset.path} an "
             "argument root."
         )
 

@@ -85,7 +85,7 @@ class EvaluationSums:
 
         Args:
             logits: Float [batch, classes], or for segmentation [batch, classes, height, width].
-            targets: Classes, int64 [batch] or [batch, height, width]; pixels of class `IGNORED` are ignored.
+            targets: Classes, int64 [batch] or [batch, height, width]; pixels of class `IGNORED` are left out.
             indices: Indices of the samples in the split, int64 [batch]; used for examples only.
         """
         self._segmentation = targets.ndim > 1

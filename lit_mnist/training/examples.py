@@ -109,7 +109,7 @@ def image_scores(predicted: torch.Tensor, targets: torch.Tensor, num_classes: in
 
     Args:
         predicted: Predicted classes, int64 [batch, height, width].
-        targets: True classes, int64 [batch, height, width]; pixels of class `IGNORED` are ignored.
+        targets: True classes, int64 [batch, height, width]; pixels of class `IGNORED` are left out.
         num_classes: Number of classes.
     """
     batch = len(predicted)

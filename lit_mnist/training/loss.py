@@ -18,7 +18,7 @@ def mean_loss(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: floa
 
     Args:
         logits: Floating point [batch, classes] or [batch, classes, height, width].
-        targets: Classes, int64 [batch] or [batch, height, width]; pixels of class `IGNORED` are ignored.
+        targets: Classes, int64 [batch] or [batch, height, width]; pixels of class `IGNORED` are left out.
         label_smoothing: Share of the target probability that is spread over all classes.
 
     Returns:

@@ -68,7 +68,7 @@ def inexact_loader(loader: object, trainer: Trainer) -> str | None:
 
 
 def prepare_predictions(trainer: Trainer) -> None:
-    """Makes a Trainer predict with loaders that Lightning cannot construct again, such as of a subclass."""
+    """Makes a Trainer predict with loaders that Lightning cannot construct anew, such as of a subclass."""
 
     def prepare(stock: Callable[[], object], loader: Any, stage: RunningStage) -> object:
         try:
