@@ -43,7 +43,7 @@ def project(program: Program) -> Program:
     return program
 
 
-def python(folder: Path, *words: str, timeout: int = 600) -> Done:
+def python(folder: Path, *words: str, timeout: int = 850) -> Done:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *words]
     done = subprocess.run(
@@ -93,7 +93,7 @@ def test_the_project_trains_on_two_ranks_and_tests_on_any_number(project: Progra
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_readme_s_commands_run_as_a_new_user_runs_them(project: Program) -> None:
     train = ("-m", "lit_mnist.cli.main", *RINGS, "--devices", "2", "--run-dir")
     assert python(project.folder, *train, "runs/whole").code == 0
@@ -124,7 +124,7 @@ def test_the_readme_s_commands_run_as_a_new_user_runs_them(project: Program) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_another_model_and_other_data_take_their_place(project: Program) -> None:
     """What the README's last section says, with a regression on sequences."""
     (project.folder / "rings" / "module.py").write_text(
@@ -152,7 +152,7 @@ class LitModel(LightningModule):
 
     def test_step(self, batch, batch_idx):
         self.error.update(self(batch["series"]), batch["next"])
-        self.log_dict({"test_loss": self.error, "test_accuracy": self.error})
+        self.log("test_error", self.error)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)

@@ -17,7 +17,7 @@ def run(folder: Path, *flags: str) -> dict[str, float]:
     subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     [path] = folder.rglob("metrics.csv")
     last = list(csv.DictReader(path.open()))[-1]
-    return {name: float(last[name]) for name in ("test_loss", "test_accuracy")}
+    return {name: float(value) for name, value in last.items() if name.startswith("test_")}
 
 
 def test_two_ranks_train_the_weights_of_one(tmp_path: Path) -> None:
@@ -31,6 +31,7 @@ def test_two_ranks_train_the_weights_of_one(tmp_path: Path) -> None:
 
     trained = str(tmp_path / "1" / "last.ckpt")
     metrics = [run(tmp_path / f"test-{devices}", "--devices", devices, "--test", trained) for devices in "123"]
-    for other in metrics[1:]:
-        assert other["test_accuracy"] == metrics[0]["test_accuracy"]
-        assert other["test_loss"] == pytest.approx(metrics[0]["test_loss"], rel=1e-5)
+    # A sample that is missing, or counts twice, changes a metric by more than the rounding of its sum.
+    assert metrics[0]
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-5)
+    assert metrics[2] == pytest.approx(metrics[0], rel=1e-5)
