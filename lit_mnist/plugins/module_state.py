@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -37,7 +38,8 @@ class ModuleState:
         self._before = LivePacker(None, _named(module), self._packages)
         self._initial: dict[str, Any] = {}
         for path, _, name, value in _attributes(module):
-            self._before.attempt(value, f"{path}:{name}")
+            with suppress(NotPlainError):
+                self._before.attempt(value, f"{path}:{name}")
             self._initial.update(_immediates(f"{path}:{name}", value))
         self._buffers = {name: (buffer, tensor_version(buffer)) for name, buffer in module.named_buffers()}
         self._warned = False
@@ -102,7 +104,8 @@ class ModuleState:
     def _unpack(self, content: bytes) -> None:
         now = LivePacker(None, _named(self._module), self._packages)
         for path, _, name, value in _attributes(self._module):
-            now.attempt(value, f"{path}:{name}")
+            with suppress(NotPlainError):
+                now.attempt(value, f"{path}:{name}")
         live = {**self._before.live, **_named(self._module)}
         reader = LiveUnpacker(content, self._module.device, live, now.live, self._packages)
         lost, owners = dict(reader.root["lost"]), dict(self._module.named_modules())
