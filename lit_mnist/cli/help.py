@@ -62,6 +62,8 @@ def _overview(program: str, engine: str, commands: Mapping[str, str]) -> str:
         ]
     )
 
+
+def _command_help(program: str, command: str, text: str, engine: str) -> str:
     lines = [f"usage: {program} {command} [FLAGS]", "", f"{text[0].upper()}{text[1:]}.", ""]
     lines += [*(_row(flag, meaning) for flag, meaning in COMMAND_FLAGS[command].items()), *_common_rows()]
     names = {key: flag for flag, key in SHORT_FLAGS.items()}
