@@ -12,18 +12,18 @@ from types import ModuleType
 from typing import Any
 
 from ddp_doctor.checks import choose_checks
-from ddp_doctor.commands import CommandRuns
-from ddp_doctor.communication import not_comparable
-from ddp_doctor.comparisons import compare_evaluation, compare_training
-from ddp_doctor.evidence import Evidence
-from ddp_doctor.failures import reason_of, short_reason, stacks_of
+from ddp_doctor.errors import InputError
+from ddp_doctor.evidence.communication import not_comparable
+from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.failures import reason_of, short_reason, stacks_of
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
 from ddp_doctor.findings import Finding, Report, Stage, Verdict
-from ddp_doctor.records import Run
-from ddp_doctor.runs import Ranks
-from ddp_doctor.spec import Spec, Target, target_name
-from lit_mnist.errors import InputError
+from ddp_doctor.launch.commands import CommandRuns
+from ddp_doctor.launch.ranks import Ranks
+from ddp_doctor.records.run import Run
+from ddp_doctor.records.spec import Spec, Target, target_name
 
 _LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
 _ORDER = list(Verdict)
@@ -194,7 +194,7 @@ class _Examination:
 
     def _resume(self) -> str:
         evidence = self.evidence
-        where = {"LIT_MNIST_DOCTOR_CHECKPOINT": str(self.folder / "checkpoint.ckpt")}
+        where = {"DDP_DOCTOR_CHECKPOINT": str(self.folder / "checkpoint.ckpt")}
         for purpose in ("whole", "save", "resume"):
             if not evidence.run(purpose, where, purpose=purpose, world_size=1).worked:
                 return f"the run {purpose!r} failed: {short_reason(evidence.runs[purpose])}"

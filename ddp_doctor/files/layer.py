@@ -11,7 +11,7 @@ from pathlib import Path
 # The calls themselves: `redirect` replaces them in the module `os`.
 _lstat, _stat, _readlink, _listdir, _scandir = os.lstat, os.stat, os.readlink, os.listdir, os.scandir
 _mkdir, _open, _getcwd, _rename = os.mkdir, os.open, os.getcwd, os.rename
-_GONE = ".lit_mnist-gone"
+_GONE = ".ddp-doctor-gone"
 # Device files, and what the kernel shows as files.
 _NO_FILES = ("/proc/", "/sys/", "/dev/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_doctor.files import kernel
-from lit_mnist.distributed.rank import die_with_parent
+from ddp_doctor.processes import die_with_parent
 
 # File systems of the kernel, which are no files of the user. Devices are shown as they are.
 _SHOWN = frozenset(

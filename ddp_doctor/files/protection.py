@@ -16,8 +16,8 @@ from ddp_doctor.files.redirect import LAYER, SITE
 from ddp_doctor.files.remote import offline_environment
 from ddp_doctor.files.temporary import remove
 from ddp_doctor.findings import Files
-from ddp_doctor.records import Run
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.run import Run
+from ddp_doctor.records.spec import Spec
 
 _OUTPUT = "doctor-output"
 VIEW, REDIRECTED = "private view", "redirected writes"

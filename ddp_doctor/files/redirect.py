@@ -21,8 +21,8 @@ from ddp_doctor.files.active_layer import read, written
 from ddp_doctor.files.after_import import AfterImport
 
 # The environment variable that names the layer to all processes of a run.
-LAYER = "LIT_MNIST_DOCTOR_LAYER"
-SITE = Path(__file__).parents[1] / "site"
+LAYER = "DDP_DOCTOR_LAYER"
+SITE = Path(__file__).parents[1] / "launch" / "site"
 
 
 def deny_the_rest(layer: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp_doctor.files.owners import foreign_file, foreign_folders, map_users
 from ddp_doctor.files.private_view import PrivateView, separate
-from lit_mnist.distributed.rank import die_with_parent
+from ddp_doctor.processes import die_with_parent
 
 _NAMESPACES = ("user", "mnt")
 

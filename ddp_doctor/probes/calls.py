@@ -21,8 +21,8 @@ from ddp_doctor.files.active_layer import meant
 from ddp_doctor.probes.locks import Locks
 from ddp_doctor.probes.rows import rows_of
 from ddp_doctor.probes.wrap import before, wrap, wrap_everywhere
-from ddp_doctor.recorder import Recorder, is_called_by_user
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder, is_called_by_user
+from ddp_doctor.records.spec import Spec
 
 COLLECTIVES = (
     "all_reduce",

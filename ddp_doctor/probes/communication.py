@@ -13,8 +13,8 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.recorder import Recorder
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.spec import Spec
 
 # Larger buckets are not recorded.
 _LARGE = 5_000_000

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.recorder import Recorder
+from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.torch_internals import DispatchMode
 
 _RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}

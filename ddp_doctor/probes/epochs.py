@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.samples import (
     base_indices,
     describe_samples,
     generators,
 )
-from ddp_doctor.rank_batches import RankBatches
-from ddp_doctor.recorder import sample_digests
+from ddp_doctor.records.recorder import sample_digests
 from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.communication import CommunicationProbe
 from ddp_doctor.probes.loaders import LoaderProbe
 from ddp_doctor.probes.modules import ModuleProbe
+from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.steps import StepProbe
-from ddp_doctor.rank_batches import RankBatches
-from ddp_doctor.recorder import Recorder
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.spec import Spec
 
 # Files in the folder of a run: a rank writes `done<R>` when it has recorded everything; the parent writes `stop` when
 # the time is over.

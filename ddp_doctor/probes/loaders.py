@@ -12,12 +12,12 @@ from ddp_doctor.probes.dropout import DropoutWatch
 from ddp_doctor.probes.epochs import ShortEpoch
 from ddp_doctor.probes.flows import DrawFlow
 from ddp_doctor.probes.generators import States, seed_own, values_drawn
+from ddp_doctor.probes.random_replay import RandomReplay
+from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.samples import SampleProbe, seed_generators
 from ddp_doctor.probes.wrap import wrap
-from ddp_doctor.random_replay import RandomReplay
-from ddp_doctor.rank_batches import RankBatches
-from ddp_doctor.recorder import Recorder, digest
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import watch_workers
 
 

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
-from ddp_doctor.recorder import Recorder, digest
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves
 
 # Samples of a data set that are called directly, and the seconds that this may take.

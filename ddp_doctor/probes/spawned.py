@@ -13,8 +13,8 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader
 
 from ddp_doctor.probes.wrap import wrap
-from ddp_doctor.recorder import is_called_by_user
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import is_called_by_user
+from ddp_doctor.records.spec import Spec
 
 # The file with the number of processes, in the folder of the run.
 FOUND = "spawned.json"

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.recorder import Recorder, digest
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.records.spec import Spec
 
 # Tensors of larger models are recorded in the first step alone.
 _LARGE = 5_000_000

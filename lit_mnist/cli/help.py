@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lit_mnist
-from ddp_doctor.flags import help_of_doctor
 from lit_mnist.cli.flags import COMMANDS, SHORT_FLAGS, commands_of, options_of
 from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.trainer_options import POLICY
@@ -22,8 +21,6 @@ _INDENT = 26
 def help_text(words: Sequence[str], engine: str) -> str:
     """Returns the help or the version that a command line asks for, or an empty string."""
     program = Path(sys.argv[0]).name if engine == "lightning" else f"python -m lit_mnist.engines.{engine}"
-    if words[:1] == ["doctor"]:
-        return help_of_doctor(words[1:], program)
     if words[:1] == ["export"]:
         return help_of_export(words[1:], program)
     imports, words = split_imports(words)

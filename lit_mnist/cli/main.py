@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_doctor.command import main as doctor
 from lit_mnist.cli.help import help_text
 from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.own_module import read_own_request
@@ -43,6 +44,8 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     guard_streams()
     words = sys.argv[1:] if argv is None else argv
     outside, code = False, 0
+    if words[:1] == ["doctor"] and engine == "lightning":
+        return doctor(words[1:])
     try:
         if text := help_text(words, engine):
             print_line(text)
@@ -73,12 +76,6 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
 
 
 def _run(words: list[str], engine: str, command: str) -> int:
-    if words[:1] == ["doctor"]:
-        if engine != "lightning":
-            raise InputError("Only train.py has the command doctor: python train.py doctor ...")
-        from ddp_doctor.command import run_doctor
-
-        return run_doctor(words[1:])
     if words[:1] == ["export"]:
         if engine != "lightning":
             raise InputError("Only train.py has the command export: python train.py export ...")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from ddp_doctor.random_replay import Draw, RandomReplay
+from ddp_doctor.probes.random_replay import Draw, RandomReplay
 from ddp_doctor.torch_internals import (
     LoaderIndices,
     graph_nodes,

@@ -1,0 +1,88 @@
+"""LD022: dropout is active in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.listing import listed
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD022"
+TITLE = "Dropout is active in evaluation"
+CAUSE = """\
+Functional dropout and `scaled_dot_product_attention` do not know the module's mode: `F.dropout(x)` is active
+by default. Evaluation then draws random numbers, its metric changes from pass to pass and is worse than it
+should be. The same occurs without `model.eval()`. A single number per epoch does not show it.
+"""
+FIX = """\
+Pass the module's mode to functional dropout:
+    F.dropout(x, p, training=self.training)
+    F.scaled_dot_product_attention(q, k, v, dropout_p=p if self.training else 0.0)
+"""
+THREADS = (
+    "pytorch/pytorch#124464",
+    "deepchem/deepchem#5092",
+)
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds dropout while a loader that is not trained on is evaluated without gradients."""
+    if not any(rank.evaluation_epochs for rank in evidence.ranks):
+        return [Finding(CODE, Verdict.NOT_REACHED, "No loader is evaluated.")] if evidence.worked("ranks") else []
+    notes = []
+    for record in evidence.ranks:
+        for event, forward in _dropouts(record):
+            rate, place = f"a rate of {event['rate']:.2g}", evidence.relative(event["place"])
+            modes = forward["modes"] if forward else {}
+            active = forward["random"] if forward else []
+            if active and not all(modes.values()):
+                message = (
+                    f"In evaluation, dropout is active in {listed(active)}, but the other parts are in evaluation mode."
+                )
+                notes.append(Finding(CODE, Verdict.NOTE, message, event["step"], active[0], rate, place))
+                continue
+            if modes and all(modes.values()):
+                message = "The model is evaluated in training mode, so dropout is active: eval() is not called."
+            else:
+                message = (
+                    "Dropout is active in evaluation, although the model is in evaluation mode: it ignores the mode."
+                )
+            tensor = active[0] if active else ""
+            proof = _other_seed(evidence)
+            return [fault(CODE, message, step=event["step"], tensor=tensor, amount=rate, place=place, proof=proof)]
+    return notes[:1]
+
+
+def _dropouts(record: RankRecord) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Yields each dropout in evaluation, with the forward pass that it belongs to."""
+    trained = {epoch["loader"] for epoch in record.training_epochs}
+    batch, forward = None, None
+    for event in record.of_kind("batch", "forward", "dropout", "backward"):
+        if event["kind"] == "batch":
+            batch, forward = event, None
+        elif event["kind"] == "forward":
+            forward = event
+        elif event["kind"] == "backward":
+            batch = None
+        elif batch is not None and batch["loader"] not in trained:
+            yield event, forward
+
+
+def _other_seed(evidence: Evidence) -> str:
+    """Returns how the metrics of a module depend on the seed."""
+    first = evidence.worked("evaluate1")
+    if first is None:
+        return ""
+    changes: dict[str, Any] = {"purpose": "evaluate", "world_size": 1, "same_seed": True, "interventions": {"draws": 1}}
+    second = evidence.run("evaluate1 with other draws 1", **changes)
+    if not second.worked:
+        return ""
+    before, after = (run.ranks[0].of_kind("metrics")[-1]["values"] for run in (first, second))
+    for name, value in before.items():
+        if name in after and after[name] != value:
+            return f"With other random numbers, {name} of the same weights is {after[name]:.6g} instead of {value:.6g}."
+    return ""

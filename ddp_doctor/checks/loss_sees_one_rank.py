@@ -1,0 +1,54 @@
+"""LD015: the loss sees the samples of one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.findings import Finding, Verdict
+
+CODE = "LD015"
+TITLE = "The loss sees the samples of one rank"
+CAUSE = """\
+A contrastive loss compares the samples of a batch with each other. On several ranks it sees only the local
+ones, unless the embeddings are gathered. `dist.all_gather` returns tensors without a gradient, so that a
+gathered loss still lacks the gradient through the other ranks. The loss value is right in this case, and only
+the gradient is wrong.
+"""
+FIX = """\
+Gather the embeddings with a gradient:
+    from torch.distributed.nn.functional import all_gather
+    embeddings = torch.cat(all_gather(local))
+Its backward sums over the ranks, and DDP divides by their number: check the scale.
+"""
+THREADS = (
+    "Lightning-Universe/lightning-bolts#179",
+    "facebookresearch/SLIP#31",
+)
+STRUCTURAL = False
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds gradients that are no combination of those of the ranks, although all modules agree."""
+    twin = without_batch_norm(evidence)
+    if not twin.differs or twin.is_weighted or not twin.weights or first_divergence(evidence):
+        return []
+    amount = f"{twin.difference:.1e} of the gradient"
+    place = loss_place(evidence)
+    where: dict[str, Any] = {"step": twin.step, "tensor": twin.tensor, "amount": amount, "place": place}
+    if twin.module:
+        message = f"The outputs of {twin.module} ({twin.module_class}) depend on which samples share a rank."
+        return [Finding(CODE, Verdict.DEPENDS, message, **where)]
+    gathers = [event for event in evidence.ranks[0].of_kind("collective") if event["op"].startswith("all_gather")]
+    gathers = [event for event in gathers if event["step"] == twin.step]
+    left = f"The gradients of the ranks leave {twin.residual:.1e} of that of one process, although all modules agree"
+    if gathers:
+        message = f"{left}: the loss gathers samples of all ranks, but {gathers[0]['op']} passes no gradient to them."
+        where["place"] = evidence.relative(gathers[0]["place"])
+        return [Finding(CODE, Verdict.FAULT, message, **where)]
+    message = (
+        f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees "
+        "those of one rank only."
+    )
+    return [Finding(CODE, Verdict.DEPENDS, message, **where)]

@@ -1,0 +1,54 @@
+"""LD013: a mean over unequal counts."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.findings import Finding
+
+CODE = "LD013"
+TITLE = "A mean over unequal counts"
+CAUSE = """\
+Each rank divides its loss by its own number of labels or tokens, and DDP gives all ranks the same weight. If
+padding or ignored labels make the counts unequal, a token on a rank with few tokens counts more. The same
+occurs between the micro-batches of an accumulation window. The error depends on the batch and vanishes in the
+noise of the loss.
+"""
+FIX = """\
+Divide the sum by the global count:
+    count = (labels != -100).sum()
+    dist.all_reduce(count)
+    loss = cross_entropy(logits, labels, reduction='sum') * world_size / count
+"""
+THREADS = (
+    "huggingface/transformers#34191",
+    "huggingface/transformers#24725",
+    "huggingface/transformers#34242",
+)
+STRUCTURAL = False
+_EQUAL = 1e-5
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds ranks whose gradients should not count equally."""
+    twin = without_batch_norm(evidence)
+    if not twin.differs or not twin.is_weighted or first_divergence(evidence):
+        return []
+    weights, ranks = twin.weights, len(twin.weights)
+    if max(weights) - min(weights) < _EQUAL * ranks:
+        return []
+    shares = ", ".join(f"{weight:.3f} for rank {rank}" for rank, weight in enumerate(weights))
+    message = (
+        f"The gradient of the whole batch is a mean of those of the ranks with unequal weights ({shares}), but each "
+        f"counts {1 / ranks:.3f}: the ranks divide by unequal numbers of samples, labels or tokens."
+    )
+    proof = ""
+    scale = [weight * ranks for weight in weights]
+    fixed = evidence.compare("weights", weights=scale)
+    later = fixed.differences[twin.step] if twin.step < len(fixed.differences) else twin.difference
+    if later < twin.difference / 100:
+        proof = f"With these weights, the difference falls from {twin.difference:.1e} to {later:.1e}."
+    amount = f"{twin.difference:.1e} of the gradient"
+    return [
+        fault(CODE, message, step=twin.step, tensor=twin.tensor, amount=amount, place=loss_place(evidence), proof=proof)
+    ]

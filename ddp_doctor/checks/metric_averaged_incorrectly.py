@@ -1,0 +1,151 @@
+"""LD024: a metric is averaged incorrectly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import isclose, isnan
+from typing import Any
+
+from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.failures import short_reason
+from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.records.run import RankRecord, Run
+
+CODE = "LD024"
+TITLE = "A metric is averaged incorrectly"
+CAUSE = """\
+The mean of the ranks' means is the global mean only if all ranks have the same number of samples. The mean of
+an F1 score or of a perplexity over batches is not the score at all. `self.log(..., sync_dist=True)` averages
+the ranks, and in Lightning 2.6.6 also rounds the number of samples, which makes the value too large when the
+ranks have different numbers. The curve looks normal.
+"""
+FIX = """\
+Combine sums and counts, or log the metric object:
+    self.accuracy(logits, labels)              # a torchmetrics object
+    self.log('accuracy', self.accuracy)        # not its value
+"""
+THREADS = (
+    "Lightning-AI/pytorch-lightning#12354",
+    "Lightning-AI/pytorch-lightning#21859",
+)
+STRUCTURAL = False
+# Relative; metrics are computed in 32 bits.
+_SAME = 1e-4
+_ISSUE = "Lightning-AI/pytorch-lightning#21859"
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the metrics of the same weights and samples on one process and on several ranks."""
+    single, several = evidence.worked("evaluate1"), evidence.worked("evaluate")
+    if single is None or several is None:
+        failed = [run for name in ("evaluate1", "evaluate") if (run := evidence.runs.get(name)) and not run.worked]
+        if failed:
+            where = "one process" if failed[0].spec.world_size == 1 else "several ranks"
+            reason = f"The validation on {where} fails ({short_reason(failed[0])}), so no metric was compared."
+            return [Finding(CODE, Verdict.CANNOT_TELL, reason)]
+        if any(rank.evaluation_epochs for rank in evidence.ranks):
+            reason = "The doctor can evaluate the same weights twice for a LightningModule only."
+            return [Finding(CODE, Verdict.CANNOT_TELL, reason)]
+        return [Finding(CODE, Verdict.NOT_REACHED, "There is no validation.")] if evidence.worked("ranks") else []
+    if _samples(single) != _samples(several):
+        # Samples that are missing or counted twice explain a difference: LD023.
+        return []
+    right, ours = _metrics(single.ranks[0]), [_metrics(rank) for rank in several.ranks]
+    names = [name for name in right if name in ours[0]]
+    wrong = [name for name in names if any(not _equal(values.get(name), right[name]) for values in ours)]
+    if not wrong:
+        return []
+    if _is_random(evidence, right):
+        return [Finding(CODE, Verdict.CANNOT_TELL, "The metrics depend on random numbers.")]
+    return _without_repeats([_finding(evidence, several, name, right[name], ours) for name in wrong])
+
+
+def _finding(evidence: Evidence, run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:
+    logs = [_logs(record, name) for record in run.ranks]
+    place = evidence.relative(next((event["place"] for events in logs for event, _ in events), ""))
+    value, count = ours[0][name], len(ours)
+    amount = f"{abs(value - right) / (abs(right) or 1.0):.1e} of the value"
+    message = f"{name} of the same weights and samples is {value:.6g} on {count} ranks and {right:.6g} on one process."
+    entries = [entry for events in logs for entry in events]
+    mean = _mean(entries)
+    if mean is not None and _equal(mean, right):
+        if len({values.get(name) for values in ours}) > 1:
+            text = f"{name} of rank 0 is that of its own samples: {value:.6g}; of all samples it is {right:.6g}."
+            return Finding(CODE, Verdict.NOTE, text, tensor=name, amount=amount, place=place)
+        sizes = [sum(size for _, size in events) for events in logs]
+        message += (
+            f" The module is right: the logged values, weighted by their batch sizes ({' + '.join(map(str, sizes))} "
+            f"samples), give {mean:.6g}. Lightning divides by the mean number of samples per rank without its fraction "
+            f"({sum(sizes) // count} instead of {sum(sizes) / count:g}): {_ISSUE}."
+        )
+        proof = f"The sum of the logged values divided by {sum(sizes)} samples is {mean:.6g}, as on one process."
+        if _equal(mean * sum(sizes) / (sum(sizes) // count * count), value):
+            return fault(CODE, message, tensor=name, amount=amount, place=place, proof=proof)
+        message = message.partition(" Lightning divides")[0]
+        return fault(CODE, message, tensor=name, amount=amount, place=place)
+    if any(len(events) > 1 for events in logs):
+        message += " The value of a batch depends on which samples are in it, so it is no mean over samples."
+        return Finding(CODE, Verdict.DEPENDS, message, tensor=name, amount=amount, place=place)
+    message += " Each rank computes a value, and the mean of these values is not the value of all samples."
+    return fault(CODE, message, tensor=name, amount=amount, place=place)
+
+
+def _without_repeats(findings: list[Finding]) -> list[Finding]:
+    """Returns the first fault, or the first note: other metrics of a module have the same cause."""
+    faults = [finding for finding in findings if finding.verdict is Verdict.FAULT]
+    return (faults or findings)[:1]
+
+
+def _samples(run: Run) -> Counter[str]:
+    """Returns how often each sample was evaluated, by the digest of its tensors or by its index."""
+    found: Counter[str] = Counter()
+    for record in run.ranks:
+        for event in record.of_kind("batch"):
+            indices = [f"{event['loader']} {index}" for index in event["indices"]]
+            found.update(indices or event.get("samples") or [f"{event['loader']}"] * event["size"])
+    return found
+
+
+def _metrics(record: RankRecord) -> dict[str, float]:
+    values: dict[str, float] = record.of_kind("metrics")[-1]["values"] if record.of_kind("metrics") else {}
+    return values
+
+
+def _logs(record: RankRecord, name: str) -> list[tuple[dict[str, Any], int]]:
+    """Returns the events that log a metric, with their batch sizes."""
+    found, size = [], 1
+    for event in record.of_kind("batch", "log"):
+        if event["kind"] == "batch":
+            size = event["size"]
+        elif event["name"] == name and event["value"] is not None:
+            inside = event["place"].rpartition(" ")[2] not in {"on_validation_epoch_end", "on_validation_end"}
+            found.append((event, event["batch_size"] or (size if inside else 1)))
+    return found
+
+
+def _mean(entries: list[tuple[dict[str, Any], int]]) -> float | None:
+    total = sum(size for _, size in entries)
+    if not total or any(event["reduce_fx"] != "mean" for event, _ in entries):
+        return None
+    return sum(float(event["value"]) * size for event, size in entries) / total
+
+
+def _is_random(evidence: Evidence, right: dict[str, float]) -> bool:
+    """Returns whether other random numbers change a metric."""
+    for draws in (1, 2):
+        changes: dict[str, Any] = {
+            "purpose": "evaluate",
+            "world_size": 1,
+            "same_seed": True,
+            "interventions": {"draws": draws},
+        }
+        # A metric such as an accuracy may be the same by chance.
+        again = evidence.run(f"evaluate1 with other draws {draws}", **changes)
+        other = _metrics(again.ranks[0]) if again.worked else right
+        if any(not _equal(other.get(name), value) for name, value in right.items()):
+            return True
+    return False
+
+
+def _equal(a: float | None, b: float) -> bool:
+    return a is not None and (isclose(a, b, rel_tol=_SAME, abs_tol=1e-7) or (isnan(a) and isnan(b)))

@@ -1,0 +1,47 @@
+"""LD010: parameters were changed after the wrap."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.gradients import first_divergence, local_hook, windows, wraps
+from ddp_doctor.findings import Finding
+
+CODE = "LD010"
+TITLE = "Parameters were changed after the wrap"
+CAUSE = """\
+DDP registers its hooks on the parameters that exist when it wraps the module. A parameter that is assigned,
+moved or converted later is a new tensor without a hook. Its gradient is never averaged, and the ranks drift
+apart in this parameter. No message appears, and the loss of each rank falls.
+"""
+FIX = """\
+Change the module before wrapping it, and wrap it again after a change:
+    model = Net().to(device)
+    model.head = nn.Linear(512, classes).to(device)
+    model = DistributedDataParallel(model)
+"""
+THREADS = (
+    "pytorch/pytorch#12603",
+    "pytorch/pytorch#104336",
+)
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds parameters that DistributedDataParallel does not know, although its forward pass is called."""
+    found = first_divergence(evidence)
+    if found is None or found.kind not in {"partly", "local"} or local_hook(evidence, found.step):
+        return []
+    run = evidence.runs["ranks"]
+    passes = windows(run.ranks[0])[found.step] if found.step < len(windows(run.ranks[0])) else []
+    if not passes or not passes[-1]["synchronizes"]:
+        return []
+    known = {name for wrapped in wraps(run) for name in wrapped["parameters"]}
+    new = [name for name in found.parameters if name not in known]
+    what = "which were frozen at the wrap or added after it" if new else "which were replaced after the wrap"
+    message = (
+        f"{len(found.parameters)} parameters that DistributedDataParallel does not average are trained with the "
+        f"gradient of each rank alone, {what}: {', '.join(found.parameters[:5])}."
+    )
+    amount = f"their gradients differ between two ranks by {found.amount:.1e}"
+    place = evidence.relative(found.place)
+    return [fault(CODE, message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]

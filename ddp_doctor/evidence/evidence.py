@@ -1,0 +1,129 @@
+"""What the checks read: the records of all runs, and the comparison of several ranks with one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ddp_doctor.evidence.failures import short_reason
+from ddp_doctor.evidence.rank_comparison import THRESHOLD, RankComparison, compare_ranks
+from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.spec import Spec
+
+# If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
+_TIMES_NOISE = 50
+# Rounding of 32 bits alone.
+_LEAST = 1e-4
+
+
+class Runner(Protocol):
+    """Runs a specification: `Ranks` for modules and functions, `CommandRuns` for commands."""
+
+    def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
+        """Runs it to its end or timeout."""
+
+    def why_not_alone(self, spec: Spec) -> str:
+        """Returns why the target cannot be run on one process; empty if it can."""
+
+    def preload(self, names: Sequence[str]) -> None:
+        """Imports libraries before further runs."""
+
+    def close(self) -> None:
+        """Ends its processes."""
+
+
+@dataclass
+class Evidence:
+    """The runs of an examination.
+
+    Attributes:
+        spec: The specification that all runs are derived from.
+        runner: Runs further ones.
+        runs: The runs by name: `single` (one process, as the user has it), `ranks` (several ranks, two short epochs
+            with their evaluation), `again` (the same once more), `numbers` (the first steps in 64 bits), `twin` (one
+            process that was fed from it), `evaluate1` and `evaluate` (the same weights evaluated by one process and by
+            several ranks), `whole`, `save` and `resume` (six steps at once, and three and three), `predict1` and
+            `predict`. Those that were not possible are missing.
+        twin: The comparison of `numbers` and `twin`.
+        deterministic: Whether two runs gave the same weights; None if that is not known.
+        double: Whether the numbers are those of 64 bits.
+        noise: Without 64 bits, what reversing the samples of each batch changes.
+        always: Interventions of all further comparisons.
+    """
+
+    spec: Spec
+    runner: Runner
+    runs: dict[str, Run] = field(default_factory=dict)
+    twin: RankComparison = field(default_factory=lambda: RankComparison(cannot="it was not reached"))
+    deterministic: bool | None = None
+    double: bool = True
+    noise: float = 0.0
+    always: dict[str, Any] = field(default_factory=dict)
+    _interventions: dict[str, RankComparison] = field(default_factory=dict)
+
+    def run(self, name: str, environment: dict[str, str] | None = None, **changes: Any) -> Run:
+        """Runs the specification with changes, once, under a name."""
+        if name not in self.runs:
+            self.runs[name] = self.runner.run(replace(self.spec, **changes), environment)
+        return self.runs[name]
+
+    def worked(self, name: str) -> Run | None:
+        """Returns a run that worked on all ranks, otherwise None."""
+        found = self.runs.get(name)
+        return found if found and found.worked else None
+
+    @property
+    def ranks(self) -> Sequence[RankRecord]:
+        """The ranks of the run `ranks`, as far as they came."""
+        return self.runs["ranks"].ranks if "ranks" in self.runs else []
+
+    @property
+    def single(self) -> RankRecord | None:
+        """The process of the run `single`, if it worked."""
+        run = self.worked("single")
+        return run.ranks[0] if run else None
+
+    def compare(self, name: str = "", **interventions: Any) -> RankComparison:
+        """Runs the first steps on several ranks, with interventions, and compares them with one process.
+
+        Args:
+            name: Name of the intervention; empty for none.
+            interventions: What is changed in the run of several ranks.
+        """
+        if name in self._interventions:
+            return self._interventions[name]
+        prefix = f"{name} " if name else ""
+        interventions = {**self.always, **interventions}
+        double = self.double
+        ranks = self.run(f"{prefix}numbers", purpose="numbers", double=double, interventions=interventions)
+        if not ranks.worked and double and not name:
+            # The code does not support 64 bits.
+            self.double = double = False
+            del self.runs["numbers"]
+            ranks = self.run("numbers", purpose="numbers", interventions=interventions)
+        one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
+        changes = {"ranks": self.spec.world_size}
+        if not ranks.worked:
+            return RankComparison(cannot=f"the run with several ranks failed ({short_reason(ranks)})")
+        twin = self.run(f"{prefix}twin", **one, interventions=changes)
+        threshold = THRESHOLD
+        if not double:
+            reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
+            self.noise = compare_ranks(reverse, twin).difference if reverse.worked and twin.worked else 1e-4
+            threshold = max(_TIMES_NOISE * self.noise, _LEAST)
+        found = compare_ranks(ranks, twin, threshold=threshold)
+        self._interventions[name] = found
+        return found
+
+    def relative(self, place: str) -> str:
+        """Returns a place with a path relative to the current folder."""
+        return place.removeprefix(f"{Path.cwd()}{os.sep}")
+
+
+def fault(code: str, message: str, **values: Any) -> Finding:
+    """Returns a finding with the verdict fault."""
+    return Finding(code, Verdict.FAULT, message, **values)

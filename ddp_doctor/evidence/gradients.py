@@ -1,0 +1,230 @@
+"""Which gradients the ranks share: compares what the optimizers of the ranks got with what each rank computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.rank_comparison import RankComparison, names_of
+from ddp_doctor.records.run import RankRecord, Run
+
+# Relative; gradients of 32 bits.
+_SAME = 1e-4
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first step after which the ranks no longer train the same weights.
+
+    Attributes:
+        step: The step, from 0.
+        kind: `steps` (one rank does not step), `scaled` (one rank scales the shared gradient), `local` (each rank uses
+            its own gradient), `partly` (some parameters use that of the rank, others a shared one), `other`.
+        parameters: Names of the parameters whose gradients differ, in order.
+        shared: Names of the others.
+        amount: Largest relative difference of a gradient between the ranks.
+        place: The user's place of the optimizer step.
+    """
+
+    step: int
+    kind: str
+    parameters: tuple[str, ...]
+    shared: tuple[str, ...]
+    amount: float
+    place: str
+
+
+def first_divergence(evidence: Evidence) -> Divergence | None:
+    """Returns how the ranks begin to train different weights, or None if they do not, or average them later."""
+    run = evidence.worked("ranks")
+    if run is None or averaged_weights(evidence):
+        return None
+    first, *others = run.ranks
+    for other in others:
+        if found := _divergence(first, other):
+            return found
+    return None
+
+
+def _divergence(first: RankRecord, second: RankRecord) -> Divergence | None:
+    names = names_of(first)
+    steps = [record.of_kind("step") for record in (first, second)]
+    stepped = [record.of_kind("stepped") for record in (first, second)]
+    for number, (a, b) in enumerate(zip(*stepped, strict=False)):
+        if a["weights"] == b["weights"]:
+            continue
+        place = steps[0][number]["place"] if number < len(steps[0]) else ""
+        different = [key for key in a["weights"] if a["weights"][key] != b["weights"].get(key)]
+        return _classify(first, second, number, names, different, place)
+    if len(stepped[0]) != len(stepped[1]):
+        step = min(map(len, stepped))
+        longer = steps[0] if len(steps[0]) > step else steps[1]
+        return Divergence(step, "steps", (), (), 0.0, longer[step]["place"])
+    return None
+
+
+def _classify(
+    first: RankRecord, second: RankRecord, step: int, names: dict[str, str], different: list[str], place: str
+) -> Divergence:
+    gradients = {key: _gradients(first, second, step, key) for key in names}
+    known = {key: found for key, found in gradients.items() if found is not None}
+    unequal = [key for key, (applied, _) in known.items() if not torch.equal(*applied)]
+    amount = max((_distance(*known[key][0]) for key in unequal), default=0.0)
+    shared = tuple(names[key] for key in known if key not in unequal)
+    if not unequal:
+        # The gradients are equal, but the weights were not, or the optimizers are different.
+        return Divergence(step, "other", tuple(names[key] for key in different if key in names), shared, 0.0, place)
+    own = all(_is_multiple(applied, local) for key in unequal for applied, local in zip(*known[key], strict=True))
+    trivial = all(_is_multiple(*known[key][1]) for key in unequal)
+    if not trivial and own:
+        kind = "partly" if shared else "local"
+    elif all(_is_multiple(*known[key][0]) for key in unequal):
+        kind = "scaled"
+    else:
+        kind = "other"
+    return Divergence(step, kind, tuple(names[key] for key in unequal), shared, amount, place)
+
+
+def _gradients(first: RankRecord, second: RankRecord, step: int, key: str) -> Any:
+    found = [
+        [record.tensors.get(f"{what}/{step}/{key}") for record in (first, second)] for what in ("applied", "local")
+    ]
+    return found if all(tensor is not None for pair in found for tensor in pair) else None
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    size = max(float(a.abs().max()), float(b.abs().max()))
+    return float((a - b).abs().max()) / size if size else 0.0
+
+
+def _is_multiple(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Returns whether one tensor is a multiple of the other."""
+    x, y = a.double().flatten(), b.double().flatten()
+    if not float(y.norm()) or not float(x.norm()):
+        return not float(x.norm()) and not float(y.norm())
+    return float((x - (x @ y) / (y @ y) * y).norm() / x.norm()) < _SAME
+
+
+def local_hook(evidence: Evidence, step: int) -> HookEffect | None:
+    """Returns the communication hook that gives each rank its own gradient back in a step, or None."""
+    return next((hook for hook in hook_effects(evidence.worked("ranks")) if hook.step == step and hook.local), None)
+
+
+def initial_difference(evidence: Evidence) -> list[str]:
+    """Returns the names of the parameters that differ between the ranks before the first step."""
+    run = evidence.worked("ranks")
+    if run is None:
+        return []
+    names = names_of(run.ranks[0])
+    before = [
+        {name: tensor for name, tensor in record.tensors.items() if name.startswith("before/0/")}
+        for record in run.ranks
+    ]
+    return [
+        names.get(name.rpartition("/")[2], name)
+        for name, tensor in before[0].items()
+        if any(name in other and not torch.equal(tensor, other[name]) for other in before[1:])
+    ]
+
+
+def windows(record: RankRecord) -> list[list[dict[str, Any]]]:
+    """Returns the forward passes through DistributedDataParallel with gradients, by optimizer step."""
+    found: list[list[dict[str, Any]]] = [[]]
+    for event in record.events:
+        if event["kind"] == "ddp_forward" and event["gradients"]:
+            found[-1].append(event)
+        elif event["kind"] == "step":
+            found.append([])
+    return found
+
+
+def wraps(run: Run) -> list[dict[str, Any]]:
+    """Returns the modules that DistributedDataParallel has wrapped on rank 0."""
+    return run.ranks[0].of_kind("ddp")
+
+
+def without_batch_norm(evidence: Evidence) -> RankComparison:
+    """Returns the comparison with synchronized batch norm, if batch norm is what differs first."""
+    twin = evidence.twin
+    if twin.differs and twin.module_class.startswith("BatchNorm"):
+        return evidence.compare("synchronized batch norm", sync_batch_norm=True)
+    return twin
+
+
+def loss_place(evidence: Evidence) -> str:
+    """Returns the user's place of the loss: of the first backward pass, or of the training step of a module."""
+    events = evidence.ranks[0].of_kind("backward") if evidence.ranks else []
+    places = [event["place"] for event in events if event["place"]]
+    if not places and (run := evidence.worked("numbers")):
+        found = [event["place"] for event in run.ranks[0].of_kind("output", "log") if event["place"]]
+        places = [place for place in found if place.endswith(" in training_step")] or found[-1:]
+    return evidence.relative(places[0]) if places else ""
+
+
+@dataclass(frozen=True)
+class WrongReduction:
+    """An averaged gradient that is none of those of the ranks.
+
+    Attributes:
+        step: The step, from 0.
+        rank: The rank that got it.
+        zero: Whether it is zero.
+        parameters: Names of the parameters.
+        amount: Largest relative difference from the mean of the ranks' gradients.
+        place: The user's place of the optimizer step.
+    """
+
+    step: int
+    rank: int
+    zero: bool
+    parameters: tuple[str, ...]
+    amount: float
+    place: str
+
+
+def wrong_reduction(evidence: Evidence) -> WrongReduction | None:
+    """Returns the first gradient that a rank got from the others, and that is no combination of theirs."""
+    run = evidence.worked("ranks")
+    if run is None or not wraps(run):
+        return None
+    names, passes = names_of(run.ranks[0]), windows(run.ranks[0])
+    for step, event in enumerate(run.ranks[0].of_kind("step")):
+        if len(passes[step]) != 1 or not passes[step][0]["synchronizes"]:
+            continue
+        for rank in run.ranks:
+            keys = [key for key in event["names"] if _is_wrong(run, evidence.single, rank, step, key)]
+            if keys:
+                applied = [rank.tensors[f"applied/{step}/{key}"] for key in keys]
+                means = [
+                    torch.stack([other.tensors[f"local/{step}/{key}"].double() for other in run.ranks]).mean(0)
+                    for key in keys
+                ]
+                amount = max(_distance(a.double(), mean) for a, mean in zip(applied, means, strict=True))
+                zero = not any(bool(tensor.any()) for tensor in applied)
+                return WrongReduction(step, rank.rank, zero, tuple(names[key] for key in keys), amount, event["place"])
+    return None
+
+
+def _is_wrong(run: Run, single: RankRecord | None, rank: RankRecord, step: int, key: str) -> bool:
+    applied = [record.tensors.get(f"applied/{step}/{key}") for record in run.ranks]
+    local = [record.tensors.get(f"local/{step}/{key}") for record in run.ranks]
+    own = rank.tensors.get(f"applied/{step}/{key}")
+    if own is None or any(tensor is None for tensor in [*applied, *local]):
+        return False
+    mean = torch.stack([tensor.double() for tensor in local if tensor is not None]).mean(0)
+    if (
+        not float(mean.norm())
+        or _is_multiple(own, mean)
+        or any(_is_multiple(own, tensor) for tensor in local if tensor is not None)
+    ):
+        return False
+    equal = all(torch.equal(own, tensor) for tensor in applied if tensor is not None)
+    if bool(own.any()):
+        # The code may change gradients on all ranks alike.
+        return not equal
+    alone = single.tensors.get(f"applied/{step}/{key}") if single else None
+    return not equal or (alone is not None and bool(alone.any()))
