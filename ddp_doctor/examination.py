@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -16,12 +17,11 @@ from ddp_doctor.errors import InputError
 from ddp_doctor.evidence.communication import not_comparable
 from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.failures import reason_of, short_reason, stacks_of
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
-from ddp_doctor.findings import Finding, Report, Stage, Verdict
-from ddp_doctor.launch.commands import CommandRuns
-from ddp_doctor.launch.ranks import Ranks
+from ddp_doctor.findings import Finding, Report, Stage, Verdict, cannot_tell
+from ddp_doctor.launch.commands import CommandRunner
+from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import Run
 from ddp_doctor.records.spec import Spec, Target, target_name
 
@@ -82,9 +82,9 @@ def examine(
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
     with examination_folder() as folder:
         protection = Protection(folder, keep_output=keep_output)
-        runner: CommandRuns | Ranks
-        runner = CommandRuns(folder, what, protection) if what.command else Ranks(devices, folder, protection)
+        runner = CommandRunner(folder, protection) if what.command else Runner(devices, folder, protection)
         try:
+            runner.preload()
             examination = _Examination(Evidence(spec, runner), checks, folder)
             examination.run()
             protection.end()
@@ -111,7 +111,7 @@ class _Examination:
         self._stage("several ranks", self._several)
         single = self.evidence.runs.get("single")
         if single and not single.worked and not self.evidence.worked("ranks"):
-            self.error, self.hang = reason_of(single), ""
+            self.error, self.hang = single.reason, ""
             return
         if self.evidence.worked("ranks") and self.numeric:
             self._stage("determinism", self._determinism)
@@ -137,13 +137,13 @@ class _Examination:
             return f"not run, so several ranks cannot be compared with it: {why}"
         run = self.evidence.run("single", world_size=1)
         if run.hung:
-            self.hang = stacks_of(run)
+            self.hang = run.stacks
             return "it hung"
         if run.errors and run.errors[0]["input"]:
             raise InputError(run.errors[0]["message"])
         if run.errors or run.lost:
             # Code that is made for several ranks may run on these.
-            return f"it fails on one process ({short_reason(run)}), so several ranks cannot be compared with it"
+            return f"it fails on one process ({run.short_reason}), so several ranks cannot be compared with it"
         self._preload(run)
         record = run.ranks[0]
         if not record.of_kind("step") and not record.of_kind("epoch"):
@@ -155,10 +155,10 @@ class _Examination:
     def _several(self) -> str:
         run = self.evidence.run("ranks")
         if run.hung or run.lost:
-            self.hang = stacks_of(run)
+            self.hang = run.stacks
             return "a rank hung or was lost"
         if run.errors:
-            self.hang = stacks_of(run)
+            self.hang = run.stacks
             return f"it fails on several ranks: {run.errors[0]['type']}"
         self._preload(run)
         counts = [len(rank.of_kind("step")) for rank in run.ranks]
@@ -175,7 +175,7 @@ class _Examination:
         again = self.evidence.run("again")
         if not again.worked:
             self.evidence.deterministic = False
-            return f"the second run failed: {short_reason(again)}"
+            return f"the second run failed: {again.short_reason}"
         first, second = (
             [rank.of_kind("stepped") for rank in run.ranks] for run in (self.evidence.runs["ranks"], again)
         )
@@ -197,7 +197,7 @@ class _Examination:
         where = {"DDP_DOCTOR_CHECKPOINT": str(self.folder / "checkpoint.ckpt")}
         for purpose in ("whole", "save", "resume"):
             if not evidence.run(purpose, where, purpose=purpose, world_size=1).worked:
-                return f"the run {purpose!r} failed: {short_reason(evidence.runs[purpose])}"
+                return f"the run {purpose!r} failed: {evidence.runs[purpose].short_reason}"
         return "trained two epochs at once, and one and one from a checkpoint"
 
     def _check(self) -> str:
@@ -205,14 +205,13 @@ class _Examination:
         for code, check in self.checks.items():
             try:
                 found = check.check(self.evidence)
-                if code in reasons and not found:
-                    found = [Finding(code, Verdict.CANNOT_TELL, reasons[code])]
-                self.findings += found
             except Exception as error:
                 # A defect of a check must not hide what the others find.
-                self.findings.append(
-                    Finding(code, Verdict.CANNOT_TELL, f"The check failed: {type(error).__name__}: {error}")
-                )
+                found = [cannot_tell(f"The check failed: {type(error).__name__}: {error}")]
+            if code in reasons and not found:
+                found = [cannot_tell(reasons[code])]
+            relative = self.evidence.relative
+            self.findings += [replace(finding, code=code, place=relative(finding.place)) for finding in found]
         return f"{len(self.checks)} checks"
 
     def report(self, target: str, seconds: float, protection: Protection) -> Report:

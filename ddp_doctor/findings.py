@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 
@@ -46,6 +47,10 @@ class Finding:
     amount: str = ""
     place: str = ""
     proof: str = ""
+
+
+# A finding with each verdict; the examination adds the code of the check.
+fault, depends, unclear, note, cannot_tell, not_reached = (partial(Finding, "", verdict) for verdict in Verdict)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD007"
@@ -22,11 +22,7 @@ Use the global generators, which the loader seeds for each worker and epoch, or 
         torch.utils.data.get_worker_info().dataset.rng = np.random.default_rng(torch.initial_seed())
     DataLoader(dataset, num_workers=4, worker_init_fn=seed)
 """
-THREADS = (
-    "pytorch/pytorch#5059",
-    "Project-MONAI/MONAI#1068",
-    "Lightning-AI/pytorch-lightning#20412",
-)
+THREADS = ("pytorch/pytorch#5059", "Project-MONAI/MONAI#1068", "Lightning-AI/pytorch-lightning#20412")
 STRUCTURAL = True
 # A repeated sample says something if this many repetitions are that improbable.
 _CHANCE = 1e-4
@@ -67,7 +63,7 @@ def _fault(
     )
     same, common = _repeated(rank, first, event)
     amount = f"{same} of {common} samples equal in epochs {epochs[0]} and {epochs[1]}" if same else ""
-    return fault(CODE, message, step=event["step"], amount=amount, place=evidence.relative(event["place"]))
+    return fault(message, step=event["step"], amount=amount, place=event["place"])
 
 
 def _epochs(evidence: Evidence, rank: RankRecord) -> Finding | None:
@@ -82,7 +78,7 @@ def _epochs(evidence: Evidence, rank: RankRecord) -> Finding | None:
                 f"{second['epoch']} are equal, although the {second['dataset']} is random when it is called directly."
             )
             amount = f"{same} of {common} samples equal"
-            return fault(CODE, message, step=second["step"], amount=amount, place=evidence.relative(second["place"]))
+            return fault(message, step=second["step"], amount=amount, place=second["place"])
     return None
 
 

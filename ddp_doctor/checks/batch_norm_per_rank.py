@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import without_batch_norm
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.findings import Finding, depends
 
 CODE = "LD012"
 TITLE = "Batch norm depends on the number of ranks"
@@ -18,10 +18,7 @@ Convert batch norm before wrapping the module:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
 In Lightning: `Trainer(sync_batchnorm=True)`. Group or layer norm need no synchronization.
 """
-THREADS = (
-    "LibreYOLO/libreyolo#531",
-    "pytorch/pytorch#2584",
-)
+THREADS = ("LibreYOLO/libreyolo#531", "pytorch/pytorch#2584")
 STRUCTURAL = False
 
 
@@ -41,4 +38,4 @@ def check(evidence: Evidence) -> list[Finding]:
         "number of ranks."
     )
     amount = f"{twin.difference:.1e} of the gradient"
-    return [Finding(CODE, Verdict.DEPENDS, message, twin.step, twin.module, amount, proof=proof)]
+    return [depends(message, twin.step, twin.module, amount, proof=proof)]

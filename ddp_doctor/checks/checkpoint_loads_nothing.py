@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, not_reached
 from ddp_doctor.listing import listed
 from ddp_doctor.records.run import RankRecord
 
@@ -21,10 +21,7 @@ Save the bare module, and load strictly:
     torch.save(ddp.module.state_dict(), path)
     model.load_state_dict(torch.load(path, weights_only=True))
 """
-THREADS = (
-    "pytorch/examples#1029",
-    "NVIDIA/apex#647",
-)
+THREADS = ("pytorch/examples#1029", "NVIDIA/apex#647")
 STRUCTURAL = True
 _PREFIXES = ("module.", "model.", "_orig_mod.", "net.")
 
@@ -33,7 +30,7 @@ def check(evidence: Evidence) -> list[Finding]:
     """Finds `load_state_dict(strict=False)` whose keys match no key of the module, or only without a prefix."""
     records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
     if not any(record.of_kind("load_state_dict") for record in records):
-        return [Finding(CODE, Verdict.NOT_REACHED, "No state is loaded.")] if records else []
+        return [not_reached("No state is loaded.")] if records else []
     for record in records:
         if found := _unmatched(record):
             event, prefix = found
@@ -45,12 +42,11 @@ def check(evidence: Evidence) -> list[Finding]:
                 message += f" The keys differ by the prefix {prefix!r}."
             return [
                 fault(
-                    CODE,
                     message,
                     step=event["step"],
                     tensor=event["missing"][0],
                     amount=f"{event['matched']} matching keys",
-                    place=evidence.relative(event["place"]),
+                    place=event["place"],
                 )
             ]
     return []

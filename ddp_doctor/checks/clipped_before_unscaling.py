@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.findings import Finding, Verdict, not_reached
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD018"
@@ -21,10 +21,7 @@ Unscale the gradients before clipping them:
     clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
 """
-THREADS = (
-    "pytorch/examples#1196",
-    "milesial/Pytorch-UNet#468",
-)
+THREADS = ("pytorch/examples#1196", "milesial/Pytorch-UNet#468")
 STRUCTURAL = True
 # A larger limit, relative to the scale, may be meant for scaled gradients.
 _SCALED_LIMIT = 0.05
@@ -34,7 +31,7 @@ def check(evidence: Evidence) -> list[Finding]:
     """Finds a clip between `scaler.scale` and `scaler.step` without `scaler.unscale_`."""
     records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
     if not any(record.of_kind("scale") for record in records):
-        return [Finding(CODE, Verdict.NOT_REACHED, "No gradient scaler is used.")]
+        return [not_reached("No gradient scaler is used.")]
     for record in records:
         if found := _scaled_clip(record):
             return [_finding(evidence, *found)]
@@ -70,4 +67,4 @@ def _finding(evidence: Evidence, clip: dict[str, Any], scale: float) -> Finding:
         if clip["limit"] > _SCALED_LIMIT * scale:
             verdict = Verdict.UNCLEAR
             message += " Its limit may be meant for scaled gradients."
-    return Finding(CODE, verdict, message, clip["step"], amount=amount, place=evidence.relative(clip["place"]))
+    return Finding(CODE, verdict, message, clip["step"], amount=amount, place=clip["place"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.findings import Finding
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD027"
@@ -23,10 +23,7 @@ Call collectives on all ranks, and restrict only the output to rank 0:
         print(loss)
 Evaluate on rank 0 with `ddp.module`, which calls no collective.
 """
-THREADS = (
-    "Lightning-AI/pytorch-lightning#19106",
-    "pytorch/pytorch#54059",
-)
+THREADS = ("Lightning-AI/pytorch-lightning#19106", "pytorch/pytorch#54059")
 STRUCTURAL = True
 _TRAINING = "a training step"
 _BACKWARD = "a backward pass"
@@ -80,8 +77,8 @@ def _finding(evidence: Evidence, rank: RankRecord, event: dict[str, Any], other:
         event["place"],
         *(forward["place"] for forward in rank.of_kind("forward") if forward["step"] == event["step"]),
     ]
-    place = evidence.relative(next((place for place in places if place), ""))
-    return fault(CODE, message, step=event["step"], amount=amount, place=place)
+    place = next((place for place in places if place), "")
+    return fault(message, step=event["step"], amount=amount, place=place)
 
 
 def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:

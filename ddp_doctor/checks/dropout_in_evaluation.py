@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, not_reached, note
 from ddp_doctor.listing import listed
 from ddp_doctor.records.run import RankRecord
 
@@ -22,28 +22,25 @@ Pass the module's mode to functional dropout:
     F.dropout(x, p, training=self.training)
     F.scaled_dot_product_attention(q, k, v, dropout_p=p if self.training else 0.0)
 """
-THREADS = (
-    "pytorch/pytorch#124464",
-    "deepchem/deepchem#5092",
-)
+THREADS = ("pytorch/pytorch#124464", "deepchem/deepchem#5092")
 STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds dropout while a loader that is not trained on is evaluated without gradients."""
     if not any(rank.evaluation_epochs for rank in evidence.ranks):
-        return [Finding(CODE, Verdict.NOT_REACHED, "No loader is evaluated.")] if evidence.worked("ranks") else []
+        return [not_reached("No loader is evaluated.")] if evidence.worked("ranks") else []
     notes = []
     for record in evidence.ranks:
         for event, forward in _dropouts(record):
-            rate, place = f"a rate of {event['rate']:.2g}", evidence.relative(event["place"])
+            rate, place = f"a rate of {event['rate']:.2g}", event["place"]
             modes = forward["modes"] if forward else {}
             active = forward["random"] if forward else []
             if active and not all(modes.values()):
                 message = (
                     f"In evaluation, dropout is active in {listed(active)}, but the other parts are in evaluation mode."
                 )
-                notes.append(Finding(CODE, Verdict.NOTE, message, event["step"], active[0], rate, place))
+                notes.append(note(message, event["step"], active[0], rate, place))
                 continue
             if modes and all(modes.values()):
                 message = "The model is evaluated in training mode, so dropout is active: eval() is not called."
@@ -53,7 +50,7 @@ def check(evidence: Evidence) -> list[Finding]:
                 )
             tensor = active[0] if active else ""
             proof = _other_seed(evidence)
-            return [fault(CODE, message, step=event["step"], tensor=tensor, amount=rate, place=place, proof=proof)]
+            return [fault(message, step=event["step"], tensor=tensor, amount=rate, place=place, proof=proof)]
     return notes[:1]
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, Verdict, fault
 from ddp_doctor.listing import listed
 from ddp_doctor.records.run import RankRecord
 
@@ -25,11 +25,7 @@ Write on rank 0, and destroy the group at the end:
     dist.destroy_process_group()
 Write to a temporary name first, and rename.
 """
-THREADS = (
-    "huggingface/transformers#28015",
-    "pytorch/pytorch#126275",
-    "NVIDIA/apex#886",
-)
+THREADS = ("huggingface/transformers#28015", "pytorch/pytorch#126275", "NVIDIA/apex#886")
 STRUCTURAL = True
 
 
@@ -58,7 +54,7 @@ def _files(evidence: Evidence) -> list[Finding]:
             what = "torch.save" if first["kind"] == "save" else f"open(..., {first['mode']!r})"
             message = f"Ranks {ranks} write the same file {evidence.relative(path)}{others} with {what}."
             amount = f"{len(events)} writers"
-            place = evidence.relative(first["place"])
+            place = first["place"]
             return [Finding(CODE, verdict, message, first["step"], amount=amount, place=place)]
     return []
 
@@ -85,8 +81,8 @@ def _groups(evidence: Evidence) -> list[Finding]:
     ranks = listed([str(rank) for rank, _ in left])
     event = left[0][1]
     message = f"The process group is not destroyed on rank {ranks}: destroy_process_group is not called before the end."
-    place = evidence.relative(event["place"])
+    place = event["place"]
     if not event["direct"]:
         # A library has created it, and may destroy it after the doctor's last look.
         return []
-    return [fault(CODE, message, place=place)]
+    return [fault(message, place=place)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.communication import hook_effects
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 
 CODE = "LD014"
 TITLE = "The gradient has the wrong scale"
@@ -18,10 +18,7 @@ FIX = """\
 Use the mean over the local batch, and leave the average over the ranks to DDP:
     loss = cross_entropy(logits, labels)    # reduction='mean'; no further '/ world_size'
 """
-THREADS = (
-    "lightly-ai/lightly#1977",
-    "huggingface/transformers#37474",
-)
+THREADS = ("lightly-ai/lightly#1977", "huggingface/transformers#37474")
 STRUCTURAL = False
 _EQUAL = 1e-5
 # Compression leaves a residual, which blurs the scale by about as much.
@@ -41,7 +38,7 @@ def _by_hook(evidence: Evidence) -> list[Finding]:
                 "a hook must divide by the number of ranks itself, once."
             )
             amount = f"{abs(hook.scale - 1):.1e} of the gradient"
-            return [fault(CODE, message, step=hook.step, amount=amount, place=evidence.relative(hook.place))]
+            return [fault(message, step=hook.step, amount=amount, place=hook.place)]
     return []
 
 
@@ -74,4 +71,4 @@ def _by_loss(evidence: Evidence) -> list[Finding]:
         proof = (
             f"With {1 / factor:.3g} times the gradient, the difference falls from {twin.difference:.1e} to {later:.1e}."
         )
-    return [fault(CODE, message, step=twin.step, tensor=twin.tensor, amount=amount, place=place, proof=proof)]
+    return [fault(message, step=twin.step, tensor=twin.tensor, amount=amount, place=place, proof=proof)]

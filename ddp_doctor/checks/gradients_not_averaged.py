@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, initial_difference, local_hook, windows, wraps
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 
 CODE = "LD009"
 TITLE = "Gradients are not averaged"
@@ -35,9 +35,7 @@ def check(evidence: Evidence) -> list[Finding]:
             "rank as it is."
         )
         tensor, amount = found.parameters[0], f"the gradients of two ranks differ by {found.amount:.1e}"
-        return [
-            fault(CODE, message, step=found.step, tensor=tensor, amount=amount, place=evidence.relative(hook.place))
-        ]
+        return [fault(message, step=found.step, tensor=tensor, amount=amount, place=hook.place)]
     if found.kind == "local":
         ddp = "DistributedDataParallel.forward is not called" if wraps(run) else "nothing averages the gradients"
         if any(windows(run.ranks[0])[found.step : found.step + 1]) and windows(run.ranks[0])[found.step]:
@@ -46,12 +44,12 @@ def check(evidence: Evidence) -> list[Finding]:
         message = f"Each rank steps with its own gradient: {ddp}."
     elif found.kind == "other" and names and found.amount == 0.0:
         message = f"The ranks begin with different weights ({len(names)} parameters), and nothing makes them equal."
-        return [fault(CODE, message, step=0, tensor=names[0], place=evidence.relative(found.place))]
+        return [fault(message, step=0, tensor=names[0], place=found.place)]
     else:
         return []
     amount = f"the gradients of two ranks differ by {found.amount:.1e}"
-    place = evidence.relative(_forward_place(evidence, found.step) or found.place)
-    return [fault(CODE, message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]
+    place = _forward_place(evidence, found.step) or found.place
+    return [fault(message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]
 
 
 def _forward_place(evidence: Evidence, step: int) -> str:

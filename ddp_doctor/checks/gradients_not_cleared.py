@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.findings import Finding
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault
 from ddp_doctor.listing import listed
 from ddp_doctor.records.run import Run
 
@@ -23,10 +23,7 @@ Set the gradients to zero after each optimizer step:
     optimizer.step()
     optimizer.zero_grad()
 """
-THREADS = (
-    "https://stackoverflow.com/questions/60335387",
-    "facebookresearch/nwm#16",
-)
+THREADS = ("https://stackoverflow.com/questions/60335387", "facebookresearch/nwm#16")
 STRUCTURAL = True
 
 
@@ -49,8 +46,8 @@ def _finding(evidence: Evidence, run: Run, event: dict[str, Any]) -> Finding:
         "begins, so they are applied again."
     )
     amount, proof = _left(run, event)
-    place = evidence.relative(event["place"])
-    return fault(CODE, message, step=event["step"], tensor=names[0], amount=amount, place=place, proof=proof)
+    place = event["place"]
+    return fault(message, step=event["step"], tensor=names[0], amount=amount, place=place, proof=proof)
 
 
 def _left(run: Run, event: dict[str, Any]) -> tuple[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import loss_place
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD031"
@@ -20,10 +20,7 @@ FIX = """\
 Detach what outlives the step:
     total += loss.detach()    # or loss.item()
 """
-THREADS = (
-    "ray-project/ray#40940",
-    "IBM/mi-prometheus#111",
-)
+THREADS = ("ray-project/ray#40940", "IBM/mi-prometheus#111")
 STRUCTURAL = True
 # As many steps show whether the growth continues.
 _LONGER = 3
@@ -49,8 +46,8 @@ def check(evidence: Evidence) -> list[Finding]:
         )
         amount = f"{(nodes[-1] - nodes[1]) / (len(nodes) - 2):.0f} nodes per step"
         place = next((event["place"] for event in record.training_epochs if event["place"]), "")
-        where = evidence.relative(place) or loss_place(evidence)
-        return [fault(CODE, message, step=1, amount=amount, place=where)]
+        where = place or loss_place(evidence)
+        return [fault(message, step=1, amount=amount, place=where)]
     return []
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Contents, communicates, contents, leak, training_epochs
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import Run
 
 CODE = "LD006"
@@ -19,10 +19,7 @@ FIX = """\
 Sort before numbering, and never store `hash()` of a string:
     classes = {name: n for n, name in enumerate(sorted(set(names)))}
 """
-THREADS = (
-    "sktime/pytorch-forecasting#2293",
-    "huggingface/transformers#48162",
-)
+THREADS = ("sktime/pytorch-forecasting#2293", "huggingface/transformers#48162")
 STRUCTURAL = True
 
 
@@ -45,8 +42,8 @@ def check(evidence: Evidence) -> list[Finding]:
             message = f"The {event['dataset']} has the same samples on each rank, but under other indices."
         run = evidence.run("one seed", same_seed=True)
         message += _cause(run, base)
-        values = {"step": event["step"], "amount": amount, "place": evidence.relative(event["place"])}
-        return [fault(CODE, message, **values)]
+        values = {"step": event["step"], "amount": amount, "place": event["place"]}
+        return [fault(message, **values)]
     return []
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.findings import Finding, depends, fault
 
 CODE = "LD015"
 TITLE = "The loss sees the samples of one rank"
@@ -22,10 +22,7 @@ Gather the embeddings with a gradient:
     embeddings = torch.cat(all_gather(local))
 Its backward sums over the ranks, and DDP divides by their number: check the scale.
 """
-THREADS = (
-    "Lightning-Universe/lightning-bolts#179",
-    "facebookresearch/SLIP#31",
-)
+THREADS = ("Lightning-Universe/lightning-bolts#179", "facebookresearch/SLIP#31")
 STRUCTURAL = False
 
 
@@ -39,16 +36,16 @@ def check(evidence: Evidence) -> list[Finding]:
     where: dict[str, Any] = {"step": twin.step, "tensor": twin.tensor, "amount": amount, "place": place}
     if twin.module:
         message = f"The outputs of {twin.module} ({twin.module_class}) depend on which samples share a rank."
-        return [Finding(CODE, Verdict.DEPENDS, message, **where)]
+        return [depends(message, **where)]
     gathers = [event for event in evidence.ranks[0].of_kind("collective") if event["op"].startswith("all_gather")]
     gathers = [event for event in gathers if event["step"] == twin.step]
     left = f"The gradients of the ranks leave {twin.residual:.1e} of that of one process, although all modules agree"
     if gathers:
         message = f"{left}: the loss gathers samples of all ranks, but {gathers[0]['op']} passes no gradient to them."
-        where["place"] = evidence.relative(gathers[0]["place"])
-        return [Finding(CODE, Verdict.FAULT, message, **where)]
+        where["place"] = gathers[0]["place"]
+        return [fault(message, **where)]
     message = (
         f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees "
         "those of one rank only."
     )
-    return [Finding(CODE, Verdict.DEPENDS, message, **where)]
+    return [depends(message, **where)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 
 CODE = "LD013"
 TITLE = "A mean over unequal counts"
@@ -20,11 +20,7 @@ Divide the sum by the global count:
     dist.all_reduce(count)
     loss = cross_entropy(logits, labels, reduction='sum') * world_size / count
 """
-THREADS = (
-    "huggingface/transformers#34191",
-    "huggingface/transformers#24725",
-    "huggingface/transformers#34242",
-)
+THREADS = ("huggingface/transformers#34191", "huggingface/transformers#24725", "huggingface/transformers#34242")
 STRUCTURAL = False
 _EQUAL = 1e-5
 
@@ -49,6 +45,4 @@ def check(evidence: Evidence) -> list[Finding]:
     if later < twin.difference / 100:
         proof = f"With these weights, the difference falls from {twin.difference:.1e} to {later:.1e}."
     amount = f"{twin.difference:.1e} of the gradient"
-    return [
-        fault(CODE, message, step=twin.step, tensor=twin.tensor, amount=amount, place=loss_place(evidence), proof=proof)
-    ]
+    return [fault(message, step=twin.step, tensor=twin.tensor, amount=amount, place=loss_place(evidence), proof=proof)]

@@ -6,9 +6,8 @@ from collections import Counter
 from math import isclose, isnan
 from typing import Any
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.evidence.failures import short_reason
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord, Run
 
 CODE = "LD024"
@@ -24,10 +23,7 @@ Combine sums and counts, or log the metric object:
     self.accuracy(logits, labels)              # a torchmetrics object
     self.log('accuracy', self.accuracy)        # not its value
 """
-THREADS = (
-    "Lightning-AI/pytorch-lightning#12354",
-    "Lightning-AI/pytorch-lightning#21859",
-)
+THREADS = ("Lightning-AI/pytorch-lightning#12354", "Lightning-AI/pytorch-lightning#21859")
 STRUCTURAL = False
 # Relative; metrics are computed in 32 bits.
 _SAME = 1e-4
@@ -41,12 +37,12 @@ def check(evidence: Evidence) -> list[Finding]:
         failed = [run for name in ("evaluate1", "evaluate") if (run := evidence.runs.get(name)) and not run.worked]
         if failed:
             where = "one process" if failed[0].spec.world_size == 1 else "several ranks"
-            reason = f"The validation on {where} fails ({short_reason(failed[0])}), so no metric was compared."
-            return [Finding(CODE, Verdict.CANNOT_TELL, reason)]
+            reason = f"The validation on {where} fails ({failed[0].short_reason}), so no metric was compared."
+            return [cannot_tell(reason)]
         if any(rank.evaluation_epochs for rank in evidence.ranks):
             reason = "The doctor can evaluate the same weights twice for a LightningModule only."
-            return [Finding(CODE, Verdict.CANNOT_TELL, reason)]
-        return [Finding(CODE, Verdict.NOT_REACHED, "There is no validation.")] if evidence.worked("ranks") else []
+            return [cannot_tell(reason)]
+        return [not_reached("There is no validation.")] if evidence.worked("ranks") else []
     if _samples(single) != _samples(several):
         # Samples that are missing or counted twice explain a difference: LD023.
         return []
@@ -56,13 +52,13 @@ def check(evidence: Evidence) -> list[Finding]:
     if not wrong:
         return []
     if _is_random(evidence, right):
-        return [Finding(CODE, Verdict.CANNOT_TELL, "The metrics depend on random numbers.")]
+        return [cannot_tell("The metrics depend on random numbers.")]
     return _without_repeats([_finding(evidence, several, name, right[name], ours) for name in wrong])
 
 
 def _finding(evidence: Evidence, run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:
     logs = [_logs(record, name) for record in run.ranks]
-    place = evidence.relative(next((event["place"] for events in logs for event, _ in events), ""))
+    place = next((event["place"] for events in logs for event, _ in events), "")
     value, count = ours[0][name], len(ours)
     amount = f"{abs(value - right) / (abs(right) or 1.0):.1e} of the value"
     message = f"{name} of the same weights and samples is {value:.6g} on {count} ranks and {right:.6g} on one process."
@@ -71,7 +67,7 @@ def _finding(evidence: Evidence, run: Run, name: str, right: float, ours: list[d
     if mean is not None and _equal(mean, right):
         if len({values.get(name) for values in ours}) > 1:
             text = f"{name} of rank 0 is that of its own samples: {value:.6g}; of all samples it is {right:.6g}."
-            return Finding(CODE, Verdict.NOTE, text, tensor=name, amount=amount, place=place)
+            return note(text, tensor=name, amount=amount, place=place)
         sizes = [sum(size for _, size in events) for events in logs]
         message += (
             f" The module is right: the logged values, weighted by their batch sizes ({' + '.join(map(str, sizes))} "
@@ -80,14 +76,14 @@ def _finding(evidence: Evidence, run: Run, name: str, right: float, ours: list[d
         )
         proof = f"The sum of the logged values divided by {sum(sizes)} samples is {mean:.6g}, as on one process."
         if _equal(mean * sum(sizes) / (sum(sizes) // count * count), value):
-            return fault(CODE, message, tensor=name, amount=amount, place=place, proof=proof)
+            return fault(message, tensor=name, amount=amount, place=place, proof=proof)
         message = message.partition(" Lightning divides")[0]
-        return fault(CODE, message, tensor=name, amount=amount, place=place)
+        return fault(message, tensor=name, amount=amount, place=place)
     if any(len(events) > 1 for events in logs):
         message += " The value of a batch depends on which samples are in it, so it is no mean over samples."
-        return Finding(CODE, Verdict.DEPENDS, message, tensor=name, amount=amount, place=place)
+        return depends(message, tensor=name, amount=amount, place=place)
     message += " Each rank computes a value, and the mean of these values is not the value of all samples."
-    return fault(CODE, message, tensor=name, amount=amount, place=place)
+    return fault(message, tensor=name, amount=amount, place=place)
 
 
 def _without_repeats(findings: list[Finding]) -> list[Finding]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, windows
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 
 CODE = "LD016"
 TITLE = "no_sync covers the last micro-batch"
@@ -18,11 +18,7 @@ Put forward and backward of all but the last micro-batch into `no_sync`:
     with contextlib.nullcontext() if last else ddp.no_sync():
         (loss_of(ddp(batch)) / micro_batches).backward()
 """
-THREADS = (
-    "huggingface/accelerate#1726",
-    "pytorch/PiPPy#1133",
-    "karpathy/build-nanogpt#30",
-)
+THREADS = ("huggingface/accelerate#1726", "pytorch/PiPPy#1133", "karpathy/build-nanogpt#30")
 STRUCTURAL = True
 
 
@@ -41,6 +37,6 @@ def check(evidence: Evidence) -> list[Finding]:
         "within no_sync, so its gradients stay on their rank."
     )
     amount = f"the gradients of two ranks differ by {found.amount:.1e}"
-    place = evidence.relative(passes[-1]["place"] or found.place)
+    place = passes[-1]["place"] or found.place
     tensor = found.parameters[0] if found.parameters else ""
-    return [fault(CODE, message, step=found.step, tensor=tensor, amount=amount, place=place)]
+    return [fault(message, step=found.step, tensor=tensor, amount=amount, place=place)]

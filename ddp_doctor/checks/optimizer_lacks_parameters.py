@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, note
 from ddp_doctor.listing import listed
 from ddp_doctor.records.run import RankRecord
 
@@ -19,10 +19,7 @@ Create the optimizer last, from the final model:
     model = prepare(model)
     optimizer = AdamW(p for p in model.parameters() if p.requires_grad)
 """
-THREADS = (
-    "huggingface/accelerate#2665",
-    "huggingface/accelerate#3256",
-)
+THREADS = ("huggingface/accelerate#2665", "huggingface/accelerate#3256")
 STRUCTURAL = True
 
 
@@ -41,27 +38,27 @@ def check(evidence: Evidence) -> list[Finding]:
         if all(len(event["frozen"]) == len(event["names"]) for event in steps if event["optimizer"] == number)
     ]
     created = {event["optimizer"]: event["place"] for event in record.of_kind("optimizer")}
-    place = evidence.relative(created.get(frozen[0] if frozen else 0, "") or steps[0]["place"])
+    place = created.get(frozen[0] if frozen else 0, "") or steps[0]["place"]
     lost = f"{listed(forgotten)} get gradients, but belong to no optimizer and do not change." if forgotten else ""
     if frozen:
         event = optimizers[frozen[0]]
         message = f"All {len(event['names'])} parameters of the optimizer ({event['name']}) are frozen. {lost}".strip()
         tensor = (forgotten or list(event["names"].values()) or [""])[0]
         if len(frozen) == len(optimizers):
-            return [fault(CODE, message, step=0, tensor=tensor, amount="no weight changes", place=place)]
+            return [fault(message, step=0, tensor=tensor, amount="no weight changes", place=place)]
         if not forgotten:
-            return [Finding(CODE, Verdict.NOTE, message, 0, tensor, place=place)]
+            return [note(message, 0, tensor, place=place)]
     if not forgotten:
         return []
     if _is_fixed(record, forgotten):
         message = f"{lost} They are in evaluation mode: freeze them, if that is meant."
-        return [Finding(CODE, Verdict.NOTE, message, 0, forgotten[0], place=place)]
+        return [note(message, 0, forgotten[0], place=place)]
     if set(forgotten) <= {name for event in steps for name in event["loaded"]}:
         message = f"{lost} Their weights were loaded: freeze them with requires_grad_(False), if that is meant."
-        return [Finding(CODE, Verdict.NOTE, message, 0, forgotten[0], place=place)]
+        return [note(message, 0, forgotten[0], place=place)]
     held = len({name for event in optimizers.values() for name in event["names"].values()})
     amount = f"{len(forgotten)} of {held + len(forgotten)} trainable parameters"
-    return [fault(CODE, lost, step=0, tensor=forgotten[0], amount=amount, place=place)]
+    return [fault(lost, step=0, tensor=forgotten[0], amount=amount, place=place)]
 
 
 def _forgotten(record: RankRecord) -> list[str]:

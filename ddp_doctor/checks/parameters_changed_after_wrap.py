@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, local_hook, windows, wraps
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 
 CODE = "LD010"
 TITLE = "Parameters were changed after the wrap"
@@ -19,10 +19,7 @@ Change the module before wrapping it, and wrap it again after a change:
     model.head = nn.Linear(512, classes).to(device)
     model = DistributedDataParallel(model)
 """
-THREADS = (
-    "pytorch/pytorch#12603",
-    "pytorch/pytorch#104336",
-)
+THREADS = ("pytorch/pytorch#12603", "pytorch/pytorch#104336")
 STRUCTURAL = True
 
 
@@ -43,5 +40,5 @@ def check(evidence: Evidence) -> list[Finding]:
         f"gradient of each rank alone, {what}: {', '.join(found.parameters[:5])}."
     )
     amount = f"their gradients differ between two ranks by {found.amount:.1e}"
-    place = evidence.relative(found.place)
-    return [fault(CODE, message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]
+    place = found.place
+    return [fault(message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]

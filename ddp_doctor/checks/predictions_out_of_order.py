@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.evidence.failures import short_reason
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, evaluation_epochs
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord, Run
 
 CODE = "LD030"
@@ -21,26 +20,23 @@ Save the index with each prediction, and sort:
     predictions = torch.cat(parts)[order][: len(dataset)]
 In Lightning: a `BasePredictionWriter` with `batch_indices`.
 """
-THREADS = (
-    "Lightning-AI/pytorch-lightning#5257",
-    "Lightning-AI/pytorch-lightning#10618",
-)
+THREADS = ("Lightning-AI/pytorch-lightning#5257", "Lightning-AI/pytorch-lightning#10618")
 STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the samples of the predictions with the data set, and looks for ranks whose predictions are lost."""
     if not (evidence.single and evidence.single.end.get("predicts")):
-        return [Finding(CODE, Verdict.NOT_REACHED, "There is no predict_dataloader.")]
+        return [not_reached("There is no predict_dataloader.")]
     run = evidence.run("predict", purpose="predict", same_seed=True)
     if not run.worked:
         one = evidence.runs.get("predict1")
-        alone = f" It also fails on one process ({short_reason(one)})." if one and not one.worked else ""
-        message = f"The prediction on several ranks fails ({short_reason(run)}), so it was not examined.{alone}"
-        return [Finding(CODE, Verdict.CANNOT_TELL, message)]
+        alone = f" It also fails on one process ({one.short_reason})." if one and not one.worked else ""
+        message = f"The prediction on several ranks fails ({run.short_reason}), so it was not examined.{alone}"
+        return [cannot_tell(message)]
     epochs = evaluation_epochs(run.ranks)
     if not epochs:
-        return [Finding(CODE, Verdict.CANNOT_TELL, "The prediction on several ranks uses no DataLoader.")]
+        return [cannot_tell("The prediction on several ranks uses no DataLoader.")]
     for events in epochs:
         if any(event["iterable"] or not event["drained"] for event in events):
             continue
@@ -72,7 +68,7 @@ def _order(evidence: Evidence, run: Run, events: list[Event]) -> Finding | None:
         f"{message[0].upper()}{message[1:]}: the sampler is a {(events[0]['set_epoch'] or [events[0]['sampler']])[0]}."
     )
     amount = f"{total} predictions for {size} samples"
-    return fault(CODE, message, amount=amount, place=evidence.relative(events[0]["place"]))
+    return fault(message, amount=amount, place=events[0]["place"])
 
 
 def _says_indices(rank: RankRecord, event: Event) -> bool:
@@ -101,4 +97,4 @@ def _lost(evidence: Evidence, run: Run, events: list[Event]) -> Finding | None:
         f"Rank {writer} alone writes predictions, and has {own} of {total}: the ranks exchange none, so those of the "
         f"others are lost."
     )
-    return fault(CODE, message, amount=f"{own} of {total} predictions", place=evidence.relative(event["place"]))
+    return fault(message, amount=f"{own} of {total} predictions", place=event["place"])

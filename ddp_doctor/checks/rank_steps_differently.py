@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 
 CODE = "LD011"
 TITLE = "One rank clips or steps differently"
@@ -51,7 +51,7 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     amount = f"the gradients of two ranks differ by {found.amount:.1e}" if found.amount else ""
     tensor = found.parameters[0] if found.parameters else ""
-    return [fault(CODE, message, step=found.step, tensor=tensor, amount=amount, place=evidence.relative(place))]
+    return [fault(message, step=found.step, tensor=tensor, amount=amount, place=place)]
 
 
 def _listed(values: Sequence[object]) -> str:

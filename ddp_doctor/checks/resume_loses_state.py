@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.evidence.failures import short_reason
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.listing import listed
 from ddp_doctor.records.run import RankRecord
 
@@ -26,10 +25,7 @@ Save and load everything that changes in a step:
     torch.save({key: part.state_dict() for key, part in state.items()}, path)
 Save generators, the epoch and the position in it, too.
 """
-THREADS = (
-    "PolymathicAI/the_well#77",
-    "atomistic-machine-learning/schnetpack#785",
-)
+THREADS = ("PolymathicAI/the_well#77", "atomistic-machine-learning/schnetpack#785")
 STRUCTURAL = False
 
 
@@ -43,32 +39,32 @@ def check(evidence: Evidence) -> list[Finding]:
         ]
         if failed:
             name, run = failed[0]
-            reason = f"The run {name!r} fails ({short_reason(run)}), so a resumed training was not examined."
-            return [Finding(CODE, Verdict.CANNOT_TELL, reason)]
+            reason = f"The run {name!r} fails ({run.short_reason}), so a resumed training was not examined."
+            return [cannot_tell(reason)]
         if any(rank.of_kind("save") for rank in evidence.ranks):
             reason = "The doctor can resume a LightningModule only."
-            return [Finding(CODE, Verdict.CANNOT_TELL, reason)]
+            return [cannot_tell(reason)]
         return []
     lost = _different_state(whole, resumed)
     if not lost:
         return []
     done = len(saved.of_kind("step"))
     if _samples(whole)[-1:] != _samples(resumed)[-1:]:
-        return [Finding(CODE, Verdict.CANNOT_TELL, "The resumed training takes other samples.")]
+        return [cannot_tell("The resumed training takes other samples.")]
     if evidence.deterministic is False:
-        return [Finding(CODE, Verdict.CANNOT_TELL, "Two runs of the same code give different weights.")]
+        return [cannot_tell("Two runs of the same code give different weights.")]
     cause = _cause(whole, resumed, done)
     if cause is None:
         reason = f"A resumed training differs in {listed(lost)}, but no state is seen that it lacks."
         if _draws(whole)[-1:] != _draws(resumed)[-1:]:
             reason = "The resumed training draws other random numbers, and no state is seen that it lacks."
-        return [Finding(CODE, Verdict.CANNOT_TELL, reason)]
+        return [cannot_tell(reason)]
     what, tensor, step = cause
     message = f"A training that is resumed after {done} steps differs from one that is not interrupted: {what}."
     # Without a tensor, the schedule is lost.
     events = [] if tensor else whole.of_kind("scheduler", "optimizer")
-    place = evidence.relative(next((event["place"] for event in events if event["place"]), ""))
-    return [fault(CODE, message, step=step, tensor=tensor, amount=_amount(whole, resumed, done), place=place)]
+    place = next((event["place"] for event in events if event["place"]), "")
+    return [fault(message, step=step, tensor=tensor, amount=_amount(whole, resumed, done), place=place)]
 
 
 def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, samples_of
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD001"
@@ -23,11 +23,7 @@ Call `set_epoch` at the start of every epoch, before iterating over the loader:
         loader.sampler.set_epoch(epoch)
 A batch sampler of your own needs the same method.
 """
-THREADS = (
-    "pytorch/pytorch#31771",
-    "kan-bayashi/ParallelWaveGAN#177",
-    "huggingface/transformers#4398",
-)
+THREADS = ("pytorch/pytorch#31771", "kan-bayashi/ParallelWaveGAN#177", "huggingface/transformers#4398")
 STRUCTURAL = True
 _FEWEST = 4
 
@@ -51,11 +47,10 @@ def check(evidence: Evidence) -> list[Finding]:
         )
         return [
             fault(
-                CODE,
                 message,
                 step=event["step"],
                 amount=f"{len(order)} of {len(order)} samples at the same place",
-                place=evidence.relative(event["place"]),
+                place=event["place"],
                 proof=f"with {owner}.set_epoch(epoch) before each epoch, the orders differ",
             )
         ]

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of, communicates
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.findings import Finding, fault, note
 from ddp_doctor.listing import listed
 from ddp_doctor.records.run import RankRecord
 
@@ -28,10 +28,7 @@ Seed by rank after the model is built:
     random.seed(seed + rank)
 In Lightning, in `on_fit_start`: torch.manual_seed(torch.initial_seed() + self.global_rank)
 """
-THREADS = (
-    "huggingface/transformers#31412",
-    "ecmwf/anemoi-core#595",
-)
+THREADS = ("huggingface/transformers#31412", "ecmwf/anemoi-core#595")
 STRUCTURAL = True
 # NumPy and Python do not show where their numbers go. At least one per sample is no choice per batch, which takes a
 # few words, as mixup does.
@@ -74,14 +71,14 @@ def _finding(evidence: Evidence, shared: _Shared) -> Finding:
         for event in evidence.ranks[0].of_kind("seed")
         if event["step"] <= shared.step and event["place"] and event["generator"] == shared.generator
     ]
-    place = evidence.relative((seeds[-1]["place"] if seeds else "") or shared.place)
+    place = (seeds[-1]["place"] if seeds else "") or shared.place
     message = (
         f"At step {shared.step}, ranks {shared.ranks[0]} and {shared.ranks[1]} draw the same random numbers of "
         f"{shared.generator}, whose generator has the same state on both: {shared.what}."
     )
     if not shared.data:
         message += " It is not seen that they decide which data a rank gets."
-        return Finding(CODE, Verdict.NOTE, message, shared.step, place=place)
+        return note(message, shared.step, place=place)
     proof = ""
     if shared.where != "workers":
         run = evidence.run("a seed per rank", interventions={"seeds": 1})
@@ -89,7 +86,7 @@ def _finding(evidence: Evidence, shared: _Shared) -> Finding:
             again = any(other.data for other in _shared(run.ranks))
             proof = "" if again else "with another seed per rank from the first batch on, the states differ"
             message += " The program sets this state again and again." if again else ""
-    return fault(CODE, message, step=shared.step, place=place, proof=proof)
+    return fault(message, step=shared.step, place=place, proof=proof)
 
 
 def _shared(ranks: Sequence[RankRecord]) -> Iterator[_Shared]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import names, replaced_sampler
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 
 CODE = "LD004"
 TITLE = "The sampler is replaced or split twice"
@@ -18,10 +18,7 @@ Split in your own sampler, and tell the framework to keep it:
     Trainer(use_distributed_sampler=False)
 The sampler must then give each rank its own part of each epoch.
 """
-THREADS = (
-    "Lightning-AI/pytorch-lightning#1995",
-    "Lightning-AI/pytorch-lightning#9655",
-)
+THREADS = ("Lightning-AI/pytorch-lightning#1995", "Lightning-AI/pytorch-lightning#9655")
 STRUCTURAL = True
 
 
@@ -39,4 +36,4 @@ def check(evidence: Evidence) -> list[Finding]:
         f"samples together: {len(lost)} are never seen, such as {examples}."
     )
     amount = f"{len(lost)} of {len(set(one['indices']))} samples lost"
-    return [fault(CODE, message, step=several[0]["step"], amount=amount, place=evidence.relative(one["place"]))]
+    return [fault(message, step=several[0]["step"], amount=amount, place=one["place"])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import (
     communicates,
     contents,
@@ -13,7 +13,7 @@ from ddp_doctor.evidence.order import (
     replaced_sampler,
     training_epochs,
 )
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.findings import Finding, fault, unclear
 
 CODE = "LD002"
 TITLE = "Ranks train on the same samples"
@@ -28,10 +28,7 @@ Give the loader a sampler that splits the indices:
     sampler = DistributedSampler(dataset, shuffle=True)
     loader = DataLoader(dataset, batch_size, sampler=sampler)
 """
-THREADS = (
-    "NVlabs/LongLive#71",
-    "PatrickHua/SimSiam#16",
-)
+THREADS = ("NVlabs/LongLive#71", "PatrickHua/SimSiam#16")
 STRUCTURAL = True
 
 
@@ -68,10 +65,10 @@ def check(evidence: Evidence) -> list[Finding]:
         values = {
             "step": events[0]["step"],
             "amount": f"{total} samples drawn, {len(union)} different ones",
-            "place": evidence.relative(events[0]["place"]),
+            "place": events[0]["place"],
         }
         if same is None:
             message += " It could not be seen whether an index means the same sample on each rank."
-            return [Finding(CODE, Verdict.UNCLEAR, message, **values)]
-        return [fault(CODE, message, **values)]
+            return [unclear(message, **values)]
+        return [fault(message, **values)]
     return []

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from math import isclose
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD017"
@@ -22,10 +22,7 @@ Compute the length in optimizer steps, and step once:
     steps = epochs * len(prepared_loader) // accumulation
     scheduler.step()    # not prepared, or Accelerator(step_scheduler_with_optimizer=False)
 """
-THREADS = (
-    "huggingface/accelerate#2926",
-    "huggingface/accelerate#2318",
-)
+THREADS = ("huggingface/accelerate#2926", "huggingface/accelerate#2318")
 STRUCTURAL = True
 
 
@@ -38,22 +35,22 @@ def check(evidence: Evidence) -> list[Finding]:
     times, place = _times(record)
     if not times:
         constant = all(len(set(rates)) < 2 for rates in _rates(record).values())
-        return [Finding(CODE, Verdict.NOT_REACHED, "No schedule steps.")] if constant else []
+        return [not_reached("No schedule steps.")] if constant else []
     if times == 1:
         return []
-    where = evidence.relative(place)
+    where = place
     alone = _times(evidence.single)[0] if evidence.single else 0
     if not alone or times != count * alone:
         message = f"A schedule steps {times} times per optimizer step."
-        return [Finding(CODE, Verdict.NOTE, message, place=where)]
+        return [note(message, place=where)]
     once = evidence.run("schedules once", interventions={"step_schedules_once": True})
     message = f"A schedule steps {times} times per optimizer step on {count} ranks, and {alone} on one process."
     if not once.worked:
-        return [Finding(CODE, Verdict.DEPENDS, message, place=where)]
+        return [depends(message, place=where)]
     rates, fixed, single = (_rates(one) for one in (record, once.ranks[0], evidence.single) if one)
     number = next((number for number, found in rates.items() if found != fixed.get(number)), None)
     if number is None:
-        return [Finding(CODE, Verdict.NOTE, message, place=where)]
+        return [note(message, place=where)]
     step = next(step for step, (a, b) in enumerate(zip(rates[number], fixed[number], strict=False)) if a != b)
     amount = f"learning rate {rates[number][step]:.3g} instead of {fixed[number][step]:.3g}"
     if _fits(fixed[number], single.get(number, []), count):
@@ -62,9 +59,9 @@ def check(evidence: Evidence) -> list[Finding]:
             "With one step of the schedule per optimizer step, the learning rates are those of one process after as "
             "many samples."
         )
-        return [fault(CODE, message, step=step, amount=amount, place=where, proof=proof)]
+        return [fault(message, step=step, amount=amount, place=where, proof=proof)]
     message += f" It ends after {count} times fewer optimizer steps, unless its length counts those of one process."
-    return [Finding(CODE, Verdict.DEPENDS, message, step, amount=amount, place=where)]
+    return [depends(message, step, amount=amount, place=where)]
 
 
 def _times(record: RankRecord) -> tuple[int, str]:

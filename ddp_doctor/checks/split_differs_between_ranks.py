@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import communicates, leak
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 
 CODE = "LD005"
 TITLE = "The split differs between ranks"
@@ -17,10 +17,7 @@ FIX = """\
 Split with a generator of its own:
     random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))
 """
-THREADS = (
-    "Lightning-AI/pytorch-lightning#7728",
-    "Lightning-AI/pytorch-lightning#18638",
-)
+THREADS = ("Lightning-AI/pytorch-lightning#7728", "Lightning-AI/pytorch-lightning#18638")
 STRUCTURAL = True
 
 
@@ -37,11 +34,10 @@ def check(evidence: Evidence) -> list[Finding]:
     proof = "with one seed on all ranks there are none" if run.worked and leak(run.ranks) is None else ""
     return [
         fault(
-            CODE,
             message,
             step=found.event["step"],
             amount=f"{found.shared} of {found.of} samples",
-            place=evidence.relative(found.event["place"]),
+            place=found.event["place"],
             proof=proof,
         )
     ]

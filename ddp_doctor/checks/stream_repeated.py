@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, communicates, divides_batches, names, samples_of, training_epochs
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD003"
@@ -24,11 +24,7 @@ Select by rank and worker in `__iter__`:
     yield from itertools.islice(samples, rank * workers + worker, None, ranks * workers)
 With Hugging Face data sets, use `datasets.distributed.split_dataset_by_node`.
 """
-THREADS = (
-    "Lightning-AI/pytorch-lightning#15734",
-    "huggingface/datasets#5360",
-    "huggingface/datasets#3423",
-)
+THREADS = ("Lightning-AI/pytorch-lightning#15734", "huggingface/datasets#5360", "huggingface/datasets#3423")
 STRUCTURAL = True
 _FEWEST = 4
 # The part of a stream that must be different samples, so that a repeated one says something.
@@ -94,5 +90,5 @@ def _copies(rank: RankRecord, event: Event) -> int:
 
 
 def _fault(evidence: Evidence, message: str, event: Event, amount: str, proof: str = "") -> Finding:
-    place = evidence.relative(event["place"])
-    return fault(CODE, message, step=event["step"], amount=amount, place=place, proof=proof)
+    place = event["place"]
+    return fault(message, step=event["step"], amount=amount, place=place, proof=proof)

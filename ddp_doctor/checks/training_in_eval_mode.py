@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, note
 from ddp_doctor.listing import listed
 from ddp_doctor.records.run import RankRecord
 
@@ -67,7 +67,7 @@ def check(evidence: Evidence) -> list[Finding]:
                 continue
             if found[step].of(True) & found[first].of(True):
                 message = f"From step {step} on, {_names(evaluating)} are in evaluation mode; the other parts are not."
-                return [Finding(CODE, Verdict.NOTE, message, step, place=evidence.relative(found[step].place))]
+                return [note(message, step, place=found[step].place)]
             message = f"From step {step} on, the model trains in evaluation mode"
             return [_fault(evidence, record, found, step, evaluating, message)]
         start = found.get(first, _Modes())
@@ -75,7 +75,7 @@ def check(evidence: Evidence) -> list[Finding]:
             message = (
                 f"The model trains in evaluation mode from the beginning: {_names(start.sensitive)} have no effect."
             )
-            return [Finding(CODE, Verdict.NOTE, message, first, place=evidence.relative(start.place))]
+            return [note(message, first, place=start.place)]
     return []
 
 
@@ -89,13 +89,13 @@ def _fault(
 ) -> Finding:
     sensitive = evaluating & modes[step].sensitive
     calls = [event for event in record.of_kind("eval") if event["step"] <= step and event["place"]]
-    place = evidence.relative(calls[-1]["place"] if calls else modes[step].place)
+    place = calls[-1]["place"] if calls else modes[step].place
     if not sensitive:
         message += ", which has no effect: it has no dropout and no batch norm."
-        return Finding(CODE, Verdict.NOTE, message, step, place=place)
+        return note(message, step, place=place)
     message += f": eval() is not followed by train(), and {_names(sensitive)} work as in evaluation."
     amount = f"{len(sensitive)} of {len(modes[step].sensitive)} parts with a mode"
-    return fault(CODE, message, step=step, tensor=min(sensitive)[1], amount=amount, place=place)
+    return fault(message, step=step, tensor=min(sensitive)[1], amount=amount, place=place)
 
 
 def _modes(record: RankRecord) -> dict[int, _Modes]:

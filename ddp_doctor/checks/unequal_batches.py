@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, communicates, training_epochs
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.findings import Finding, fault, unclear
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD028"
@@ -23,11 +23,7 @@ Make the numbers equal, or let DDP handle the rest:
         for batch in loader: ...
 Reduce a decision to stop, so that all ranks take it in the same step.
 """
-THREADS = (
-    "pytorch/pytorch#141069",
-    "Lightning-AI/pytorch-lightning#18023",
-    "Lightning-AI/pytorch-lightning#379",
-)
+THREADS = ("pytorch/pytorch#141069", "Lightning-AI/pytorch-lightning#18023", "Lightning-AI/pytorch-lightning#379")
 STRUCTURAL = True
 # A program with up to this many batches is run to the end of an epoch.
 _MOST_BATCHES = 50
@@ -49,7 +45,7 @@ def check(evidence: Evidence) -> list[Finding]:
         values: dict[str, Any] = {
             "step": min(known),
             "amount": " and ".join(map(str, known)) + " batches",
-            "place": evidence.relative(events[0]["place"]),
+            "place": events[0]["place"],
         }
         ended = _ended(ranks)
         is_module = bool(evidence.single and evidence.single.end.get("module"))
@@ -63,13 +59,9 @@ def check(evidence: Evidence) -> list[Finding]:
             ended = ended or "A run to the end of this epoch hangs or fails."
         elif not ended and not is_module:
             message += " Whether the loop ends before the first of them was not seen."
-            return [Finding(CODE, Verdict.UNCLEAR, message, **values)]
+            return [unclear(message, **values)]
         return [
-            fault(
-                CODE,
-                f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}",
-                **values,
-            )
+            fault(f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}", **values)
         ]
     return []
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
-from ddp_doctor.findings import Finding
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault
 from ddp_doctor.listing import listed
 from ddp_doctor.records.run import RankRecord
 
@@ -19,10 +19,7 @@ Remove or freeze the parameters before wrapping:
     model.head.requires_grad_(False)
 If they are used only in some steps: `DistributedDataParallel(model, find_unused_parameters=True)`.
 """
-THREADS = (
-    "Lightning-AI/pytorch-lightning#17212",
-    "Lightning-AI/pytorch-lightning#21794",
-)
+THREADS = ("Lightning-AI/pytorch-lightning#17212", "Lightning-AI/pytorch-lightning#21794")
 STRUCTURAL = True
 _WORDS = ("find_unused_parameters", "parameters that were not used in producing")
 
@@ -37,13 +34,13 @@ def check(evidence: Evidence) -> list[Finding]:
     unused = [_without_gradient(record) for record in run.ranks] if run.worked else []
     names = sorted(set().union(*unused))
     places = [event["place"] for kind in ("forward", "log", "ddp") for event in failed.of_kind(kind) if event["place"]]
-    place = evidence.relative(places[0] if places else "")
+    place = places[0] if places else ""
     if not names:
         message = (
             "DistributedDataParallel waits for gradients of parameters that the loss of step "
             f"{max(step - 1, 0)} does not use."
         )
-        return [fault(CODE, message, step=max(step - 1, 0), place=place)]
+        return [fault(message, step=max(step - 1, 0), place=place)]
     message = f"The loss does not use {listed(names)}, so DistributedDataParallel waits for their gradients."
     if any(part != unused[0] for part in unused):
         message += f" Rank 0 does not use {listed(sorted(unused[0])) or 'none'}; the other ranks differ."
@@ -51,7 +48,7 @@ def check(evidence: Evidence) -> list[Finding]:
     proof = (
         f"With find_unused_parameters=True, the ranks take {len(run.ranks[0].of_kind('step'))} steps instead of {step}."
     )
-    return [fault(CODE, message, step=max(step - 1, 0), tensor=names[0], amount=amount, place=place, proof=proof)]
+    return [fault(message, step=max(step - 1, 0), tensor=names[0], amount=amount, place=place, proof=proof)]
 
 
 def _is_about_unused(message: str) -> bool:

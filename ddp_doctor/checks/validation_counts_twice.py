@@ -5,9 +5,9 @@ from __future__ import annotations
 import linecache
 from typing import Any
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, evaluation_epochs, repeated_samples
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.findings import Finding, fault, not_reached, unclear
 from ddp_doctor.records.run import Run
 
 CODE = "LD023"
@@ -23,10 +23,7 @@ Give each rank its part without padding, and combine sums and counts:
     loader = DataLoader(Subset(dataset, indices), batch_size)
 Collectives within the loop need equal numbers of batches: combine once, at the end.
 """
-THREADS = (
-    "pytorch/pytorch#25162",
-    "Lightning-AI/pytorch-lightning#5060",
-)
+THREADS = ("pytorch/pytorch#25162", "Lightning-AI/pytorch-lightning#5060")
 STRUCTURAL = True
 _TOLERANCE = 1e-6
 
@@ -35,7 +32,7 @@ def check(evidence: Evidence) -> list[Finding]:
     """Counts the samples of each evaluation on all ranks, and compares its metrics with those of one process."""
     ranks = evidence.ranks
     if ranks and not any(rank.evaluation_epochs for rank in ranks):
-        return [Finding(CODE, Verdict.NOT_REACHED, "The program evaluates nothing through a DataLoader.")]
+        return [not_reached("The program evaluates nothing through a DataLoader.")]
     for events in evaluation_epochs(ranks):
         repeated = repeated_samples(events)
         if not repeated or contents(ranks, events[0]["base"]).same is False:
@@ -47,7 +44,7 @@ def check(evidence: Evidence) -> list[Finding]:
         values = {
             "step": events[0]["step"],
             "amount": f"{total} instead of {size} samples",
-            "place": evidence.relative(events[0]["place"]),
+            "place": events[0]["place"],
         }
         return (
             _of_module(evidence, message, values)
@@ -78,21 +75,21 @@ def _of_module(evidence: Evidence, message: str, values: dict[str, Any]) -> list
     }
     if name in fixed and _close(fixed[name], one[name]):
         proof = f"with each sample once, {name} is {fixed[name]:.6g} on several ranks, too"
-        return [fault(CODE, message, proof=proof, **values)]
+        return [fault(message, proof=proof, **values)]
     message += " The difference remains with each sample once: it has another cause, too."
-    return [Finding(CODE, Verdict.UNCLEAR, message, **values)]
+    return [unclear(message, **values)]
 
 
 def _of_loop(evidence: Evidence, message: str, values: dict[str, Any], total: int) -> list[Finding]:
     collectives = [event for rank in evidence.ranks for event in rank.of_kind("collective") if event["place"]]
     if any(event["value"] == total for event in collectives):
         message += f" The ranks add up their numbers to {total}."
-        return [fault(CODE, message, **values)]
+        return [fault(message, **values)]
     if any("gather_for_metrics" in _line(event["place"]) for event in collectives):
         # accelerate drops the repeated samples.
         return []
     message += " Whether that changes a metric was not seen."
-    return [Finding(CODE, Verdict.UNCLEAR, message, **values)]
+    return [unclear(message, **values)]
 
 
 def _line(place: str) -> str:

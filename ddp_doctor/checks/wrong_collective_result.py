@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.evidence import Evidence, fault
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import wrong_reduction
-from ddp_doctor.findings import Finding
+from ddp_doctor.findings import Finding, fault
 
 CODE = "LD033"
 TITLE = "A collective returns wrong values"
@@ -14,10 +14,7 @@ CAUSE = (
     "without an error."
 )
 FIX = "Compare the result of an all-reduce with a known one before the training, and check hooks and the network."
-THREADS = (
-    "pytorch/pytorch#84803",
-    "pytorch/pytorch#96600",
-)
+THREADS = ("pytorch/pytorch#84803", "pytorch/pytorch#96600")
 STRUCTURAL = True
 
 
@@ -32,5 +29,5 @@ def check(evidence: Evidence) -> list[Finding]:
         "DistributedDataParallel has averaged it: a collective or a communication hook returned wrong values."
     )
     amount = f"{found.amount:.1e} of the gradient"
-    place = evidence.relative(found.place)
-    return [fault(CODE, message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]
+    place = found.place
+    return [fault(message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]

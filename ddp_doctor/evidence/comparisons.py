@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.failures import short_reason, stacks_of
 from ddp_doctor.evidence.rank_comparison import RankComparison
 
 
@@ -16,11 +15,11 @@ def compare_training(evidence: Evidence) -> str:
     single = evidence.runs.get("single")
     again = evidence.runs.get("again")
     if again and not again.worked:
-        cannot = f"the second run with several ranks failed ({short_reason(again)})"
+        cannot = f"the second run with several ranks failed ({again.short_reason})"
     elif not evidence.deterministic:
         cannot = "two runs of the same code gave different weights"
     elif single and not single.worked:
-        cannot = f"the code fails on one process ({short_reason(single)})"
+        cannot = f"the code fails on one process ({single.short_reason})"
     elif how := averaged_weights(evidence):
         cannot = f"the ranks average their weights ({how}), not their gradients"
     if cannot:
@@ -66,8 +65,8 @@ def compare_evaluation(evidence: Evidence) -> tuple[str, str]:
         if one.worked and several.worked:
             outcome.append(f"{done} on one process and on several ranks")
         elif one.worked:
-            failed = failed or stacks_of(several)
-            outcome.append(f"{name} works on one process, but fails on several ranks ({short_reason(several)})")
+            failed = failed or several.stacks
+            outcome.append(f"{name} works on one process, but fails on several ranks ({several.short_reason})")
         else:
-            outcome.append(f"{name} fails on one process ({short_reason(one)}), and was not compared")
+            outcome.append(f"{name} fails on one process ({one.short_reason}), and was not compared")
     return " and ".join(outcome), failed

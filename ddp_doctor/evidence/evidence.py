@@ -6,11 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ddp_doctor.evidence.failures import short_reason
 from ddp_doctor.evidence.rank_comparison import THRESHOLD, RankComparison, compare_ranks
-from ddp_doctor.findings import Finding, Verdict
+from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec
 
@@ -18,22 +17,6 @@ from ddp_doctor.records.spec import Spec
 _TIMES_NOISE = 50
 # Rounding of 32 bits alone.
 _LEAST = 1e-4
-
-
-class Runner(Protocol):
-    """Runs a specification: `Ranks` for modules and functions, `CommandRuns` for commands."""
-
-    def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
-        """Runs it to its end or timeout."""
-
-    def why_not_alone(self, spec: Spec) -> str:
-        """Returns why the target cannot be run on one process; empty if it can."""
-
-    def preload(self, names: Sequence[str]) -> None:
-        """Imports libraries before further runs."""
-
-    def close(self) -> None:
-        """Ends its processes."""
 
 
 @dataclass
@@ -108,7 +91,7 @@ class Evidence:
         one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
         changes = {"ranks": self.spec.world_size}
         if not ranks.worked:
-            return RankComparison(cannot=f"the run with several ranks failed ({short_reason(ranks)})")
+            return RankComparison(cannot=f"the run with several ranks failed ({ranks.short_reason})")
         twin = self.run(f"{prefix}twin", **one, interventions=changes)
         threshold = THRESHOLD
         if not double:
@@ -122,8 +105,3 @@ class Evidence:
     def relative(self, place: str) -> str:
         """Returns a place with a path relative to the current folder."""
         return place.removeprefix(f"{Path.cwd()}{os.sep}")
-
-
-def fault(code: str, message: str, **values: Any) -> Finding:
-    """Returns a finding with the verdict fault."""
-    return Finding(code, Verdict.FAULT, message, **values)

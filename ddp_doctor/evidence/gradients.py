@@ -162,7 +162,7 @@ def loss_place(evidence: Evidence) -> str:
     if not places and (run := evidence.worked("numbers")):
         found = [event["place"] for event in run.ranks[0].of_kind("output", "log") if event["place"]]
         places = [place for place in found if place.endswith(" in training_step")] or found[-1:]
-    return evidence.relative(places[0]) if places else ""
+    return places[0] if places else ""
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,61 @@
-"""Observes a Python process that a command has started."""
+"""Observes a Python process that a command has started, or finds out how many processes a program starts."""
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
+import json
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ddp_doctor.records.spec import read
+import torch
+import torch.multiprocessing
+from torch.utils.data import DataLoader
+
+from ddp_doctor.probes.wrap import wrap
+from ddp_doctor.records.recorder import is_called_by_user
+from ddp_doctor.records.spec import Spec, read
+
+# The file with the number of processes that a program starts by torch.multiprocessing, in the folder of the run.
+FOUND = "spawned.json"
 
 
 def start(folder: Path) -> None:
     """Installs the probes. The record is written when the process ends, if it has taken part in a training."""
-    from ddp_doctor.probes import spawned
+    spec = read(folder)
+    if devices := spec.interventions.get("devices"):
+        wrap(torch.cuda, "device_count", lambda original: int(devices) if is_called_by_user() else original())
+    if spec.purpose == "discover":
+        _stop_at_spawn(folder)
+    else:
+        _observe(folder, spec)
+
+
+def _stop_at_spawn(folder: Path) -> None:
+    def stop(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        processes = kwargs.get("nprocs", args[2] if len(args) > 2 else 1)
+        (folder / FOUND).write_text(json.dumps(int(processes)))
+        os._exit(0)
+
+    for name in ("spawn", "start_processes"):
+        wrap(torch.multiprocessing, name, stop)
+    # It trains in this process: there is nothing to find.
+    wrap(DataLoader, "__iter__", lambda *_: os._exit(0))
+
+
+def _observe(folder: Path, spec: Spec) -> None:
     from ddp_doctor.probes.install import Probes
 
-    spec = read(folder)
-    spawned.install(folder, spec)
-    if spec.purpose == "discover":
-        return
     probes = Probes(folder, spec)
     faulthandler.register(signal.SIGUSR2, file=(folder / f"stack-{os.getpid()}.txt").open("w"), all_threads=True)
     probes.install()
-    owner, failed = os.getpid(), dict[str, Any]()
-    show = sys.excepthook
+    owner, failed, show = os.getpid(), dict[str, Any](), sys.excepthook
 
     def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         failed.update(
@@ -38,7 +65,9 @@ def start(folder: Path) -> None:
 
     def on_exit() -> None:
         # Not in the workers of a loader, and not in a launcher.
-        if os.getpid() == owner and (probes.recorder.active or failed) and not _is_launcher():
+        name = Path(sys.argv[0]).name if sys.argv else ""
+        launches = name in {"torchrun", "accelerate"} or "torch.distributed.run" in sys.orig_argv
+        if os.getpid() == owner and (probes.recorder.active or failed) and not launches:
             probes.loaders.close()
             probes.end(reached_end=not failed, error=failed or None)
 
@@ -48,8 +77,3 @@ def start(folder: Path) -> None:
     from multiprocessing import util
 
     util.Finalize(None, on_exit, exitpriority=100)
-
-
-def _is_launcher() -> bool:
-    name = Path(sys.argv[0]).name if sys.argv else ""
-    return name in {"torchrun", "accelerate"} or "torch.distributed.run" in sys.orig_argv

@@ -28,14 +28,11 @@ class CommandRanks:
 
     def apply(self, spec: Spec) -> tuple[list[str], Spec]:
         """Returns the words of the command, and the specification, for this number of ranks."""
-        words = with_ranks(spec.target.command, spec.world_size)
-        if not words:
-            words = list(spec.target.command)
-            if self.place is not None:
-                words = _with_number(words, self.place, spec.world_size)
-        if not self.devices:
-            return words, spec
-        return words, replace(spec, interventions={**spec.interventions, "devices": spec.world_size})
+        words = with_ranks(spec.target.command, spec.world_size) or list(spec.target.command)
+        if self.place is not None:
+            words = _with_number(words, self.place, spec.world_size)
+        changes = {"devices": spec.world_size} if self.devices else {}
+        return words, replace(spec, interventions={**spec.interventions, **changes})
 
 
 def find_ranks(spec: Spec, discover: Callable[[Spec], int | None]) -> CommandRanks:
@@ -61,9 +58,12 @@ def find_ranks(spec: Spec, discover: Callable[[Spec], int | None]) -> CommandRan
     other = number + 1 if number else 3
     if processes(command, other) == other:
         return CommandRanks(devices=True)
-    for place in _numbers(command, number):
-        if processes(_with_number(command, place, other)) == other:
-            return CommandRanks(place=place)
+    script = next((place for place, word in enumerate(command) if word.endswith(".py")), 0)
+    for place, word in enumerate(command):
+        # An argument of the program that is this number.
+        is_number = place > script and word.rpartition("=")[2] == str(number)
+        if is_number and processes(_with_number(command, place, other)) == other:
+            return CommandRanks(place)
     how = "the number of GPUs and the arguments of the program"
     return CommandRanks(why_fixed=f"the program starts {number} processes by torch.multiprocessing, whatever {how} are")
 
@@ -75,26 +75,12 @@ def with_ranks(command: Sequence[str], world_size: int) -> list[str]:
         if word.endswith(".py"):
             break
         if found := _NUMBER.fullmatch(word):
-            if found[1] is not None:
-                words[place] = word.replace(f"={found[1]}", f"={world_size}")
-            elif place + 1 < len(words):
-                words[place + 1] = str(world_size)
-            return [_own_python(words[0]), *words[1:]]
+            if found[1] is not None or place + 1 < len(words):
+                words = _with_number(words, place + (found[1] is None), world_size)
+            return [sys.executable if words[0] in {"python", "python3"} else words[0], *words[1:]]
     return []
 
 
-def _numbers(command: Sequence[str], number: int) -> list[int]:
-    """Returns the places of the arguments of the program that are this number."""
-    script = next((place for place, word in enumerate(command) if word.endswith(".py")), 0)
-    return [place for place, word in enumerate(command) if place > script and word.rpartition("=")[2] == str(number)]
-
-
 def _with_number(command: Sequence[str], place: int, number: int) -> list[str]:
-    words = list(command)
-    name, equals, _ = words[place].rpartition("=")
-    words[place] = f"{name}{equals}{number}"
-    return words
-
-
-def _own_python(word: str) -> str:
-    return sys.executable if word in {"python", "python3"} else word
+    name, equals, _ = command[place].rpartition("=")
+    return [*command[:place], f"{name}{equals}{number}", *command[place + 1 :]]

@@ -21,7 +21,7 @@ from ddp_doctor.files import private_view, redirect
 from ddp_doctor.files.view_process import ViewProcess
 from ddp_doctor.launch.rank import run_rank
 from ddp_doctor.processes import become_subreaper, die_with_parent, kill_children
-from ddp_doctor.records.spec import read
+from ddp_doctor.records.spec import FOLDER, read
 
 
 def main() -> None:
@@ -74,22 +74,24 @@ def _child(request: dict[str, Any]) -> int:
     for name in [name for name, value in request["environment"].items() if not value]:
         os.environ.pop(name, None)
     tempfile.tempdir = None
+    command, layer = request["command"], os.environ.get(redirect.LAYER)
+    if command or layer:
+        # Each Python that is started installs the probes, or redirects what it writes.
+        paths = [str(redirect.SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     if request.get("namespaces"):
         private_view.enter(request["namespaces"], str(Path.cwd()))
-    command = request.get("command")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    output = os.open(
-        folder / ("output.txt" if command else f"output{os.environ['RANK']}.txt"),
-        os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
-        0o600,
-    )
+    name = "output.txt" if command else f"output{os.environ['RANK']}.txt"
+    output = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    if layer := os.environ.get(redirect.LAYER):
+    if layer:
         redirect.deny_the_rest(Path(layer))
         if not command:
             redirect.start(Path(layer))
     if command:
+        os.environ[FOLDER] = str(folder)
         os.execvp(command[0], command)  # noqa: S606
     sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     sys.argv = [sys.argv[0]]

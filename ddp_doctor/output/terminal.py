@@ -26,10 +26,7 @@ LIMITS = (
     "Not examined: faults of hardware, NCCL and streams, sharded and pipelined models, nondeterministic cuDNN, and "
     "what begins after these steps."
 )
-_PROTECTIONS = {
-    "private view": "a private view of all files",
-    "redirected writes": "redirecting what Python writes",
-}
+_PROTECTIONS = {"private view": "a private view of all files", "redirected writes": "redirecting what Python writes"}
 SHORT = (Verdict.CANNOT_TELL, Verdict.NOT_REACHED)
 # Control characters except the newline, and surrogates, which cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")

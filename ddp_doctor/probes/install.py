@@ -45,7 +45,6 @@ class Probes:
         self.steps = StepProbe(self.recorder, spec)
         self.modules = ModuleProbe(self.recorder, spec, self.steps)
         self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch)
-        self.loaders.tape.reverse = reverse
         self.calls = CallProbe(self.recorder, spec)
         self.communication = CommunicationProbe(self.recorder, spec)
         self.facts: dict[str, Any] = {}
@@ -80,7 +79,7 @@ class Probes:
             error: The exception that ended it.
         """
         recorder = self.recorder
-        failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.tape.failures]
+        failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.draws.tape.failures]
         if error:
             recorder.add("error", **error)
         else:
@@ -154,19 +153,3 @@ def _loaded_libraries() -> set[str]:
     import sys
 
     return {name for name in _LIBRARIES if name in sys.modules}
-
-
-def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Returns the environment of a rank, as torchrun sets it."""
-    return {
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "NODE_RANK": "0",
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "doctor",
-    }

@@ -128,14 +128,31 @@ class SampleProbe:
         return self.recorder.folder / f"worker{self.recorder.rank}-{loader}-{iteration}"
 
 
-def describe_samples(loader: Any) -> dict[str, Any]:
-    """Returns whether something of a loader has `set_epoch`, and a digest of the choice of a Subset."""
+def describe_loader(loader: Any, is_iterable: bool) -> dict[str, Any]:
+    """Returns what is known of an epoch of a loader when it begins."""
     dataset = loader.dataset
     return {
+        "sampler": None if is_iterable else type(loader.sampler).__name__,
+        "dataset": type(dataset).__name__,
+        "workers": loader.num_workers,
+        "iterable": is_iterable,
+        "samples": _length(dataset),
+        "batches": None if is_iterable else _length(loader),
+        "gradients": torch.is_grad_enabled(),
+        "indices": [],
+        "ascending": True,
+        "yielded": 0,
+        "complete": False,
+        "drained": False,
+        "trains": False,
         "set_epoch": [type(owner).__name__ for owner in _owners(loader) if callable(getattr(owner, "set_epoch", None))],
-        "subset": digest(base_indices(dataset, list(range(len(dataset))))) if isinstance(dataset, Subset) else "",
-        "library": type(loader).__module__.partition(".")[0],
     }
+
+
+def _length(value: Any) -> int | None:
+    with suppress(TypeError, NotImplementedError):
+        return len(value)
+    return None
 
 
 def base_indices(dataset: Any, indices: list[int]) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ddp_doctor.records.spec import PACKAGE
 from ddp_doctor.torch_internals import without_modes
 
 # An event is attributed to the innermost frame outside of these.
@@ -22,10 +23,9 @@ _LIBRARIES = (
     *{sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     # A virtual environment may share the packages of another one.
     *{path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}},
-    str(Path(__file__).parents[1]),
+    PACKAGE,
 )
 
-_PROBES = str(Path(__file__).parents[1])
 # These events are also written as they happen: a mismatch of collectives can kill the process.
 _JOURNALED = {"collective", "ddp_forward", "backward"}
 
@@ -106,7 +106,7 @@ def user_place() -> str:
 def is_called_by_user() -> bool:
     """Returns whether the user's code calls the observed function itself, not through a library."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PROBES):
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back  # type: ignore[assignment]
     return frame is not None and not frame.f_code.co_filename.startswith(("<", *_LIBRARIES))
 

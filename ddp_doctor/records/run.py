@@ -1,4 +1,4 @@
-"""What the ranks of a run recorded."""
+"""What the ranks of a run recorded, and why a run failed, in the words of the user's own program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.records.spec import Spec
+from ddp_doctor.records.spec import PACKAGE, Spec
+
+_NO_END = {"reached_end": False, "initialized": False, "failures": [], "libraries": []}
 
 
 @dataclass
@@ -41,9 +43,7 @@ class RankRecord:
     @property
     def end(self) -> dict[str, Any]:
         """The last event: how the program ended."""
-        return next(
-            iter(self.of_kind("end")), {"reached_end": False, "initialized": False, "failures": [], "libraries": []}
-        )
+        return next(iter(self.of_kind("end")), _NO_END)
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -59,6 +59,12 @@ class RankRecord:
     def evaluation_epochs(self) -> list[dict[str, Any]]:
         """The other iterations of loaders, in order."""
         return [event for event in self.of_kind("epoch") if not event["trains"]]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the last evaluation by name; empty if there was none."""
+        events = self.of_kind("metrics")
+        return dict(events[-1]["values"]) if events else {}
 
 
 @dataclass
@@ -94,15 +100,57 @@ class Run:
         """Whether every rank recorded what was wanted."""
         return not self.hung and not self.errors and not self.lost and bool(self.ranks)
 
+    @property
+    def reason(self) -> str:
+        """The traceback of the first rank that failed, or how the first one was lost."""
+        for error in self.errors:
+            return error["trace"] or error["message"]
+        lost = self.lost[0]
+        return f"Rank {lost.rank} ended with exit code {lost.code} before its end.\n{lost.output[-2000:]}"
+
+    @property
+    def short_reason(self) -> str:
+        """Why the run failed in one line, such as `rank 1: ValueError: no data`."""
+        for rank in self.ranks:
+            if rank.error:
+                lines = rank.error["message"].strip().splitlines() or [""]
+                where = f"rank {rank.rank}: " if len(self.ranks) > 1 else ""
+                return f"{where}{rank.error['type']}: {lines[0][:200]}".rstrip(": ")
+        if self.hung or not self.ranks:
+            return "it hung" if self.hung else "it was not started"
+        lost = self.lost[0]
+        last = next(iter(reversed(lost.output.strip().splitlines())), "")[:200]
+        code = "" if lost.code is None else f" with exit code {lost.code}"
+        return f"rank {lost.rank} ended{code} before its end" + (f": {last}" if last else "")
+
+    @property
+    def stacks(self) -> str:
+        """Where each rank failed, waited or hung."""
+        found = []
+        for rank in self.ranks:
+            if rank.error:
+                found.append(f"Rank {rank.rank} failed:\n{rank.error['trace']}")
+            elif rank.stack:
+                step = max((event["step"] for event in rank.events), default=0)
+                # The thread that runs the user's code, without the doctor's frames.
+                threads = [part for part in rank.stack.split("\n\n") if f"{PACKAGE}/probes/install.py" not in part]
+                lines = [line for part in threads for line in part.splitlines() if PACKAGE not in line]
+                found.append(f"Rank {rank.rank} waited or hung in step {step}:\n" + "\n".join(lines))
+            elif rank.code is not None and not rank.events:
+                how = f"was killed by signal {-rank.code}" if rank.code < 0 else f"exited with code {rank.code}"
+                found.append(f"Rank {rank.rank} {how}.\n{rank.output[-1500:]}")
+        return "\n".join(found)
+
 
 def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:
     """Returns what a rank recorded, which is nothing if it was lost."""
     path = folder / f"rank{rank}.pt"
     loaded = torch.load(path, weights_only=True) if path.exists() else {"events": [], "tensors": {}}
-    output, stack = _text(folder / f"output{rank}.txt"), _text(folder / f"stack{rank}.txt")
+    output, stack, lines = (
+        _text(folder / name) for name in (f"output{rank}.txt", f"stack{rank}.txt", f"journal{rank}.jsonl")
+    )
     # The last line of a process that was killed may be incomplete.
-    lines = _text(folder / f"journal{rank}.jsonl").splitlines(keepends=True)
-    journal = [json.loads(line) for line in lines if line.endswith("\n")]
+    journal = [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith("\n")]
     return RankRecord(rank, loaded["events"], loaded["tensors"], output, stack, code, journal)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from ddp_doctor.errors import InputError
 
-FILE = "spec.json"
+PACKAGE = str(Path(__file__).parents[1])
+_FILE = "spec.json"
 # The environment variable that names the folder of a run to the processes of a command.
 FOLDER = "DDP_DOCTOR_RUN"
 
@@ -76,12 +77,12 @@ class Spec:
 
     def write(self, folder: Path) -> None:
         """Writes the file that `read` reads."""
-        (folder / FILE).write_text(json.dumps(asdict(self)))
+        (folder / _FILE).write_text(json.dumps(asdict(self)))
 
 
 def read(folder: Path) -> Spec:
     """Reads what `Spec.write` wrote."""
-    values = json.loads((folder / FILE).read_text())
+    values = json.loads((folder / _FILE).read_text())
     target = values.pop("target")
     args, command = (tuple(target.pop(name)) for name in ("args", "command"))
     return Spec(Target(**target, args=args, command=command), **values)
