@@ -115,7 +115,7 @@ class _Examination:
             return
         if self.evidence.worked("ranks") and self.numeric:
             self._stage("determinism", self._determinism)
-            self._stage("one process in 64 bits", self._twin)
+            self._stage("one process in 64 bits", self._reference)
             if self._is_module:
                 self._stage("evaluation", self._evaluation)
                 self._stage("resume", self._resume)
@@ -185,7 +185,7 @@ class _Examination:
         self.evidence.deterministic = same
         return "two runs gave bit-identical weights" if same else "two runs gave different weights"
 
-    def _twin(self) -> str:
+    def _reference(self) -> str:
         return compare_training(self.evidence)
 
     def _evaluation(self) -> str:

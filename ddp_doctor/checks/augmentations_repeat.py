@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import Event, calls_of
+from ddp_doctor.evidence.order import Event, calls_of, epoch_of
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
 
@@ -30,14 +30,11 @@ _CHANCE = 1e-4
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the samples of two epochs, and the random numbers with which the workers begin."""
-    for rank in evidence.ranks:
-        for found in (_workers(evidence, rank), _epochs(evidence, rank)):
-            if found:
-                return [found]
-    return []
+    found = (_workers(rank) or _epochs(rank) for rank in evidence.ranks)
+    return [finding for finding in found if finding][:1]
 
 
-def _workers(evidence: Evidence, rank: RankRecord) -> Finding | None:
+def _workers(rank: RankRecord) -> Finding | None:
     begun: dict[tuple[int, str, str], tuple[Event, int]] = {}
     for event in rank.training_epochs:
         calls = calls_of(rank, event["base"])
@@ -45,28 +42,22 @@ def _workers(evidence: Evidence, rank: RankRecord) -> Finding | None:
             continue
         for worker, states in enumerate(event["worker_generators"]):
             for name in calls["generators"]:
-                before = begun.setdefault((event["base"], name, states[name]), (event, worker))
-                known = before[0]["epoch"] != event["epoch"] or before[0]["loader"] == event["loader"]
-                if before != (event, worker) and known:
-                    return _fault(evidence, rank, event, name, before, worker)
+                first, other = begun.setdefault((event["base"], name, states[name]), (event, worker))
+                known = first["epoch"] != event["epoch"] or first["loader"] == event["loader"]
+                if (first, other) != (event, worker) and known:
+                    message = (
+                        f"On rank {rank.rank}, worker {worker} begins epoch {event['epoch']} with the same random numbers "
+                        f"of {name} as worker {other} began epoch {first['epoch']}: the {event['dataset']}, which draws "
+                        "them, repeats its augmentations."
+                    )
+                    same, common = _repeated(rank, first, event)
+                    epochs = f"in epochs {first['epoch']} and {event['epoch']}"
+                    amount = f"{same} of {common} samples equal {epochs}" if same else ""
+                    return fault(message, event["step"], "", amount, event["place"])
     return None
 
 
-def _fault(
-    evidence: Evidence, rank: RankRecord, event: Event, name: str, before: tuple[Event, int], worker: int
-) -> Finding:
-    first, other = before
-    epochs = first["epoch"], event["epoch"]
-    message = (
-        f"On rank {rank.rank}, worker {worker} begins epoch {epochs[1]} with the same random numbers of {name} as "
-        f"worker {other} began epoch {epochs[0]}: the {event['dataset']}, which draws them, repeats its augmentations."
-    )
-    same, common = _repeated(rank, first, event)
-    amount = f"{same} of {common} samples equal in epochs {epochs[0]} and {epochs[1]}" if same else ""
-    return fault(message, step=event["step"], amount=amount, place=event["place"])
-
-
-def _epochs(evidence: Evidence, rank: RankRecord) -> Finding | None:
+def _epochs(rank: RankRecord) -> Finding | None:
     for first, second in combinations(rank.training_epochs, 2):
         calls = calls_of(rank, first["base"])
         if first["iterable"] or first["base"] != second["base"] or calls is None or not calls["random"]:
@@ -77,8 +68,7 @@ def _epochs(evidence: Evidence, rank: RankRecord) -> Finding | None:
                 f"On rank {rank.rank}, all {same} samples that are loaded in epochs {first['epoch']} and "
                 f"{second['epoch']} are equal, although the {second['dataset']} is random when it is called directly."
             )
-            amount = f"{same} of {common} samples equal"
-            return fault(message, step=second["step"], amount=amount, place=second["place"])
+            return fault(message, second["step"], "", f"{same} of {common} samples equal", second["place"])
     return None
 
 
@@ -90,10 +80,9 @@ def _repeated(rank: RankRecord, first: Event, second: Event) -> tuple[int, int]:
 
 
 def _by_index(rank: RankRecord, event: Event) -> dict[int, str]:
-    key = event["loader"], event["iteration"]
     return {
         index: sample
         for batch in rank.of_kind("batch")
-        if (batch["loader"], batch["iteration"]) == key and len(batch["indices"]) == len(batch.get("samples", ()))
+        if epoch_of(batch) == epoch_of(event) and len(batch["indices"]) == len(batch.get("samples", ()))
         for index, sample in zip(batch["indices"], batch["samples"], strict=True)
     }

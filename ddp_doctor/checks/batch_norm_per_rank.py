@@ -24,18 +24,13 @@ STRUCTURAL = False
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds a batch norm that is the first module whose outputs depend on the number of ranks."""
-    twin = evidence.twin
-    if not twin.differs or not twin.module_class.startswith("BatchNorm"):
+    found = evidence.reference
+    if not found.differs or not found.module_class.startswith("BatchNorm"):
         return []
-    fixed = without_batch_norm(evidence)
-    proof = ""
-    if not fixed.cannot:
-        proof = (
-            f"With synchronized batch norm, the difference falls from {twin.difference:.1e} to {fixed.difference:.1e}."
-        )
     message = (
-        f"{twin.module} ({twin.module_class}) normalizes with the samples of one rank, so the gradient depends on the "
-        "number of ranks."
+        f"{found.module} ({found.module_class}) normalizes with the samples of one rank, so the gradient depends on "
+        "the number of ranks."
     )
-    amount = f"{twin.difference:.1e} of the gradient"
-    return [depends(message, twin.step, twin.module, amount, proof=proof)]
+    fixed = without_batch_norm(evidence)
+    proof = "" if fixed.cannot else f"With synchronized batch norm, {found.falls_to(fixed.difference)}"
+    return [depends(message, found.step, found.module, found.measured, proof=proof)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, fault, not_reached
-from ddp_doctor.listing import listed
+from ddp_doctor.findings import Finding, fault, listed, not_reached
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD026"
@@ -38,33 +37,22 @@ def check(evidence: Evidence) -> list[Finding]:
                 f"load_state_dict(strict=False) of {event['module']} matches {event['matched']} keys: the module wants "
                 f"{listed(event['missing'])}, but the state has {listed(event['unexpected'])}."
             )
-            if prefix:
-                message += f" The keys differ by the prefix {prefix!r}."
-            return [
-                fault(
-                    message,
-                    step=event["step"],
-                    tensor=event["missing"][0],
-                    amount=f"{event['matched']} matching keys",
-                    place=event["place"],
-                )
-            ]
+            message += f" The keys differ by the prefix {prefix!r}." if prefix else ""
+            amount = f"{event['matched']} matching keys"
+            return [fault(message, event["step"], event["missing"][0], amount, event["place"])]
     return []
 
 
 def _unmatched(record: RankRecord) -> tuple[dict[str, Any], str] | None:
     events = record.of_kind("load_state_dict")
     for number, event in enumerate(events):
-        missing, unexpected = event["missing"], event["unexpected"]
-        if event["strict"] or not missing or not unexpected:
-            continue
-        later = [other for other in events[number + 1 :] if other["module"] == event["module"]]
-        if any(other["matched"] for other in later):
-            # Another attempt loads it.
-            continue
-        prefix = next((prefix for prefix in _PREFIXES if _differ_by(prefix, missing, unexpected)), "")
-        if not event["matched"] or (prefix and event["matched"] < len(missing)):
-            return event, prefix
+        missing, unexpected, matched = event["missing"], event["unexpected"], event["matched"]
+        # Another attempt may load it.
+        later = any(other["matched"] for other in events[number + 1 :] if other["module"] == event["module"])
+        if missing and unexpected and not event["strict"] and not later:
+            prefix = next((prefix for prefix in _PREFIXES if _differ_by(prefix, missing, unexpected)), "")
+            if not matched or (prefix and matched < len(missing)):
+                return event, prefix
     return None
 
 

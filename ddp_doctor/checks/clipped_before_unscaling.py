@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, Verdict, not_reached
+from ddp_doctor.findings import Finding, fault, not_reached, unclear
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD018"
@@ -32,10 +32,7 @@ def check(evidence: Evidence) -> list[Finding]:
     records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
     if not any(record.of_kind("scale") for record in records):
         return [not_reached("No gradient scaler is used.")]
-    for record in records:
-        if found := _scaled_clip(record):
-            return [_finding(evidence, *found)]
-    return []
+    return [_finding(*found) for record in records if (found := _scaled_clip(record))][:1]
 
 
 def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:
@@ -54,10 +51,9 @@ def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:
     return None
 
 
-def _finding(evidence: Evidence, clip: dict[str, Any], scale: float) -> Finding:
-    verdict = Verdict.FAULT
+def _finding(clip: dict[str, Any], scale: float) -> Finding:
+    verdict, amount = fault, ""
     message = f"{clip['function']} runs while the gradients are scaled: scaler.unscale_ is not called before it."
-    amount = ""
     if scale == 1:
         message += " The scaler is disabled here, where there is no GPU."
     else:
@@ -65,6 +61,6 @@ def _finding(evidence: Evidence, clip: dict[str, Any], scale: float) -> Finding:
         if clip["norm"] is not None:
             amount += f" (norm {clip['norm']:.3g} instead of {clip['norm'] / scale:.3g})"
         if clip["limit"] > _SCALED_LIMIT * scale:
-            verdict = Verdict.UNCLEAR
+            verdict = unclear
             message += " Its limit may be meant for scaled gradients."
-    return Finding(CODE, verdict, message, clip["step"], amount=amount, place=clip["place"])
+    return verdict(message, clip["step"], "", amount, clip["place"])

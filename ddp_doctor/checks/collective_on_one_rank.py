@@ -31,54 +31,41 @@ _BUFFERS = "DistributedDataParallel.forward"
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Compares the sequences of collectives of the ranks; also those of a run that hangs."""
-    if not evidence.ranks:
-        return []
-    first, *others = evidence.ranks
-    for other in others:
-        if _is_uneven(first, other):
-            # One rank has more batches: LD028.
-            continue
-        found = _mismatch(first, other)
-        if found:
-            return [_finding(evidence, *found)]
+    """Compares the sequences of collectives of the ranks, including those of a run that hangs."""
+    for other in evidence.ranks[1:]:
+        first = evidence.ranks[0]
+        # If one rank has more batches, it is LD028.
+        if not _is_uneven(first, other) and (found := _mismatch(first, other)):
+            return [_finding(*found)]
     return []
 
 
 def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[str, Any], RankRecord, str] | None:
     """Returns the rank that leaves the common sequence, its event, the other rank, and what that one does instead."""
-    sequences = [_sequence(record) for record in (first, second)]
-    ranks = first, second
+    ranks, sequences = (first, second), [_sequence(record) for record in (first, second)]
     for number in range(max(map(len, sequences))):
-        ends = [sequence[number] if number < len(sequence) else None for sequence in sequences]
-        names = [end[0] if end else "" for end in ends]
-        if names[0] == names[1]:
-            continue
-        # A rank that continues training is not the one that leaves the sequence.
-        extra = next((place for place in (0, 1) if names[place] not in {"", _TRAINING, _BACKWARD}), None)
-        if extra is None:
-            return None
-        end, name = ends[extra], names[1 - extra]
-        if end is None or (not name and not ranks[1 - extra].end["reached_end"]):
-            return None
-        return ranks[extra], end[1], ranks[1 - extra], name
+        ends = [sequence[number] if number < len(sequence) else ("", {}) for sequence in sequences]
+        names = [name for name, _ in ends]
+        if names[0] != names[1]:
+            # A rank that continues training is not the one that leaves the sequence.
+            extra = next((place for place in (0, 1) if names[place] not in {"", _TRAINING, _BACKWARD}), None)
+            if extra is None or (not names[1 - extra] and not ranks[1 - extra].end["reached_end"]):
+                return None
+            return ranks[extra], ends[extra][1], ranks[1 - extra], names[1 - extra]
     return None
 
 
-def _finding(evidence: Evidence, rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
+def _finding(rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
     broadcasts = event["kind"] == "ddp_forward"
     instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended"
     message = f"Rank {rank.rank} calls {_BUFFERS if broadcasts else event['op']}, but rank {other.rank} {instead}."
     if broadcasts:
         message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
-    sequences = [len(_sequence(record)) for record in (rank, other)]
-    amount = f"{sequences[0]} collectives on rank {rank.rank}, {sequences[1]} on rank {other.rank}"
-    places = [
-        event["place"],
-        *(forward["place"] for forward in rank.of_kind("forward") if forward["step"] == event["step"]),
-    ]
-    place = next((place for place in places if place), "")
-    return fault(message, step=event["step"], amount=amount, place=place)
+    amount = ", ".join(
+        f"{len(_sequence(one))} {word}on rank {one.rank}" for one, word in ((rank, "collectives "), (other, ""))
+    )
+    forwards = [forward["place"] for forward in rank.of_kind("forward") if forward["step"] == event["step"]]
+    return fault(message, event["step"], "", amount, next(filter(None, [event["place"], *forwards]), ""))
 
 
 def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
@@ -102,12 +89,6 @@ def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
 
 def _is_uneven(first: RankRecord, second: RankRecord) -> bool:
     """Returns whether a loader has ended on one rank while the other has more batches of the same epoch."""
-    epochs = [
-        {(event["loader"], event["iteration"]): event for event in record.of_kind("epoch")}
-        for record in (first, second)
-    ]
-    for key in epochs[0].keys() & epochs[1].keys():
-        for a, b in ((epochs[0][key], epochs[1][key]), (epochs[1][key], epochs[0][key])):
-            if "sizes" in a and b["yielded"] > a["yielded"]:
-                return True
-    return False
+    one, two = ({(e["loader"], e["iteration"]): e for e in record.of_kind("epoch")} for record in (first, second))
+    pairs = [(one[key], two[key]) for key in one.keys() & two.keys()]
+    return any("sizes" in a and b["yielded"] > a["yielded"] for pair in pairs for a, b in (pair, pair[::-1]))

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, fault, not_reached, note
-from ddp_doctor.listing import listed
+from ddp_doctor.findings import Finding, fault, listed, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD022"
@@ -29,28 +28,22 @@ STRUCTURAL = True
 def check(evidence: Evidence) -> list[Finding]:
     """Finds dropout while a loader that is not trained on is evaluated without gradients."""
     if not any(rank.evaluation_epochs for rank in evidence.ranks):
-        return [not_reached("No loader is evaluated.")] if evidence.worked("ranks") else []
+        return [not_reached("No loader is evaluated.")] if evidence.trained else []
     notes = []
     for record in evidence.ranks:
         for event, forward in _dropouts(record):
-            rate, place = f"a rate of {event['rate']:.2g}", event["place"]
-            modes = forward["modes"] if forward else {}
-            active = forward["random"] if forward else []
+            modes, active = (forward["modes"], forward["random"]) if forward else ({}, [])
+            where = event["step"], next(iter(active), ""), f"a rate of {event['rate']:.2g}", event["place"]
             if active and not all(modes.values()):
-                message = (
+                text = (
                     f"In evaluation, dropout is active in {listed(active)}, but the other parts are in evaluation mode."
                 )
-                notes.append(note(message, event["step"], active[0], rate, place))
+                notes.append(note(text, *where))
                 continue
+            message = "Dropout is active in evaluation, although the model is in evaluation mode: it ignores the mode."
             if modes and all(modes.values()):
                 message = "The model is evaluated in training mode, so dropout is active: eval() is not called."
-            else:
-                message = (
-                    "Dropout is active in evaluation, although the model is in evaluation mode: it ignores the mode."
-                )
-            tensor = active[0] if active else ""
-            proof = _other_seed(evidence)
-            return [fault(message, step=event["step"], tensor=tensor, amount=rate, place=place, proof=proof)]
+            return [fault(message, *where, _other_seed(evidence))]
     return notes[:1]
 
 
@@ -72,14 +65,11 @@ def _dropouts(record: RankRecord) -> Iterator[tuple[dict[str, Any], dict[str, An
 def _other_seed(evidence: Evidence) -> str:
     """Returns how the metrics of a module depend on the seed."""
     first = evidence.worked("evaluate1")
-    if first is None:
-        return ""
-    changes: dict[str, Any] = {"purpose": "evaluate", "world_size": 1, "same_seed": True, "interventions": {"draws": 1}}
-    second = evidence.run("evaluate1 with other draws 1", **changes)
-    if not second.worked:
-        return ""
-    before, after = (run.ranks[0].of_kind("metrics")[-1]["values"] for run in (first, second))
-    for name, value in before.items():
-        if name in after and after[name] != value:
-            return f"With other random numbers, {name} of the same weights is {after[name]:.6g} instead of {value:.6g}."
+    second = evidence.evaluate_again(1) if first else None
+    if first and second and second.worked:
+        after = second.ranks[0].metrics
+        for name, value in first.ranks[0].metrics.items():
+            if name in after and after[name] != value:
+                metric = f"{name} of the same weights is {after[name]:.6g} instead of {value:.6g}"
+                return f"With other random numbers, {metric}."
     return ""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, Verdict, fault
-from ddp_doctor.listing import listed
-from ddp_doctor.records.run import RankRecord
+from ddp_doctor.findings import Finding, fault, listed, note
 
 CODE = "LD032"
 TITLE = "Ranks write one file, or do not end"
@@ -35,35 +32,29 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _files(evidence: Evidence) -> list[Finding]:
+    writes = [(record.rank, record.of_kind("save", "open")) for record in evidence.ranks]
+    locked = {event["path"] for record in evidence.ranks for event in record.of_kind("lock")}
+    # The locks that more than one rank holds when it writes.
+    held = Counter(lock for _, events in writes for lock in {lock for event in events for lock in event["locks"]})
+    common = {lock for lock, holders in held.items() if holders > 1}
     writers: dict[str, dict[int, dict[str, Any]]] = {}
-    locks = {event["path"] for record in evidence.ranks for event in record.of_kind("lock")}
-    common = _common_locks(evidence.ranks)
-    for record in evidence.ranks:
-        for event in record.of_kind("save", "open"):
+    for rank, events in writes:
+        for event in events:
             # A file that is locked, or written under a lock of all ranks, has one writer at a time.
-            alone = event["path"] in locks or common.intersection(event["locks"])
+            alone = event["path"] in locked or common.intersection(event["locks"])
             if event["place"] and not alone and (event["kind"] == "save" or event["mode"]):
-                writers.setdefault(event["path"], {}).setdefault(record.rank, event)
-    shared = {path: events for path, events in writers.items() if len(events) > 1}
-    replaced = {path: events for path, events in shared.items() if any(_replaces(event) for event in events.values())}
-    for verdict, found in ((Verdict.FAULT, replaced), (Verdict.NOTE, shared)):
-        for path, events in found.items():
-            ranks = listed([str(rank) for rank in events])
-            others = f" (and {len(found) - 1} other files)" if len(found) > 1 else ""
-            first = next(iter(events.values()))
+                writers.setdefault(event["path"], {}).setdefault(rank, event)
+    shared = {path: found for path, found in writers.items() if len(found) > 1}
+    replaced = {path: found for path, found in shared.items() if any(map(_replaces, found.values()))}
+    for verdict, files in ((fault, replaced), (note, shared)):
+        for path, found in files.items():
+            first = next(iter(found.values()))
+            others = f" (and {len(files) - 1} other files)" if len(files) > 1 else ""
             what = "torch.save" if first["kind"] == "save" else f"open(..., {first['mode']!r})"
+            ranks = listed([str(rank) for rank in found])
             message = f"Ranks {ranks} write the same file {evidence.relative(path)}{others} with {what}."
-            amount = f"{len(events)} writers"
-            place = first["place"]
-            return [Finding(CODE, verdict, message, first["step"], amount=amount, place=place)]
+            return [verdict(message, first["step"], "", f"{len(found)} writers", first["place"])]
     return []
-
-
-def _common_locks(ranks: Sequence[RankRecord]) -> set[str]:
-    """Returns the locks that more than one rank holds when it writes."""
-    of_rank = [{lock for event in rank.of_kind("save", "open") for lock in event["locks"]} for rank in ranks]
-    held = Counter(lock for locks in of_rank for lock in locks)
-    return {lock for lock, holders in held.items() if holders > 1}
 
 
 def _replaces(event: dict[str, Any]) -> bool:
@@ -71,18 +62,16 @@ def _replaces(event: dict[str, Any]) -> bool:
 
 
 def _groups(evidence: Evidence) -> list[Finding]:
-    left = []
-    for record in evidence.ranks:
-        inits, end = record.of_kind("init_process_group"), record.end
-        if inits and end["reached_end"] and not record.of_kind("destroy_process_group", "error"):
-            left.append((record.rank, inits[0]))
-    if not left:
+    left = [
+        (str(record.rank), record.of_kind("init_process_group")[0])
+        for record in evidence.ranks
+        if record.of_kind("init_process_group")
+        and record.end["reached_end"]
+        and not record.of_kind("destroy_process_group", "error")
+    ]
+    # A library that has created it may destroy it after the doctor's last look.
+    if not left or not left[0][1]["direct"]:
         return []
-    ranks = listed([str(rank) for rank, _ in left])
-    event = left[0][1]
+    ranks = listed([rank for rank, _ in left])
     message = f"The process group is not destroyed on rank {ranks}: destroy_process_group is not called before the end."
-    place = event["place"]
-    if not event["direct"]:
-        # A library has created it, and may destroy it after the doctor's last look.
-        return []
-    return [fault(message, place=place)]
+    return [fault(message, place=left[0][1]["place"])]

@@ -27,48 +27,36 @@ _TIMES_RESIDUAL = 5
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients with the right direction and the wrong length."""
-    return _by_hook(evidence) or _by_loss(evidence)
-
-
-def _by_hook(evidence: Evidence) -> list[Finding]:
     for hook in hook_effects(evidence.worked("ranks")):
         if hook.is_scaled:
             message = (
                 f"The communication hook {hook.name} returns {hook.scale:.3g} times the mean of the ranks' gradients: "
                 "a hook must divide by the number of ranks itself, once."
             )
-            amount = f"{abs(hook.scale - 1):.1e} of the gradient"
-            return [fault(message, step=hook.step, amount=amount, place=hook.place)]
-    return []
+            return [fault(message, hook.step, "", f"{abs(hook.scale - 1):.1e} of the gradient", hook.place)]
+    return _by_loss(evidence)
 
 
 def _by_loss(evidence: Evidence) -> list[Finding]:
-    twin = without_batch_norm(evidence)
-    if not twin.differs or not twin.is_weighted or first_divergence(evidence):
+    found = without_batch_norm(evidence)
+    if not found.differs or not found.is_weighted or first_divergence(evidence):
         return []
-    ranks = len(twin.weights)
-    if max(twin.weights) - min(twin.weights) >= _EQUAL * ranks:
-        return []
-    used, residual = twin.applied[0]
-    if not used or residual > 1e-3 or max(used) - min(used) > 1e-3 * max(map(abs, used)):
+    ranks = len(found.weights)
+    used, residual = found.applied[0]
+    if max(found.weights) - min(found.weights) >= _EQUAL * ranks or not used:
         return []
     # What the ranks apply, relative to one process with the same samples.
-    factor = used[0] / twin.weights[0]
-    if abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * residual):
+    factor = used[0] / found.weights[0]
+    uneven = residual > 1e-3 or max(used) - min(used) > 1e-3 * max(map(abs, used))
+    if uneven or abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * residual):
         return []
+    summed = "the gradients of the ranks are summed, but not divided by their number"
     cause = (
-        "the gradients of the ranks are summed, but not divided by their number"
-        if factor > 1
-        else "the loss is a sum over samples, or is divided by the number of ranks a second time"
+        summed if factor > 1 else "the loss is a sum over samples, or is divided by the number of ranks a second time"
     )
     message = f"Several ranks step with {factor:.3g} times the gradient of one process with the same samples: {cause}."
-    place = loss_place(evidence)
-    amount = f"{twin.difference:.1e} of the gradient"
-    proof = ""
-    fixed = evidence.compare("factor", weights=[1 / factor] * ranks)
-    later = fixed.differences[twin.step] if twin.step < len(fixed.differences) else twin.difference
-    if later < twin.difference / 100:
-        proof = (
-            f"With {1 / factor:.3g} times the gradient, the difference falls from {twin.difference:.1e} to {later:.1e}."
-        )
-    return [fault(message, step=twin.step, tensor=twin.tensor, amount=amount, place=place, proof=proof)]
+    later = evidence.compare("factor", weights=[1 / factor] * ranks).at(found)
+    proof = (
+        f"With {1 / factor:.3g} times the gradient, {found.falls_to(later)}" if later < found.difference / 100 else ""
+    )
+    return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, initial_difference, local_hook, windows, wraps
+from ddp_doctor.evidence.gradients import first_divergence, initial_difference, local_hook, passes_of, wraps
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD009"
@@ -27,31 +27,19 @@ def check(evidence: Evidence) -> list[Finding]:
     found = first_divergence(evidence)
     if found is None:
         return []
-    run = evidence.runs["ranks"]
     names = initial_difference(evidence)
+    place, tensor, step, amount = found.place, found.tensor, found.step, found.measured
     if hook := local_hook(evidence, found.step):
-        message = (
-            f"Each rank steps with its own gradient: the communication hook {hook.name} returns the gradient of the "
-            "rank as it is."
-        )
-        tensor, amount = found.parameters[0], f"the gradients of two ranks differ by {found.amount:.1e}"
-        return [fault(message, step=found.step, tensor=tensor, amount=amount, place=hook.place)]
-    if found.kind == "local":
-        ddp = "DistributedDataParallel.forward is not called" if wraps(run) else "nothing averages the gradients"
-        if any(windows(run.ranks[0])[found.step : found.step + 1]) and windows(run.ranks[0])[found.step]:
-            # It is called, and leaves these gradients: LD010 or LD016.
-            return []
-        message = f"Each rank steps with its own gradient: {ddp}."
+        place, what = hook.place, f"the communication hook {hook.name} returns the gradient of the rank as it is"
+    elif found.kind == "local" and not passes_of(evidence.ranks[0], step):
+        # Where it is called, and leaves these gradients, it is LD010 or LD016.
+        called = "DistributedDataParallel.forward is not called"
+        what = called if wraps(evidence.runs["ranks"]) else "nothing averages the gradients"
+        forwards = [event for event in evidence.ranks[0].of_kind("forward") if event["step"] == step]
+        place = next((event["place"] for event in forwards if event["gradients"]), "") or place
     elif found.kind == "other" and names and found.amount == 0.0:
         message = f"The ranks begin with different weights ({len(names)} parameters), and nothing makes them equal."
-        return [fault(message, step=0, tensor=names[0], place=found.place)]
+        return [fault(message, step=0, tensor=names[0], place=place)]
     else:
         return []
-    amount = f"the gradients of two ranks differ by {found.amount:.1e}"
-    place = _forward_place(evidence, found.step) or found.place
-    return [fault(message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]
-
-
-def _forward_place(evidence: Evidence, step: int) -> str:
-    events = evidence.ranks[0].of_kind("forward")
-    return next((event["place"] for event in events if event["step"] == step and event["gradients"]), "")
+    return [fault(f"Each rank steps with its own gradient: {what}.", step, tensor, amount, place)]

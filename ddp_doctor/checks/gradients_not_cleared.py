@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, fault
-from ddp_doctor.listing import listed
+from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.records.run import Run
 
 CODE = "LD020"
@@ -29,48 +28,32 @@ STRUCTURAL = True
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that an optimizer has applied, and that are present at the next backward pass."""
-    run = evidence.worked("ranks")
-    if run is None:
-        return []
-    for record in run.ranks:
-        for event in record.of_kind("step"):
-            if event["stale"]:
-                return [_finding(evidence, run, event)]
+    for event in (event for record in evidence.trained for event in record.of_kind("step") if event["stale"]):
+        message = (
+            f"The gradients of {listed(event['stale'])} are those of an earlier step when the backward pass of step "
+            f"{event['step']} begins, so they are applied again."
+        )
+        amount, proof = _left(evidence.runs["ranks"], event)
+        return [fault(message, event["step"], event["stale"][0], amount, event["place"], proof)]
     return []
-
-
-def _finding(evidence: Evidence, run: Run, event: dict[str, Any]) -> Finding:
-    names = event["stale"]
-    message = (
-        f"The gradients of {listed(names)} are those of an earlier step when the backward pass of step {event['step']} "
-        "begins, so they are applied again."
-    )
-    amount, proof = _left(run, event)
-    place = event["place"]
-    return fault(message, step=event["step"], tensor=names[0], amount=amount, place=place, proof=proof)
 
 
 def _left(run: Run, event: dict[str, Any]) -> tuple[str, str]:
     """Returns how much is left of earlier steps, and what the gradient is without it."""
-    step = event["step"]
-    own, applied, before = [], [], []
-    for key, name in event["names"].items():
-        local = [record.tensors.get(f"local/{step}/{key}") for record in run.ranks]
-        both = [run.ranks[0].tensors.get(f"applied/{number}/{key}") for number in (step, step - 1)]
-        if name in event["stale"] and all(part is not None for part in [*local, *both]):
-            own.append(torch.stack([part.flatten() for part in local if part is not None]).mean(0))
-            applied.append(both[0].flatten() if both[0] is not None else torch.zeros(0))
-            before.append(both[1].flatten() if both[1] is not None else torch.zeros(0))
-    if not own:
+    step, parts = event["step"], []
+    for key in (key for key, name in event["names"].items() if name in event["stale"]):
+        tensors = [
+            run.tensors(name) for name in (f"local/{step}/{key}", f"applied/{step}/{key}", f"applied/{step - 1}/{key}")
+        ]
+        if all(tensors):
+            parts.append([torch.stack(tensors[0]).mean(0).flatten(), tensors[1][0].flatten(), tensors[2][0].flatten()])
+    if not parts:
         return "", ""
-    mine, given, left = torch.cat(own), torch.cat(applied), torch.cat(before)
+    mine, given, before = (torch.cat(vectors) for vectors in zip(*parts, strict=True))
     size = float(mine.norm()) or 1.0
-    difference = float((given - mine).norm()) / size
-    rest = float((given - left - mine).norm()) / size
-    proof = ""
-    if rest < 1e-3 * difference:
-        proof = (
-            f"Without the gradient of step {step - 1}, the difference to the mean of the ranks' gradients falls from "
-            f"{difference:.1e} to {rest:.1e}."
-        )
-    return f"{difference:.1e} of the gradient of the step", proof
+    difference, rest = float((given - mine).norm()) / size, float((given - before - mine).norm()) / size
+    proof = (
+        f"Without the gradient of step {step - 1}, the difference to the mean of the ranks' gradients falls from "
+        f"{difference:.1e} to {rest:.1e}."
+    )
+    return f"{difference:.1e} of the gradient of the step", proof if rest < 1e-3 * difference else ""

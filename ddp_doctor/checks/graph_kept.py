@@ -28,30 +28,23 @@ _LONGER = 3
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds graphs of earlier steps that live tensors keep, in growing number."""
-    run = evidence.worked("ranks")
-    if run is None:
-        return []
-    for record in run.ranks:
-        epochs = _nodes(record)
-        if not epochs or not all(_grows(nodes) for nodes in epochs.values()):
-            continue
+    for record in (record for record in evidence.trained if _grows(_nodes(record))):
         longer = evidence.run("more steps", steps=_LONGER * evidence.spec.steps)
-        counts = list(_nodes(longer.ranks[record.rank]).values()) if longer.worked else []
-        if not counts or not all(_grows(nodes) for nodes in counts):
-            continue
-        nodes = counts[0]
-        message = (
-            f"Live tensors keep the graphs of earlier steps: the number of graph nodes at the begin of each step of an "
-            f"epoch is {', '.join(map(str, nodes[:6]))}{' and so on' if len(nodes) > 6 else ''} on rank {record.rank}."
-        )
-        amount = f"{(nodes[-1] - nodes[1]) / (len(nodes) - 2):.0f} nodes per step"
-        place = next((event["place"] for event in record.training_epochs if event["place"]), "")
-        where = place or loss_place(evidence)
-        return [fault(message, step=1, amount=amount, place=where)]
+        counts = _nodes(longer.ranks[record.rank]) if longer.worked else []
+        if _grows(counts):
+            nodes = counts[0]
+            message = (
+                "Live tensors keep the graphs of earlier steps: the number of graph nodes at the begin of each step of "
+                f"an epoch is {', '.join(map(str, nodes[:6]))}{' and so on' if len(nodes) > 6 else ''} on rank "
+                f"{record.rank}."
+            )
+            amount = f"{(nodes[-1] - nodes[1]) / (len(nodes) - 2):.0f} nodes per step"
+            place = next((event["place"] for event in record.training_epochs if event["place"]), "")
+            return [fault(message, 1, "", amount, place or loss_place(evidence))]
     return []
 
 
-def _nodes(record: RankRecord) -> dict[tuple[int, int], list[int]]:
+def _nodes(record: RankRecord) -> list[list[int]]:
     """Returns the number of graph nodes at the first batch of each step, by training epoch."""
     trained = {(epoch["loader"], epoch["iteration"]) for epoch in record.training_epochs}
     steps: dict[tuple[int, int], dict[int, int]] = {}
@@ -61,8 +54,8 @@ def _nodes(record: RankRecord) -> dict[tuple[int, int], list[int]]:
             steps.setdefault(epoch, {}).setdefault(event["step"], event["graph_nodes"])
     longest = max(map(len, steps.values()), default=0)
     # Epochs after the examined ones have one step.
-    return {epoch: list(counts.values()) for epoch, counts in steps.items() if len(counts) == longest > 2}
+    return [list(counts.values()) for counts in steps.values() if len(counts) == longest > 2]
 
 
-def _grows(nodes: Sequence[int]) -> bool:
-    return all(before < after for before, after in pairwise(nodes[1:]))
+def _grows(epochs: Sequence[Sequence[int]]) -> bool:
+    return bool(epochs) and all(before < after for nodes in epochs for before, after in pairwise(nodes[1:]))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import Contents, communicates, contents, leak, training_epochs
+from ddp_doctor.evidence.order import communicates, contents, leak, training_epochs
 from ddp_doctor.findings import Finding, fault
-from ddp_doctor.records.run import Run
 
 CODE = "LD006"
 TITLE = "The same index has different content"
@@ -30,30 +29,23 @@ def check(evidence: Evidence) -> list[Finding]:
         found = contents(evidence.ranks, base)
         if not (found.different or found.permuted) or leak(evidence.ranks) or not communicates(evidence):
             continue
+        amount = f"{found.calls} samples"
+        message = f"The {event['dataset']} has the same samples on each rank, but under other indices."
         if found.different:
+            amount = f"{len(found.different)} of {amount}"
             shown = ", ".join(map(str, found.different[:4]))
-            amount = f"{len(found.different)} of {found.calls} samples"
             message = (
                 f"{amount} of the {event['dataset']} have the same content but another label on each rank, such as the "
                 f"samples {shown}."
             )
-        else:
-            amount = f"{found.calls} samples"
-            message = f"The {event['dataset']} has the same samples on each rank, but under other indices."
         run = evidence.run("one seed", same_seed=True)
-        message += _cause(run, base)
-        values = {"step": event["step"], "amount": amount, "place": event["place"]}
-        return [fault(message, **values)]
+        if run.worked:
+            again = contents(run.ranks, base)
+            message += (
+                " It is so with one seed on all ranks, too: the order of a set or hash(), which differ per process, or "
+                "that of the files of a folder."
+                if again.different or again.permuted
+                else " With one seed on all ranks they are equal: a random number without a seed."
+            )
+        return [fault(message, event["step"], "", amount, event["place"])]
     return []
-
-
-def _cause(run: Run, base: int) -> str:
-    if not run.worked:
-        return ""
-    again: Contents = contents(run.ranks, base)
-    if again.different or again.permuted:
-        return (
-            " It is so with one seed on all ranks, too: the order of a set or hash(), which differ per process, or "
-            "that of the files of a folder."
-        )
-    return " With one seed on all ranks they are equal: a random number without a seed."

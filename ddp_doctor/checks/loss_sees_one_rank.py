@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
 from ddp_doctor.findings import Finding, depends, fault
@@ -28,24 +26,21 @@ STRUCTURAL = False
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that are no combination of those of the ranks, although all modules agree."""
-    twin = without_batch_norm(evidence)
-    if not twin.differs or twin.is_weighted or not twin.weights or first_divergence(evidence):
+    found = without_batch_norm(evidence)
+    if not found.differs or found.is_weighted or not found.weights or first_divergence(evidence):
         return []
-    amount = f"{twin.difference:.1e} of the gradient"
-    place = loss_place(evidence)
-    where: dict[str, Any] = {"step": twin.step, "tensor": twin.tensor, "amount": amount, "place": place}
-    if twin.module:
-        message = f"The outputs of {twin.module} ({twin.module_class}) depend on which samples share a rank."
-        return [depends(message, **where)]
+    where = found.step, found.tensor, found.measured
+    if found.module:
+        message = f"The outputs of {found.module} ({found.module_class}) depend on which samples share a rank."
+        return [depends(message, *where, loss_place(evidence))]
     gathers = [event for event in evidence.ranks[0].of_kind("collective") if event["op"].startswith("all_gather")]
-    gathers = [event for event in gathers if event["step"] == twin.step]
-    left = f"The gradients of the ranks leave {twin.residual:.1e} of that of one process, although all modules agree"
+    gathers = [event for event in gathers if event["step"] == found.step]
+    left = f"The gradients of the ranks leave {found.residual:.1e} of that of one process, although all modules agree"
     if gathers:
         message = f"{left}: the loss gathers samples of all ranks, but {gathers[0]['op']} passes no gradient to them."
-        where["place"] = gathers[0]["place"]
-        return [fault(message, **where)]
+        return [fault(message, *where, gathers[0]["place"])]
     message = (
         f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees "
         "those of one rank only."
     )
-    return [depends(message, **where)]
+    return [depends(message, *where, loss_place(evidence))]

@@ -27,10 +27,10 @@ _EQUAL = 1e-5
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds ranks whose gradients should not count equally."""
-    twin = without_batch_norm(evidence)
-    if not twin.differs or not twin.is_weighted or first_divergence(evidence):
+    found = without_batch_norm(evidence)
+    if not found.differs or not found.is_weighted or first_divergence(evidence):
         return []
-    weights, ranks = twin.weights, len(twin.weights)
+    weights, ranks = found.weights, len(found.weights)
     if max(weights) - min(weights) < _EQUAL * ranks:
         return []
     shares = ", ".join(f"{weight:.3f} for rank {rank}" for rank, weight in enumerate(weights))
@@ -38,11 +38,6 @@ def check(evidence: Evidence) -> list[Finding]:
         f"The gradient of the whole batch is a mean of those of the ranks with unequal weights ({shares}), but each "
         f"counts {1 / ranks:.3f}: the ranks divide by unequal numbers of samples, labels or tokens."
     )
-    proof = ""
-    scale = [weight * ranks for weight in weights]
-    fixed = evidence.compare("weights", weights=scale)
-    later = fixed.differences[twin.step] if twin.step < len(fixed.differences) else twin.difference
-    if later < twin.difference / 100:
-        proof = f"With these weights, the difference falls from {twin.difference:.1e} to {later:.1e}."
-    amount = f"{twin.difference:.1e} of the gradient"
-    return [fault(message, step=twin.step, tensor=twin.tensor, amount=amount, place=loss_place(evidence), proof=proof)]
+    later = evidence.compare("weights", weights=[weight * ranks for weight in weights]).at(found)
+    proof = f"With these weights, {found.falls_to(later)}" if later < found.difference / 100 else ""
+    return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]

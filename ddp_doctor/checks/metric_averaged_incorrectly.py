@@ -34,77 +34,69 @@ def check(evidence: Evidence) -> list[Finding]:
     """Compares the metrics of the same weights and samples on one process and on several ranks."""
     single, several = evidence.worked("evaluate1"), evidence.worked("evaluate")
     if single is None or several is None:
-        failed = [run for name in ("evaluate1", "evaluate") if (run := evidence.runs.get(name)) and not run.worked]
-        if failed:
-            where = "one process" if failed[0].spec.world_size == 1 else "several ranks"
-            reason = f"The validation on {where} fails ({failed[0].short_reason}), so no metric was compared."
-            return [cannot_tell(reason)]
-        if any(rank.evaluation_epochs for rank in evidence.ranks):
-            reason = "The doctor can evaluate the same weights twice for a LightningModule only."
-            return [cannot_tell(reason)]
-        return [not_reached("There is no validation.")] if evidence.worked("ranks") else []
+        return _not_compared(evidence)
     if _samples(single) != _samples(several):
         # Samples that are missing or counted twice explain a difference: LD023.
         return []
-    right, ours = _metrics(single.ranks[0]), [_metrics(rank) for rank in several.ranks]
+    right, ours = single.ranks[0].metrics, [rank.metrics for rank in several.ranks]
     names = [name for name in right if name in ours[0]]
     wrong = [name for name in names if any(not _equal(values.get(name), right[name]) for values in ours)]
     if not wrong:
         return []
     if _is_random(evidence, right):
         return [cannot_tell("The metrics depend on random numbers.")]
-    return _without_repeats([_finding(evidence, several, name, right[name], ours) for name in wrong])
+    found = [_finding(several, name, right[name], ours) for name in wrong]
+    # The first fault, or the first note: other metrics of a module have the same cause.
+    return ([finding for finding in found if finding.verdict is Verdict.FAULT] or found)[:1]
 
 
-def _finding(evidence: Evidence, run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:
+def _not_compared(evidence: Evidence) -> list[Finding]:
+    if run := evidence.failed("evaluate1", "evaluate"):
+        where = "one process" if run.spec.world_size == 1 else "several ranks"
+        return [cannot_tell(f"The validation on {where} fails ({run.short_reason}), so no metric was compared.")]
+    if any(rank.evaluation_epochs for rank in evidence.ranks):
+        return [cannot_tell("The doctor can evaluate the same weights twice for a LightningModule only.")]
+    return [not_reached("There is no validation.")] if evidence.trained else []
+
+
+def _finding(run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:
     logs = [_logs(record, name) for record in run.ranks]
-    place = next((event["place"] for events in logs for event, _ in events), "")
-    value, count = ours[0][name], len(ours)
-    amount = f"{abs(value - right) / (abs(right) or 1.0):.1e} of the value"
+    value, count, entries = ours[0][name], len(ours), [entry for events in logs for entry in events]
+    place = next((event["place"] for event, _ in entries), "")
+    where = None, name, f"{abs(value - right) / (abs(right) or 1.0):.1e} of the value", place
     message = f"{name} of the same weights and samples is {value:.6g} on {count} ranks and {right:.6g} on one process."
-    entries = [entry for events in logs for entry in events]
     mean = _mean(entries)
     if mean is not None and _equal(mean, right):
         if len({values.get(name) for values in ours}) > 1:
             text = f"{name} of rank 0 is that of its own samples: {value:.6g}; of all samples it is {right:.6g}."
-            return note(text, tensor=name, amount=amount, place=place)
+            return note(text, *where)
         sizes = [sum(size for _, size in events) for events in logs]
+        total = sum(sizes)
         message += (
             f" The module is right: the logged values, weighted by their batch sizes ({' + '.join(map(str, sizes))} "
-            f"samples), give {mean:.6g}. Lightning divides by the mean number of samples per rank without its fraction "
-            f"({sum(sizes) // count} instead of {sum(sizes) / count:g}): {_ISSUE}."
+            f"samples), give {mean:.6g}."
         )
-        proof = f"The sum of the logged values divided by {sum(sizes)} samples is {mean:.6g}, as on one process."
-        if _equal(mean * sum(sizes) / (sum(sizes) // count * count), value):
-            return fault(message, tensor=name, amount=amount, place=place, proof=proof)
-        message = message.partition(" Lightning divides")[0]
-        return fault(message, tensor=name, amount=amount, place=place)
+        if not _equal(mean * total / (total // count * count), value):
+            return fault(message, *where)
+        message += (
+            f" Lightning divides by the mean number of samples per rank without its fraction ({total // count} instead "
+            f"of {total / count:g}): {_ISSUE}."
+        )
+        proof = f"The sum of the logged values divided by {total} samples is {mean:.6g}, as on one process."
+        return fault(message, *where, proof)
     if any(len(events) > 1 for events in logs):
         message += " The value of a batch depends on which samples are in it, so it is no mean over samples."
-        return depends(message, tensor=name, amount=amount, place=place)
-    message += " Each rank computes a value, and the mean of these values is not the value of all samples."
-    return fault(message, tensor=name, amount=amount, place=place)
-
-
-def _without_repeats(findings: list[Finding]) -> list[Finding]:
-    """Returns the first fault, or the first note: other metrics of a module have the same cause."""
-    faults = [finding for finding in findings if finding.verdict is Verdict.FAULT]
-    return (faults or findings)[:1]
+        return depends(message, *where)
+    return fault(f"{message} Each rank computes a value, and their mean is not the value of all samples.", *where)
 
 
 def _samples(run: Run) -> Counter[str]:
     """Returns how often each sample was evaluated, by the digest of its tensors or by its index."""
     found: Counter[str] = Counter()
-    for record in run.ranks:
-        for event in record.of_kind("batch"):
-            indices = [f"{event['loader']} {index}" for index in event["indices"]]
-            found.update(indices or event.get("samples") or [f"{event['loader']}"] * event["size"])
+    for event in (event for record in run.ranks for event in record.of_kind("batch")):
+        indices = [f"{event['loader']} {index}" for index in event["indices"]]
+        found.update(indices or event.get("samples") or [f"{event['loader']}"] * event["size"])
     return found
-
-
-def _metrics(record: RankRecord) -> dict[str, float]:
-    values: dict[str, float] = record.of_kind("metrics")[-1]["values"] if record.of_kind("metrics") else {}
-    return values
 
 
 def _logs(record: RankRecord, name: str) -> list[tuple[dict[str, Any], int]]:
@@ -128,19 +120,10 @@ def _mean(entries: list[tuple[dict[str, Any], int]]) -> float | None:
 
 def _is_random(evidence: Evidence, right: dict[str, float]) -> bool:
     """Returns whether other random numbers change a metric."""
-    for draws in (1, 2):
-        changes: dict[str, Any] = {
-            "purpose": "evaluate",
-            "world_size": 1,
-            "same_seed": True,
-            "interventions": {"draws": draws},
-        }
-        # A metric such as an accuracy may be the same by chance.
-        again = evidence.run(f"evaluate1 with other draws {draws}", **changes)
-        other = _metrics(again.ranks[0]) if again.worked else right
-        if any(not _equal(other.get(name), value) for name, value in right.items()):
-            return True
-    return False
+    # A metric such as an accuracy may be the same by chance.
+    runs = (evidence.evaluate_again(draws) for draws in (1, 2))
+    others = (run.ranks[0].metrics for run in runs if run.worked)
+    return any(not _equal(other.get(name), value) for other in others for name, value in right.items())
 
 
 def _equal(a: float | None, b: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, windows
+from ddp_doctor.evidence.gradients import first_divergence, passes_of
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD016"
@@ -23,20 +23,16 @@ STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Finds windows whose last backward pass runs within `no_sync`."""
+    """Finds accumulation windows whose last backward pass runs within `no_sync`."""
     found = first_divergence(evidence)
-    if found is None or found.step >= len(windows(evidence.ranks[0])):
+    passes = passes_of(evidence.ranks[0], found.step) if found else []
+    if found is None or not passes or passes[-1]["synchronizes"]:
         return []
-    passes = windows(evidence.ranks[0])[found.step]
-    if not passes or passes[-1]["synchronizes"]:
-        return []
-    synchronized = [number + 1 for number, event in enumerate(passes) if event["synchronizes"]]
-    when = f"only pass {', '.join(map(str, synchronized))}" if synchronized else "none"
+    synchronized = [str(number + 1) for number, event in enumerate(passes) if event["synchronizes"]]
+    when = f"only pass {', '.join(synchronized)}" if synchronized else "none"
     message = (
         f"Of the {len(passes)} passes before the optimizer step, {when} averages the gradients: the last one runs "
         "within no_sync, so its gradients stay on their rank."
     )
     amount = f"the gradients of two ranks differ by {found.amount:.1e}"
-    place = passes[-1]["place"] or found.place
-    tensor = found.parameters[0] if found.parameters else ""
-    return [fault(message, step=found.step, tensor=tensor, amount=amount, place=place)]
+    return [fault(message, found.step, found.tensor, amount, passes[-1]["place"] or found.place)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, fault, note
-from ddp_doctor.listing import listed
+from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD019"
@@ -25,18 +24,14 @@ STRUCTURAL = True
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the parameters that get gradients with those of the optimizers."""
-    run = evidence.worked("ranks")
-    steps = run.ranks[0].of_kind("step") if run else []
-    if run is None or not steps:
+    record = next(iter(evidence.trained), None)
+    steps = record.of_kind("step") if record else []
+    if record is None or not steps:
         return []
-    record = run.ranks[0]
     forgotten = _forgotten(record)
     optimizers = {event["optimizer"]: event for event in steps}
-    frozen = [
-        number
-        for number in optimizers
-        if all(len(event["frozen"]) == len(event["names"]) for event in steps if event["optimizer"] == number)
-    ]
+    trained = {event["optimizer"] for event in steps if len(event["frozen"]) < len(event["names"])}
+    frozen = [number for number in optimizers if number not in trained]
     created = {event["optimizer"]: event["place"] for event in record.of_kind("optimizer")}
     place = created.get(frozen[0] if frozen else 0, "") or steps[0]["place"]
     lost = f"{listed(forgotten)} get gradients, but belong to no optimizer and do not change." if forgotten else ""
@@ -45,31 +40,29 @@ def check(evidence: Evidence) -> list[Finding]:
         message = f"All {len(event['names'])} parameters of the optimizer ({event['name']}) are frozen. {lost}".strip()
         tensor = (forgotten or list(event["names"].values()) or [""])[0]
         if len(frozen) == len(optimizers):
-            return [fault(message, step=0, tensor=tensor, amount="no weight changes", place=place)]
+            return [fault(message, 0, tensor, "no weight changes", place)]
         if not forgotten:
             return [note(message, 0, tensor, place=place)]
     if not forgotten:
         return []
     if _is_fixed(record, forgotten):
-        message = f"{lost} They are in evaluation mode: freeze them, if that is meant."
-        return [note(message, 0, forgotten[0], place=place)]
+        return [
+            note(f"{lost} They are in evaluation mode: freeze them, if that is meant.", 0, forgotten[0], place=place)
+        ]
     if set(forgotten) <= {name for event in steps for name in event["loaded"]}:
         message = f"{lost} Their weights were loaded: freeze them with requires_grad_(False), if that is meant."
         return [note(message, 0, forgotten[0], place=place)]
     held = len({name for event in optimizers.values() for name in event["names"].values()})
-    amount = f"{len(forgotten)} of {held + len(forgotten)} trainable parameters"
-    return [fault(lost, step=0, tensor=forgotten[0], amount=amount, place=place)]
+    return [fault(lost, 0, forgotten[0], f"{len(forgotten)} of {held + len(forgotten)} trainable parameters", place)]
 
 
 def _forgotten(record: RankRecord) -> list[str]:
     """Returns the parameters with gradients that belong to no optimizer at the end, and that nothing else changes."""
     found = [event["unowned"] for event in record.of_kind("step")]
-    if len(found) < 2:
-        return []
     first: dict[str, str] = {}
     for values in found:
         first = values | first
-    return [name for name, value in found[-1].items() if value == first[name]]
+    return [name for name, value in found[-1].items() if value == first[name]] if len(found) > 1 else []
 
 
 def _is_fixed(record: RankRecord, names: list[str]) -> bool:
@@ -78,5 +71,4 @@ def _is_fixed(record: RankRecord, names: list[str]) -> bool:
     for event in record.of_kind("forward"):
         if event["gradients"]:
             modes |= event["modes"]
-    owners = [modes.get(name.rpartition(".")[0]) for name in names]
-    return bool(owners) and all(mode is False for mode in owners) and any(modes.values())
+    return all(modes.get(name.rpartition(".")[0]) is False for name in names) and any(modes.values())

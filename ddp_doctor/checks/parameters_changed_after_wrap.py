@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, local_hook, windows, wraps
+from ddp_doctor.evidence.gradients import first_divergence, local_hook, passes_of, wraps
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD010"
@@ -28,17 +28,15 @@ def check(evidence: Evidence) -> list[Finding]:
     found = first_divergence(evidence)
     if found is None or found.kind not in {"partly", "local"} or local_hook(evidence, found.step):
         return []
-    run = evidence.runs["ranks"]
-    passes = windows(run.ranks[0])[found.step] if found.step < len(windows(run.ranks[0])) else []
+    passes = passes_of(evidence.ranks[0], found.step)
     if not passes or not passes[-1]["synchronizes"]:
         return []
-    known = {name for wrapped in wraps(run) for name in wrapped["parameters"]}
-    new = [name for name in found.parameters if name not in known]
+    known = {name for wrapped in wraps(evidence.runs["ranks"]) for name in wrapped["parameters"]}
+    new = any(name not in known for name in found.parameters)
     what = "which were frozen at the wrap or added after it" if new else "which were replaced after the wrap"
     message = (
         f"{len(found.parameters)} parameters that DistributedDataParallel does not average are trained with the "
         f"gradient of each rank alone, {what}: {', '.join(found.parameters[:5])}."
     )
     amount = f"their gradients differ between two ranks by {found.amount:.1e}"
-    place = found.place
-    return [fault(message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]
+    return [fault(message, found.step, found.tensor, amount, found.place)]

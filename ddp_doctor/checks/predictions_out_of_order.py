@@ -30,26 +30,24 @@ def check(evidence: Evidence) -> list[Finding]:
         return [not_reached("There is no predict_dataloader.")]
     run = evidence.run("predict", purpose="predict", same_seed=True)
     if not run.worked:
-        one = evidence.runs.get("predict1")
-        alone = f" It also fails on one process ({one.short_reason})." if one and not one.worked else ""
-        message = f"The prediction on several ranks fails ({run.short_reason}), so it was not examined.{alone}"
-        return [cannot_tell(message)]
+        one = evidence.failed("predict1")
+        alone = f" It also fails on one process ({one.short_reason})." if one else ""
+        return [
+            cannot_tell(f"The prediction on several ranks fails ({run.short_reason}), so it was not examined.{alone}")
+        ]
     epochs = evaluation_epochs(run.ranks)
     if not epochs:
         return [cannot_tell("The prediction on several ranks uses no DataLoader.")]
     for events in epochs:
-        if any(event["iterable"] or not event["drained"] for event in events):
-            continue
-        if all(event["indices"] == events[0]["indices"] for event in events) and events[0]["ascending"]:
-            # Each rank predicts all samples.
-            continue
-        found = _order(evidence, run, events) or _lost(evidence, run, events)
-        if found:
+        known = all(event["drained"] and not event["iterable"] for event in events)
+        # Each rank may predict all samples.
+        same = all(event["indices"] == events[0]["indices"] for event in events) and events[0]["ascending"]
+        if known and not same and (found := _order(run, events) or _lost(run, events)):
             return [found]
     return []
 
 
-def _order(evidence: Evidence, run: Run, events: list[Event]) -> Finding | None:
+def _order(run: Run, events: list[Event]) -> Finding | None:
     """Returns the finding of samples that are repeated, missing or out of order; none if the outputs name them."""
     total, union = sum(len(event["indices"]) for event in events), {i for event in events for i in event["indices"]}
     faults = []
@@ -61,14 +59,11 @@ def _order(evidence: Evidence, run: Run, events: list[Event]) -> Finding | None:
     size = events[0]["samples"]
     if size is not None and events[0]["base"] == events[-1]["base"] and 0 < len(union) < size:
         faults.append(f"{size - len(union)} of {size} samples are not predicted")
-    if not faults or all(_says_indices(rank, event) for rank, event in zip(run.ranks, events, strict=True)):
+    if not faults or all(map(_says_indices, run.ranks, events)):
         return None
-    message = "; ".join(faults)
-    message = (
-        f"{message[0].upper()}{message[1:]}: the sampler is a {(events[0]['set_epoch'] or [events[0]['sampler']])[0]}."
-    )
-    amount = f"{total} predictions for {size} samples"
-    return fault(message, amount=amount, place=events[0]["place"])
+    message, sampler = "; ".join(faults), (events[0]["set_epoch"] or [events[0]["sampler"]])[0]
+    message = f"{message[0].upper()}{message[1:]}: the sampler is a {sampler}."
+    return fault(message, amount=f"{total} predictions for {size} samples", place=events[0]["place"])
 
 
 def _says_indices(rank: RankRecord, event: Event) -> bool:
@@ -77,11 +72,10 @@ def _says_indices(rank: RankRecord, event: Event) -> bool:
     return [value for row in rows for value in row] == event["indices"]
 
 
-def _lost(evidence: Evidence, run: Run, events: list[Event]) -> Finding | None:
+def _lost(run: Run, events: list[Event]) -> Finding | None:
     """Returns the finding of predictions that one rank writes, without having got those of the others."""
-    gathered = any(
-        event["place"] and event["op"] != "barrier" for rank in run.ranks for event in rank.of_kind("collective")
-    )
+    collectives = [event for rank in run.ranks for event in rank.of_kind("collective")]
+    gathered = any(event["place"] and event["op"] != "barrier" for event in collectives)
     # A report or a file of metrics has another number of rows than the rank has predictions.
     written = {
         rank.rank: event

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.findings import Finding, fault
@@ -30,29 +28,21 @@ def check(evidence: Evidence) -> list[Finding]:
     if found is None:
         return []
     clips = [[event for event in rank.of_kind("clip") if event["step"] == found.step] for rank in evidence.ranks]
-    counts = [len(rank.of_kind("stepped")) for rank in evidence.ranks]
     rates = [[event["lr"] for event in rank.of_kind("step")][found.step : found.step + 1] for rank in evidence.ranks]
     place = found.place
     if len({len(clip) for clip in clips}) > 1:
         number = next(number for number, clip in enumerate(clips) if clip)
         other = min(range(len(clips)), key=lambda rank: len(clips[rank]))
-        event = clips[number][0]
-        message = f"Rank {number} clips the gradients with {event['function']}, but rank {other} does not."
-        place = event["place"]
+        name, place = clips[number][0]["function"], clips[number][0]["place"]
+        message = f"Rank {number} clips the gradients with {name}, but rank {other} does not."
     elif found.kind == "steps":
-        message = f"The ranks step unequally often: {_listed(counts)} optimizer steps."
+        counts = ", ".join(f"rank {rank.rank} {len(rank.of_kind('stepped'))}" for rank in evidence.ranks)
+        message = f"The ranks step unequally often: {counts} optimizer steps."
     elif any(rate != rates[0] for rate in rates):
-        message = (
-            f"The ranks step with different learning rates: {_listed([rate[0] if rate else None for rate in rates])}."
-        )
+        listed = ", ".join(f"rank {rank} {rate[0] if rate else None}" for rank, rate in enumerate(rates))
+        message = f"The ranks step with different learning rates: {listed}."
     elif found.kind == "scaled":
         message = "The ranks step with the same gradient at different scales: one of them changes it."
     else:
         return []
-    amount = f"the gradients of two ranks differ by {found.amount:.1e}" if found.amount else ""
-    tensor = found.parameters[0] if found.parameters else ""
-    return [fault(message, step=found.step, tensor=tensor, amount=amount, place=place)]
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
+    return [fault(message, found.step, found.tensor, found.measured, place)]

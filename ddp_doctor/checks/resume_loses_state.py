@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, cannot_tell, fault
-from ddp_doctor.listing import listed
+from ddp_doctor.findings import Finding, cannot_tell, fault, listed
 from ddp_doctor.records.run import RankRecord
+
+_RUNS = ("whole", "save", "resume")
 
 CODE = "LD025"
 TITLE = "A resumed training loses state"
@@ -31,32 +32,27 @@ STRUCTURAL = False
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares two epochs at once with one and one from a checkpoint."""
-    runs = [evidence.worked(name) for name in ("whole", "save", "resume")]
-    whole, saved, resumed = (run.ranks[0] if run else None for run in runs)
-    if whole is None or saved is None or resumed is None:
-        failed = [
-            (name, run) for name in ("whole", "save", "resume") if (run := evidence.runs.get(name)) and not run.worked
-        ]
-        if failed:
-            name, run = failed[0]
-            reason = f"The run {name!r} fails ({run.short_reason}), so a resumed training was not examined."
-            return [cannot_tell(reason)]
-        if any(rank.of_kind("save") for rank in evidence.ranks):
-            reason = "The doctor can resume a LightningModule only."
-            return [cannot_tell(reason)]
-        return []
+    if not all(evidence.worked(name) for name in _RUNS):
+        if run := evidence.failed(*_RUNS):
+            name = run.spec.purpose
+            return [
+                cannot_tell(f"The run {name!r} fails ({run.short_reason}), so a resumed training was not examined.")
+            ]
+        saves = any(rank.of_kind("save") for rank in evidence.ranks)
+        return [cannot_tell("The doctor can resume a LightningModule only.")] if saves else []
+    whole, saved, resumed = (evidence.runs[name].ranks[0] for name in _RUNS)
     lost = _different_state(whole, resumed)
     if not lost:
         return []
     done = len(saved.of_kind("step"))
-    if _samples(whole)[-1:] != _samples(resumed)[-1:]:
+    if _last_epoch(whole, _samples) != _last_epoch(resumed, _samples):
         return [cannot_tell("The resumed training takes other samples.")]
     if evidence.deterministic is False:
         return [cannot_tell("Two runs of the same code give different weights.")]
     cause = _cause(whole, resumed, done)
     if cause is None:
         reason = f"A resumed training differs in {listed(lost)}, but no state is seen that it lacks."
-        if _draws(whole)[-1:] != _draws(resumed)[-1:]:
+        if _last_epoch(whole, _draws) != _last_epoch(resumed, _draws):
             reason = "The resumed training draws other random numbers, and no state is seen that it lacks."
         return [cannot_tell(reason)]
     what, tensor, step = cause
@@ -64,7 +60,7 @@ def check(evidence: Evidence) -> list[Finding]:
     # Without a tensor, the schedule is lost.
     events = [] if tensor else whole.of_kind("scheduler", "optimizer")
     place = next((event["place"] for event in events if event["place"]), "")
-    return [fault(message, step=step, tensor=tensor, amount=_amount(whole, resumed, done), place=place)]
+    return [fault(message, step, tensor, _amount(whole, resumed, done), place)]
 
 
 def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:
@@ -74,42 +70,35 @@ def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:
     return [place for place in different if not place.startswith("attribute") or "." in place.rpartition(" ")[2]]
 
 
-def _samples(record: RankRecord) -> list[list[Any]]:
-    """Returns the samples of each training epoch, by batch: their indices and contents."""
-    return _by_epoch(record, lambda event: (event["indices"], event.get("samples")))
+def _samples(batch: dict[str, Any]) -> Any:
+    return batch["indices"], batch.get("samples")
 
 
-def _draws(record: RankRecord) -> list[list[Any]]:
-    """Returns what the steps of each training epoch draw, and the states of the generators before."""
-    return _by_epoch(record, lambda event: (event.get("draw_digest"), event.get("at_step")))
+def _draws(batch: dict[str, Any]) -> Any:
+    return batch.get("draw_digest"), batch.get("at_step")
 
 
-def _by_epoch(record: RankRecord, value: Callable[[dict[str, Any]], Any]) -> list[list[Any]]:
-    found: dict[tuple[int, int], list[Any]] = {}
-    for event in record.of_kind("batch"):
-        if event["trains"]:
-            found.setdefault((event["loader"], event["iteration"]), []).append(value(event))
-    return list(found.values())
+def _last_epoch(record: RankRecord, value: Callable[[dict[str, Any]], Any]) -> list[Any]:
+    """Returns a value of each batch of the last training epoch."""
+    batches = [event for event in record.of_kind("batch") if event["trains"]]
+    last = [(event["loader"], event["iteration"]) for event in batches][-1:]
+    return [value(event) for event in batches if (event["loader"], event["iteration"]) in last]
 
 
 def _cause(whole: RankRecord, resumed: RankRecord, done: int) -> tuple[str, str, int] | None:
     """Returns the state that is not restored, the tensor, and the first step that shows it; None if none is seen."""
     steps = whole.of_kind("step")[done:], resumed.of_kind("step")
     names = resumed.of_kind("step")[0]["names"] if steps[1] else {}
-    begin = _differing(whole, resumed, f"before/{done}/", "before/0/")
+    begin, gradients, after = (
+        _differing(whole, resumed, f"{what}/{done}/", f"{what}/0/") for what in ("before", "applied", "after")
+    )
     if begin:
         tensors = [names.get(key, key) for key in begin]
         return f"{listed(tensors)} of the weights are not restored", tensors[0], done
-    for number, (a, b) in enumerate(zip(*steps, strict=False)):
+    for step, (a, b) in enumerate(zip(*steps, strict=False), done):
         if a["lr"] != b["lr"]:
-            return (
-                f"the learning rate of step {done + number} is {b['lr'][0]:.3g} instead of {a['lr'][0]:.3g}, so the "
-                "schedule is not restored",
-                "",
-                done + number,
-            )
-    gradients = _differing(whole, resumed, f"applied/{done}/", "applied/0/")
-    after = _differing(whole, resumed, f"after/{done}/", "after/0/")
+            lrs = f"{b['lr'][0]:.3g} instead of {a['lr'][0]:.3g}"
+            return f"the learning rate of step {step} is {lrs}, so the schedule is not restored", "", step
     if after and not gradients:
         tensor = names.get(after[0], after[0])
         return "the same gradient gives another update, so the optimizer is not restored", tensor, done
@@ -117,18 +106,18 @@ def _cause(whole: RankRecord, resumed: RankRecord, done: int) -> tuple[str, str,
     for kind in ("weights", "optimizer", "scheduler"):
         if places := [place for place in missing if place.startswith(f"{kind} ")]:
             return f"{listed(places)} is not restored", places[0].partition(" ")[2], done
-    attributes = list(dict.fromkeys(place.split(" ")[1] for place in missing))
-    if attributes and gradients:
-        return f"the attribute {attributes[0]} is not restored, and not in the checkpoint", attributes[0], done
+    if missing and gradients:
+        attribute = missing[0].split(" ")[1]
+        return f"the attribute {attribute} is not restored, and not in the checkpoint", attribute, done
     return None
 
 
 def _missing_at_begin(whole: RankRecord, resumed: RankRecord) -> list[str]:
     """Returns the places of the state that differ when the resumed epoch begins, modules in attributes first."""
-    begun = whole.of_kind("begin"), resumed.of_kind("begin")
+    begun = whole.of_kind("begin")[-1:], resumed.of_kind("begin")[:1]
     if not all(begun):
         return []
-    first, second = begun[0][-1]["values"], begun[1][0]["values"]
+    first, second = (events[0]["values"] for events in begun)
     places = [place for place, value in first.items() if second.get(place) != value]
     return sorted(places, key=lambda place: "." not in place.rpartition(" ")[2])
 
@@ -137,7 +126,7 @@ def _differing(whole: RankRecord, resumed: RankRecord, first: str, second: str) 
     """Returns the keys of the tensors that differ."""
     keys = [name.removeprefix(second) for name in resumed.tensors if name.startswith(second)]
     pairs = [(key, whole.tensors.get(first + key), resumed.tensors[second + key]) for key in keys]
-    return [key for key, a, b in pairs if a is not None and not (a.shape == b.shape and torch.equal(a, b))]
+    return [key for key, a, b in pairs if a is not None and not torch.equal(a, b)]
 
 
 def _amount(whole: RankRecord, resumed: RankRecord, done: int) -> str:
@@ -145,11 +134,10 @@ def _amount(whole: RankRecord, resumed: RankRecord, done: int) -> str:
     last = len(whole.of_kind("step")) - 1
     difference, update = 0.0, 0.0
     for name, begin in whole.tensors.items():
-        if not name.startswith(f"before/{done}/"):
-            continue
-        key = name.rpartition("/")[2]
-        ends = whole.tensors.get(f"after/{last}/{key}"), resumed.tensors.get(f"after/{last - done}/{key}")
-        if ends[0] is not None and ends[1] is not None and ends[0].shape == ends[1].shape:
-            difference += float((ends[0] - ends[1]).norm()) ** 2
-            update += float((ends[0] - begin).norm()) ** 2
+        if name.startswith(f"before/{done}/"):
+            key = name.rpartition("/")[2]
+            a, b = whole.tensors.get(f"after/{last}/{key}"), resumed.tensors.get(f"after/{last - done}/{key}")
+            if a is not None and b is not None and a.shape == b.shape:
+                difference += float((a - b).norm()) ** 2
+                update += float((a - begin).norm()) ** 2
     return f"{(difference / update) ** 0.5:.1e} of the update" if update else ""

@@ -28,12 +28,11 @@ def check(evidence: Evidence) -> list[Finding]:
     if found is None:
         return []
     one, several, lost = found
+    alone, together = len(set(one["indices"])), len({index for event in several for index in event["indices"]})
     examples = ", ".join(str(index) for index in sorted(lost)[:4])
-    together = len({index for event in several for index in event["indices"]})
     message = (
-        f"On one process the sampler is a {one['sampler']}, which gives {len(set(one['indices']))} samples per epoch. "
-        f"On {names(range(len(several)))} a {several[0]['sampler']} takes its place, which gives them {together} "
-        f"samples together: {len(lost)} are never seen, such as {examples}."
+        f"On one process the sampler is a {one['sampler']}, which gives {alone} samples per epoch. On "
+        f"{names(range(len(several)))} a {several[0]['sampler']} takes its place, which gives them {together} samples "
+        f"together: {len(lost)} are never seen, such as {examples}."
     )
-    amount = f"{len(lost)} of {len(set(one['indices']))} samples lost"
-    return [fault(message, step=several[0]["step"], amount=amount, place=one["place"])]
+    return [fault(message, several[0]["step"], "", f"{len(lost)} of {alone} samples lost", one["place"])]

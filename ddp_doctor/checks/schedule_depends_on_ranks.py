@@ -28,29 +28,26 @@ STRUCTURAL = True
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares how often schedules step, and the learning rates, on one process and on several."""
-    run = evidence.worked("ranks")
-    if run is None:
+    record, count = next(iter(evidence.trained), None), len(evidence.trained)
+    if record is None:
         return []
-    record, count = run.ranks[0], len(run.ranks)
     times, place = _times(record)
     if not times:
         constant = all(len(set(rates)) < 2 for rates in _rates(record).values())
         return [not_reached("No schedule steps.")] if constant else []
     if times == 1:
         return []
-    where = place
     alone = _times(evidence.single)[0] if evidence.single else 0
     if not alone or times != count * alone:
-        message = f"A schedule steps {times} times per optimizer step."
-        return [note(message, place=where)]
+        return [note(f"A schedule steps {times} times per optimizer step.", place=place)]
     once = evidence.run("schedules once", interventions={"step_schedules_once": True})
     message = f"A schedule steps {times} times per optimizer step on {count} ranks, and {alone} on one process."
     if not once.worked:
-        return [depends(message, place=where)]
+        return [depends(message, place=place)]
     rates, fixed, single = (_rates(one) for one in (record, once.ranks[0], evidence.single) if one)
     number = next((number for number, found in rates.items() if found != fixed.get(number)), None)
     if number is None:
-        return [note(message, place=where)]
+        return [note(message, place=place)]
     step = next(step for step, (a, b) in enumerate(zip(rates[number], fixed[number], strict=False)) if a != b)
     amount = f"learning rate {rates[number][step]:.3g} instead of {fixed[number][step]:.3g}"
     if _fits(fixed[number], single.get(number, []), count):
@@ -59,17 +56,16 @@ def check(evidence: Evidence) -> list[Finding]:
             "With one step of the schedule per optimizer step, the learning rates are those of one process after as "
             "many samples."
         )
-        return [fault(message, step=step, amount=amount, place=where, proof=proof)]
+        return [fault(message, step, "", amount, place, proof)]
     message += f" It ends after {count} times fewer optimizer steps, unless its length counts those of one process."
-    return [depends(message, step, amount=amount, place=where)]
+    return [depends(message, step, "", amount, place)]
 
 
 def _times(record: RankRecord) -> tuple[int, str]:
     """Returns how often a schedule steps per optimizer step at most, and where."""
     events = [event for event in record.of_kind("scheduler") if event["step"] > 0]
     counts = Counter((event["scheduler"], event["step"]) for event in events)
-    places = [event["place"] for event in events if event["place"]]
-    return max(counts.values(), default=0), places[0] if places else ""
+    return max(counts.values(), default=0), next((event["place"] for event in events if event["place"]), "")
 
 
 def _rates(record: RankRecord) -> dict[int, list[float]]:
@@ -85,7 +81,8 @@ def _fits(rates: Sequence[float], single: Sequence[float], count: int) -> bool:
     places = [step for step in range(1, len(rates)) if step * count < len(single)]
     if not places or not rates[0] or not single[0]:
         return False
-    ours = [rates[step] / rates[0] for step in places]
-    samples, steps = ([single[step * by] / single[0] for step in places] for by in (count, 1))
-    same = all(isclose(a, b, rel_tol=1e-6) for a, b in zip(ours, samples, strict=True))
-    return same and not all(isclose(a, b, rel_tol=1e-6) for a, b in zip(ours, steps, strict=True))
+
+    def equal(by: int) -> bool:
+        return all(isclose(rates[step] / rates[0], single[step * by] / single[0], rel_tol=1e-6) for step in places)
+
+    return equal(count) and not equal(1)

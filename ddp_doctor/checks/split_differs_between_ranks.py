@@ -32,12 +32,5 @@ def check(evidence: Evidence) -> list[Finding]:
     )
     run = evidence.run("one seed", same_seed=True)
     proof = "with one seed on all ranks there are none" if run.worked and leak(run.ranks) is None else ""
-    return [
-        fault(
-            message,
-            step=found.event["step"],
-            amount=f"{found.shared} of {found.of} samples",
-            place=found.event["place"],
-            proof=proof,
-        )
-    ]
+    amount = f"{found.shared} of {found.of} samples"
+    return [fault(message, found.event["step"], "", amount, found.event["place"], proof)]

@@ -33,8 +33,7 @@ _DISTINCT = 0.9
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the samples of the streams by their contents."""
-    ranks = evidence.ranks
-    for events in training_epochs(ranks):
+    for events in training_epochs(evidence.ranks):
         if all(event["iterable"] for event in events) and communicates(evidence):
             return _among_ranks(evidence, events) or _among_workers(evidence, events)
     return []
@@ -43,21 +42,21 @@ def check(evidence: Evidence) -> list[Finding]:
 def _among_ranks(evidence: Evidence, events: list[Event]) -> list[Finding]:
     samples = [samples_of(rank, event) for rank, event in zip(evidence.ranks, events, strict=True)]
     for place, first in enumerate(samples):
-        for other in range(place + 1, len(samples)):
-            sets, lists = [set(first), set(samples[other])], [first, samples[other]]
-            copies = max(1, events[place]["workers"])
+        for other, second in enumerate(samples[place + 1 :], place + 1):
+            sets, lists, copies = [set(first), set(second)], [first, second], max(1, events[place]["workers"])
             distinct = all(len(a) >= _DISTINCT * len(b) / copies for a, b in zip(sets, lists, strict=True))
             least, shared = min(map(len, sets)), len(sets[0] & sets[1])
             if least < _FEWEST or not distinct or shared <= least / 2:
                 continue
-            if lists[0] == lists[1] and divides_batches(evidence):
+            if first == second and divides_batches(evidence):
                 continue
-            order = "in the same order" if lists[0] == lists[1] else "in another order"
+            order = "in the same order" if first == second else "in another order"
             message = (
                 f"{names([place, other]).capitalize()} read the same {shared} samples of {least} from the "
                 f"{events[0]['dataset']}, {order}: the stream is not divided among the ranks."
             )
-            return [_fault(evidence, message, events[0], f"{shared} of {least} samples on both ranks")]
+            amount = f"{shared} of {least} samples on both ranks"
+            return [fault(message, events[0]["step"], "", amount, events[0]["place"])]
     return []
 
 
@@ -70,25 +69,17 @@ def _among_workers(evidence: Evidence, events: list[Event]) -> list[Finding]:
         epochs = run.ranks[rank.rank].training_epochs if run.worked else []
         if not epochs or _copies(run.ranks[rank.rank], epochs[0]) != 1:
             return []
-        count = len(set(samples_of(rank, event)))
         message = (
-            f"Rank {rank.rank} gets each of {count} samples of the {event['dataset']} {found} times in one epoch: each "
-            f"of its {event['workers']} workers reads the same samples."
+            f"Rank {rank.rank} gets each of {len(set(samples_of(rank, event)))} samples of the {event['dataset']} {found} "
+            f"times in one epoch: each of its {event['workers']} workers reads the same samples."
         )
         proof = "without workers each sample comes once"
-        return [_fault(evidence, message, event, f"each sample {found} times", proof)]
+        return [fault(message, event["step"], "", f"each sample {found} times", event["place"], proof)]
     return []
 
 
 def _copies(rank: RankRecord, event: Event) -> int:
     """Returns how often almost every sample comes in an epoch; 0 if the numbers differ."""
     counts = Counter(samples_of(rank, event))
-    if len(counts) < _FEWEST:
-        return 0
-    (most, number), *_ = Counter(counts.values()).most_common(1)
-    return most if number >= _DISTINCT * len(counts) else 0
-
-
-def _fault(evidence: Evidence, message: str, event: Event, amount: str, proof: str = "") -> Finding:
-    place = event["place"]
-    return fault(message, step=event["step"], amount=amount, place=place, proof=proof)
+    most, number = next(iter(Counter(counts.values()).most_common(1)), (0, 0))
+    return most if len(counts) >= _FEWEST and number >= _DISTINCT * len(counts) else 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, fault, note
-from ddp_doctor.listing import listed
+from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
+
+Part = tuple[str, str]
 
 CODE = "LD021"
 TITLE = "The model trains in evaluation mode"
@@ -38,64 +39,51 @@ class _Modes:
         place: The user's place of the last forward pass.
     """
 
-    training: dict[tuple[str, str], set[bool]] = field(default_factory=dict)
-    sensitive: set[tuple[str, str]] = field(default_factory=set)
+    training: dict[Part, set[bool]] = field(default_factory=dict)
+    sensitive: set[Part] = field(default_factory=set)
     place: str = ""
 
-    def of(self, mode: bool) -> set[tuple[str, str]]:
+    def of(self, mode: bool) -> set[Part]:
         """Returns the parts that were in this mode alone."""
         return {part for part, modes in self.training.items() if modes == {mode}}
 
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the modes of all parts between ranks and between steps."""
-    run = evidence.worked("ranks")
-    if run is None:
-        return []
-    modes = [_modes(record) for record in run.ranks]
-    for step in sorted(set.intersection(*map(set, modes))):
+    modes = [_modes(record) for record in evidence.trained]
+    for step in sorted(set.intersection(*map(set, modes))) if modes else []:
         for rank, other in ((rank, other) for rank in range(len(modes)) for other in range(len(modes))):
             evaluating = modes[rank][step].of(False) & modes[other][step].of(True)
             if evaluating:
                 message = f"Rank {rank} trains in evaluation mode, but rank {other} in training mode"
-                return [_fault(evidence, run.ranks[rank], modes[rank], step, evaluating, message)]
-    for record, found in zip(run.ranks, modes, strict=True):
+                return [_fault(evidence.ranks[rank], modes[rank], step, evaluating, message)]
+    for record, found in zip(evidence.trained, modes, strict=True):
         first, *later = sorted(found) or [0]
         for step in later:
             evaluating = found[first].of(True) & found[step].of(False)
-            if not evaluating:
-                continue
-            if found[step].of(True) & found[first].of(True):
+            if evaluating and found[step].of(True) & found[first].of(True):
                 message = f"From step {step} on, {_names(evaluating)} are in evaluation mode; the other parts are not."
                 return [note(message, step, place=found[step].place)]
-            message = f"From step {step} on, the model trains in evaluation mode"
-            return [_fault(evidence, record, found, step, evaluating, message)]
+            if evaluating:
+                message = f"From step {step} on, the model trains in evaluation mode"
+                return [_fault(record, found, step, evaluating, message)]
         start = found.get(first, _Modes())
         if start.sensitive and not any(True in modes for modes in start.training.values()):
-            message = (
-                f"The model trains in evaluation mode from the beginning: {_names(start.sensitive)} have no effect."
-            )
+            names = _names(start.sensitive)
+            message = f"The model trains in evaluation mode from the beginning: {names} have no effect."
             return [note(message, first, place=start.place)]
     return []
 
 
-def _fault(
-    evidence: Evidence,
-    record: RankRecord,
-    modes: dict[int, _Modes],
-    step: int,
-    evaluating: set[tuple[str, str]],
-    message: str,
-) -> Finding:
+def _fault(record: RankRecord, modes: dict[int, _Modes], step: int, evaluating: set[Part], message: str) -> Finding:
     sensitive = evaluating & modes[step].sensitive
-    calls = [event for event in record.of_kind("eval") if event["step"] <= step and event["place"]]
-    place = calls[-1]["place"] if calls else modes[step].place
+    calls = [event["place"] for event in record.of_kind("eval") if event["step"] <= step and event["place"]]
+    place = calls[-1] if calls else modes[step].place
     if not sensitive:
-        message += ", which has no effect: it has no dropout and no batch norm."
-        return note(message, step, place=place)
+        return note(f"{message}, which has no effect: it has no dropout and no batch norm.", step, place=place)
     message += f": eval() is not followed by train(), and {_names(sensitive)} work as in evaluation."
     amount = f"{len(sensitive)} of {len(modes[step].sensitive)} parts with a mode"
-    return fault(message, step=step, tensor=min(sensitive)[1], amount=amount, place=place)
+    return fault(message, step, min(sensitive)[1], amount, place)
 
 
 def _modes(record: RankRecord) -> dict[int, _Modes]:
@@ -103,8 +91,8 @@ def _modes(record: RankRecord) -> dict[int, _Modes]:
     found: dict[int, _Modes] = {}
     waiting = []
     for event in record.of_kind("batch", "forward", "backward", "stepped"):
-        if event["kind"] == "forward" and event["gradients"]:
-            waiting.append(event)
+        if event["kind"] == "forward":
+            waiting += [event] if event["gradients"] else []
             continue
         if event["kind"] == "backward" and waiting:
             step = found.setdefault(event["step"], _Modes())
@@ -113,10 +101,9 @@ def _modes(record: RankRecord) -> dict[int, _Modes]:
                 step.sensitive |= {(forward["module"], name) for name in forward["sensitive"]}
                 for name, training in forward["modes"].items():
                     step.training.setdefault((forward["module"], name), set()).add(training)
-        if event["kind"] != "forward":
-            waiting = []
+        waiting = []
     return found
 
 
-def _names(parts: set[tuple[str, str]]) -> str:
+def _names(parts: set[Part]) -> str:
     return listed([f"{kind}.{name}" if name else kind for kind, name in sorted(parts)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, communicates, training_epochs
@@ -36,19 +35,13 @@ def check(evidence: Evidence) -> list[Finding]:
     if any(rank.of_kind("join") for rank in ranks) or not communicates(evidence):
         return []
     for events in training_epochs(ranks):
-        counts = [_batches(event) for event in events]
-        known = [count for count in counts if count is not None]
-        if len(known) < len(counts) or len(set(known)) == 1:
+        known = [count for event in events if (count := _batches(event)) is not None]
+        if len(known) < len(events) or len(set(known)) == 1:
             continue
-        listed = ", ".join(f"{count} on rank {rank.rank}" for count, rank in zip(known, ranks, strict=True))
-        message = f"Epoch {events[0].get('epoch', 0)} has unequal numbers of batches: {listed}."
-        values: dict[str, Any] = {
-            "step": min(known),
-            "amount": " and ".join(map(str, known)) + " batches",
-            "place": events[0]["place"],
-        }
+        counts = ", ".join(f"{count} on rank {rank.rank}" for count, rank in zip(known, ranks, strict=True))
+        message = f"Epoch {events[0].get('epoch', 0)} has unequal numbers of batches: {counts}."
+        where = min(known), "", " and ".join(map(str, known)) + " batches", events[0]["place"]
         ended = _ended(ranks)
-        is_module = bool(evidence.single and evidence.single.end.get("module"))
         if not ended and max(known) <= _MOST_BATCHES:
             seconds = min(evidence.spec.timeout, _SECONDS + 2 * evidence.runs["ranks"].seconds)
             run = evidence.run("whole epoch", steps=max(known) + 1, timeout=seconds)
@@ -57,21 +50,16 @@ def check(evidence: Evidence) -> list[Finding]:
                 # The loop ends before the shortest loader does.
                 return []
             ended = ended or "A run to the end of this epoch hangs or fails."
-        elif not ended and not is_module:
-            message += " Whether the loop ends before the first of them was not seen."
-            return [unclear(message, **values)]
-        return [
-            fault(f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}", **values)
-        ]
+        elif not ended and not evidence.is_module:
+            return [unclear(f"{message} Whether the loop ends before the first of them was not seen.", *where)]
+        return [fault(f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}", *where)]
     return []
 
 
 def _batches(event: Event) -> int | None:
     if event["iterable"]:
         return event["yielded"] + len(event.get("later_sizes", ())) if event["drained"] else None
-    if event["drained"] and event.get("sizes"):
-        return len(event["sizes"])
-    batches: int | None = event["batches"]
+    batches: int | None = len(event["sizes"]) if event["drained"] and event.get("sizes") else event["batches"]
     return batches
 
 

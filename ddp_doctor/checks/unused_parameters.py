@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, fault
-from ddp_doctor.listing import listed
+from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD029"
@@ -26,39 +25,33 @@ _WORDS = ("find_unused_parameters", "parameters that were not used in producing"
 
 def check(evidence: Evidence) -> list[Finding]:
     """Names the parameters about which DistributedDataParallel complains."""
-    failed = next((rank for rank in evidence.ranks if rank.error and _is_about_unused(rank.error["message"])), None)
-    if failed is None:
+    found = [rank for rank in evidence.ranks if rank.error and any(words in rank.error["message"] for words in _WORDS)]
+    if not found:
         return []
-    step = len(failed.of_kind("step"))
+    failed, steps = found[0], len(found[0].of_kind("step"))
     run = evidence.run("unused parameters found", interventions={"find_unused": True})
     unused = [_without_gradient(record) for record in run.ranks] if run.worked else []
     names = sorted(set().union(*unused))
     places = [event["place"] for kind in ("forward", "log", "ddp") for event in failed.of_kind(kind) if event["place"]]
-    place = places[0] if places else ""
+    step, place = max(steps - 1, 0), next(iter(places), "")
     if not names:
         message = (
-            "DistributedDataParallel waits for gradients of parameters that the loss of step "
-            f"{max(step - 1, 0)} does not use."
+            f"DistributedDataParallel waits for gradients of parameters that the loss of step {step} does not use."
         )
-        return [fault(message, step=max(step - 1, 0), place=place)]
+        return [fault(message, step, place=place)]
     message = f"The loss does not use {listed(names)}, so DistributedDataParallel waits for their gradients."
     if any(part != unused[0] for part in unused):
         message += f" Rank 0 does not use {listed(sorted(unused[0])) or 'none'}; the other ranks differ."
-    amount = f"{len(names)} parameters"
-    proof = (
-        f"With find_unused_parameters=True, the ranks take {len(run.ranks[0].of_kind('step'))} steps instead of {step}."
-    )
-    return [fault(message, step=max(step - 1, 0), tensor=names[0], amount=amount, place=place, proof=proof)]
-
-
-def _is_about_unused(message: str) -> bool:
-    return any(words in message for words in _WORDS)
+    taken = len(run.ranks[0].of_kind("step"))
+    proof = f"With find_unused_parameters=True, the ranks take {taken} steps instead of {steps}."
+    return [fault(message, step, names[0], f"{len(names)} parameters", place, proof)]
 
 
 def _without_gradient(record: RankRecord) -> set[str]:
     """Returns the parameters that get no gradient on this rank in the first step."""
-    found: set[str] = set()
-    for event in record.of_kind("step")[:1]:
-        trainable = {key: name for key, name in event["names"].items() if name not in event["frozen"]}
-        found |= {name for key, name in trainable.items() if f"local/{event['step']}/{key}" not in record.tensors}
-    return found
+    return {
+        name
+        for event in record.of_kind("step")[:1]
+        for key, name in event["names"].items()
+        if name not in event["frozen"] and f"local/{event['step']}/{key}" not in record.tensors
+    }

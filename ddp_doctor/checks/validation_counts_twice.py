@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, evaluation_epochs, repeated_samples
@@ -35,71 +34,54 @@ def check(evidence: Evidence) -> list[Finding]:
         return [not_reached("The program evaluates nothing through a DataLoader.")]
     for events in evaluation_epochs(ranks):
         repeated = repeated_samples(events)
-        if not repeated or contents(ranks, events[0]["base"]).same is False:
-            continue
-        total, size = sum(len(event["indices"]) for event in events), len({i for e in events for i in e["indices"]})
-        shown = ", ".join(map(str, repeated[:4]))
-        message = f"The {size} samples of the evaluation are counted as {total}: sample {shown} is repeated"
-        message += f" by the {events[0]['sampler']}, so that the ranks get equal numbers."
-        values = {
-            "step": events[0]["step"],
-            "amount": f"{total} instead of {size} samples",
-            "place": events[0]["place"],
-        }
-        return (
-            _of_module(evidence, message, values)
-            if _is_module(evidence)
-            else _of_loop(evidence, message, values, total)
-        )
+        if repeated and contents(ranks, events[0]["base"]).same is not False:
+            first = events[0]
+            total, size = sum(len(event["indices"]) for event in events), len({i for e in events for i in e["indices"]})
+            message = (
+                f"The {size} samples of the evaluation are counted as {total}: sample "
+                f"{', '.join(map(str, repeated[:4]))} is repeated by the {first['sampler']}, so that the ranks get equal "
+                "numbers."
+            )
+            found = fault(message, first["step"], "", f"{total} instead of {size} samples", first["place"])
+            return _of_module(evidence, found) if evidence.is_module else _of_loop(evidence, found, total)
     return []
 
 
-def _is_module(evidence: Evidence) -> bool:
-    return bool(evidence.single and evidence.single.end.get("module"))
-
-
-def _of_module(evidence: Evidence, message: str, values: dict[str, Any]) -> list[Finding]:
+def _of_module(evidence: Evidence, found: Finding) -> list[Finding]:
     one = _metrics(evidence.run("evaluate1", purpose="evaluate", world_size=1, same_seed=True))
     several = _metrics(evidence.run("evaluate", purpose="evaluate", same_seed=True))
-    different = [name for name in one if name in several and not _close(one[name], several[name])]
-    if not different:
+    name = next((name for name in one if name in several and not _close(one[name], several[name])), "")
+    if not name:
         return []
-    name = different[0]
+    message = f"{found.message} {name} is {several[name]:.6g}, and {one[name]:.6g} on one process."
+    amount = f"{found.amount}; {name} differs by {several[name] - one[name]:.1e}"
+    where = found.step, name, amount, found.place
     change = {"unpadded": True}
     fixed = _metrics(evidence.run("unpadded", purpose="evaluate", same_seed=True, interventions=change))
-    message += f" {name} is {several[name]:.6g}, and {one[name]:.6g} on one process."
-    values = {
-        **values,
-        "tensor": name,
-        "amount": f"{values['amount']}; {name} differs by {several[name] - one[name]:.1e}",
-    }
     if name in fixed and _close(fixed[name], one[name]):
         proof = f"with each sample once, {name} is {fixed[name]:.6g} on several ranks, too"
-        return [fault(message, proof=proof, **values)]
-    message += " The difference remains with each sample once: it has another cause, too."
-    return [unclear(message, **values)]
+        return [fault(message, *where, proof)]
+    return [unclear(f"{message} The difference remains with each sample once: it has another cause, too.", *where)]
 
 
-def _of_loop(evidence: Evidence, message: str, values: dict[str, Any], total: int) -> list[Finding]:
+def _of_loop(evidence: Evidence, found: Finding, total: int) -> list[Finding]:
     collectives = [event for rank in evidence.ranks for event in rank.of_kind("collective") if event["place"]]
+    where = found.step, "", found.amount, found.place
     if any(event["value"] == total for event in collectives):
-        message += f" The ranks add up their numbers to {total}."
-        return [fault(message, **values)]
+        return [fault(f"{found.message} The ranks add up their numbers to {total}.", *where)]
     if any("gather_for_metrics" in _line(event["place"]) for event in collectives):
         # accelerate drops the repeated samples.
         return []
-    message += " Whether that changes a metric was not seen."
-    return [unclear(message, **values)]
+    return [unclear(f"{found.message} Whether that changes a metric was not seen.", *where)]
+
+
+def _metrics(run: Run) -> dict[str, float]:
+    return run.ranks[0].metrics if run.worked else {}
 
 
 def _line(place: str) -> str:
     path, _, rest = place.rpartition(":")
     return linecache.getline(path, int(rest.split(" ")[0])) if path else ""
-
-
-def _metrics(run: Run) -> dict[str, float]:
-    events = run.ranks[0].of_kind("metrics") if run.worked else []
-    return dict(events[-1]["values"]) if events else {}
 
 
 def _close(first: float, second: float) -> bool:

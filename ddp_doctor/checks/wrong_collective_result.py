@@ -28,6 +28,4 @@ def check(evidence: Evidence) -> list[Finding]:
         f"The gradient that rank {found.rank} steps with is {what} for {len(found.parameters)} parameters, although "
         "DistributedDataParallel has averaged it: a collective or a communication hook returned wrong values."
     )
-    amount = f"{found.amount:.1e} of the gradient"
-    place = found.place
-    return [fault(message, step=found.step, tensor=found.parameters[0], amount=amount, place=place)]
+    return [fault(message, found.step, found.parameters[0], f"{found.amount:.1e} of the gradient", found.place)]

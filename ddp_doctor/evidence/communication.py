@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import names_of
-from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.run import Run
 
 # A hook may compress: half precision and 8 bits change the length of a gradient by far less than this.
 _SCALE = 0.05
@@ -54,36 +53,36 @@ class HookEffect:
 
 def hook_effects(run: Run | None) -> list[HookEffect]:
     """Returns what the communication hooks of a run did in each step; empty without hooks."""
-    if run is None or not run.ranks or not run.ranks[0].of_kind("comm_hook"):
+    events = run.ranks[0].of_kind("comm_hook") if run and run.ranks else []
+    if run is None or not events:
         return []
-    event = run.ranks[0].of_kind("comm_hook")[0]
-    keys: dict[int, list[str]] = {}
+    buckets: dict[int, list[str]] = {}
     for name in run.ranks[0].tensors:
         if name.startswith("hook_out/"):
-            keys.setdefault(int(name.split("/")[1]), []).append(name.removeprefix("hook_out/"))
+            buckets.setdefault(int(name.split("/")[1]), []).append(name.removeprefix("hook_out/"))
     found = []
-    for step, buckets in sorted(keys.items()):
-        given, results = ([_joined(rank, kind, buckets) for rank in run.ranks] for kind in ("hook_in", "hook_out"))
-        parts, outs = [part for part in given if part is not None], [part for part in results if part is not None]
-        if len({part.shape for part in [*parts, *outs]}) > 1 or {len(parts), len(outs)} != {len(run.ranks)}:
+    for step, keys in sorted(buckets.items()):
+        given, results = (_joined(run, kind, keys) for kind in ("hook_in", "hook_out"))
+        if not given or not results or len({part.shape for part in [*given, *results]}) > 1:
             continue
-        mean = torch.stack(parts).mean(0)
-        size = float(mean @ mean)
-        if not size:
-            continue
-        scale = float(outs[0] @ mean) / size
-        residual = float((outs[0] - scale * mean).norm()) / size**0.5
-        equal = all(torch.equal(out, outs[0]) for out in outs)
-        local = not equal and all(_close(out, part) for out, part in zip(outs, parts, strict=True))
-        found.append(HookEffect(event["name"], event["place"], step, scale, residual, equal, local))
+        mean = torch.stack(given).mean(0)
+        if size := float(mean @ mean):
+            scale = float(results[0] @ mean) / size
+            residual = float((results[0] - scale * mean).norm()) / size**0.5
+            equal = all(torch.equal(result, results[0]) for result in results)
+            local = not equal and all(map(_close, results, given))
+            found.append(HookEffect(events[0]["name"], events[0]["place"], step, scale, residual, equal, local))
     return found
 
 
-def _joined(rank: RankRecord, kind: str, keys: Sequence[str]) -> torch.Tensor | None:
-    parts = [rank.tensors.get(f"{kind}/{key}") for key in keys]
-    if any(part is None for part in parts):
-        return None
-    return torch.cat([part.flatten().double() for part in parts if part is not None])
+def _joined(run: Run, kind: str, keys: list[str]) -> list[torch.Tensor]:
+    """Returns the buckets of each rank as one vector; empty if a rank lacks one."""
+    parts = [run.tensors(f"{kind}/{key}") for key in keys]
+    return (
+        [torch.cat([part.flatten().double() for part in of_rank]) for of_rank in zip(*parts, strict=True)]
+        if all(parts)
+        else []
+    )
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -95,33 +94,30 @@ def averaged_weights(evidence: Evidence) -> str:
     run = evidence.worked("ranks")
     if run is None:
         return ""
-    averages = [event["name"] for event in run.ranks[0].of_kind("average")]
-    if averages:
-        return f"by {averages[0]}"
+    if averages := run.ranks[0].of_kind("average"):
+        return f"by {averages[0]['name']}"
     keys, steps = list(names_of(run.ranks[0])), len(run.ranks[0].of_kind("step"))
-    return next((f"before step {step}" for step in range(1, steps) if _averaged_before(run.ranks, step, keys)), "")
+    return next((f"before step {step}" for step in range(1, steps) if _averaged_before(run, step, keys)), "")
 
 
-def _averaged_before(ranks: Sequence[RankRecord], step: int, keys: Sequence[str]) -> bool:
+def _averaged_before(run: Run, step: int, keys: list[str]) -> bool:
     """Returns whether the weights of the ranks differ after a step, and are their mean before the next."""
     differ = False
     for key in keys:
-        after = [rank.tensors.get(f"after/{step - 1}/{key}") for rank in ranks]
-        begin = [rank.tensors.get(f"before/{step}/{key}") for rank in ranks]
-        if any(tensor is None for tensor in [*after, *begin]):
-            continue
-        mean = torch.stack([tensor.double() for tensor in after if tensor is not None]).mean(0)
-        if not all(tensor is not None and _close(tensor.double(), mean) for tensor in begin):
-            return False
-        differ = differ or any(tensor is not None and not _close(tensor.double(), mean) for tensor in after)
+        after, begin = run.tensors(f"after/{step - 1}/{key}"), run.tensors(f"before/{step}/{key}")
+        if after and begin:
+            mean = torch.stack(after).double().mean(0)
+            if not all(_close(tensor.double(), mean) for tensor in begin):
+                return False
+            differ = differ or not all(_close(tensor.double(), mean) for tensor in after)
     return differ
 
 
 def not_comparable(evidence: Evidence) -> dict[str, str]:
     """Returns why checks could not be made, by their codes."""
     found: dict[str, str] = {}
-    if evidence.worked("ranks") and evidence.twin.cannot:
-        reason = f"The ranks and one process were not compared: {evidence.twin.cannot}."
+    if evidence.worked("ranks") and evidence.reference.cannot:
+        reason = f"The ranks and one process were not compared: {evidence.reference.cannot}."
         found |= dict.fromkeys(("LD012", "LD013", "LD014", "LD015"), reason)
     if how := averaged_weights(evidence):
         reason = f"The ranks average their weights ({how}), and train different weights between."

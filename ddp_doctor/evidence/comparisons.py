@@ -10,7 +10,7 @@ from ddp_doctor.evidence.rank_comparison import RankComparison
 
 
 def compare_training(evidence: Evidence) -> str:
-    """Compares the first training steps, sets `evidence.twin`, and returns the outcome in one sentence."""
+    """Compares the first training steps, sets `evidence.reference`, and returns the outcome in one sentence."""
     cannot = ""
     single = evidence.runs.get("single")
     again = evidence.runs.get("again")
@@ -23,15 +23,15 @@ def compare_training(evidence: Evidence) -> str:
     elif how := averaged_weights(evidence):
         cannot = f"the ranks average their weights ({how}), not their gradients"
     if cannot:
-        evidence.twin = RankComparison(cannot=cannot)
+        evidence.reference = RankComparison(cannot=cannot)
         return f"not compared: {cannot}"
-    evidence.twin = twin = evidence.compare()
-    if twin.cannot:
-        return f"not compared: {twin.cannot}"
+    evidence.reference = reference = evidence.compare()
+    if reference.cannot:
+        return f"not compared: {reference.cannot}"
     bits = "64 bits" if evidence.double else "32 bits"
-    outcome = f"in {bits}, the gradients of the ranks and of one process differ by {twin.difference:.1e}"
+    outcome = f"in {bits}, the gradients of the ranks and of one process differ by {reference.difference:.1e}"
     hooks = hook_effects(evidence.worked("ranks"))
-    return f"{outcome}; {_without_hooks(evidence, hooks)}" if twin.differs and hooks else outcome
+    return f"{outcome}; {_without_hooks(evidence, hooks)}" if reference.differs and hooks else outcome
 
 
 def _without_hooks(evidence: Evidence, hooks: Sequence[HookEffect]) -> str:
@@ -40,7 +40,7 @@ def _without_hooks(evidence: Evidence, hooks: Sequence[HookEffect]) -> str:
     plain = evidence.compare("a plain average")
     if plain.differs and not all(hook.is_mean for hook in hooks):
         plain = RankComparison(cannot=f"the communication hook {hooks[0].name} changes the gradients")
-    evidence.twin = plain
+    evidence.reference = plain
     told = f"not compared: {plain.cannot}" if plain.cannot else f"they differ by {plain.difference:.1e}"
     return f"with a plain average instead of the communication hook {hooks[0].name}: {told}"
 

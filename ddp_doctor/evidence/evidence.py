@@ -27,11 +27,11 @@ class Evidence:
         spec: The specification that all runs are derived from.
         runner: Runs further ones.
         runs: The runs by name: `single` (one process, as the user has it), `ranks` (several ranks, two short epochs
-            with their evaluation), `again` (the same once more), `numbers` (the first steps in 64 bits), `twin` (one
-            process that was fed from it), `evaluate1` and `evaluate` (the same weights evaluated by one process and by
+            with their evaluation), `again` (the same once more), `numbers` (the first steps in 64 bits), `reference`
+            (one process that was fed from it), `evaluate1` and `evaluate` (the same weights evaluated by one process and by
             several ranks), `whole`, `save` and `resume` (six steps at once, and three and three), `predict1` and
             `predict`. Those that were not possible are missing.
-        twin: The comparison of `numbers` and `twin`.
+        reference: The comparison of `numbers` and `reference`.
         deterministic: Whether two runs gave the same weights; None if that is not known.
         double: Whether the numbers are those of 64 bits.
         noise: Without 64 bits, what reversing the samples of each batch changes.
@@ -41,7 +41,7 @@ class Evidence:
     spec: Spec
     runner: Runner
     runs: dict[str, Run] = field(default_factory=dict)
-    twin: RankComparison = field(default_factory=lambda: RankComparison(cannot="it was not reached"))
+    reference: RankComparison = field(default_factory=lambda: RankComparison(cannot="it was not reached"))
     deterministic: bool | None = None
     double: bool = True
     noise: float = 0.0
@@ -59,10 +59,29 @@ class Evidence:
         found = self.runs.get(name)
         return found if found and found.worked else None
 
+    def failed(self, *names: str) -> Run | None:
+        """Returns the first of these runs that was made and did not work, otherwise None."""
+        return next((run for name in names if (run := self.runs.get(name)) and not run.worked), None)
+
+    def evaluate_again(self, draws: int) -> Run:
+        """Returns an evaluation by one process with other random numbers."""
+        changes: dict[str, Any] = {"purpose": "evaluate", "world_size": 1, "same_seed": True}
+        return self.run(f"evaluate1 with other draws {draws}", **changes, interventions={"draws": draws})
+
     @property
     def ranks(self) -> Sequence[RankRecord]:
         """The ranks of the run `ranks`, as far as they came."""
         return self.runs["ranks"].ranks if "ranks" in self.runs else []
+
+    @property
+    def trained(self) -> Sequence[RankRecord]:
+        """The ranks of the run `ranks` if it worked, otherwise none."""
+        return self.ranks if self.worked("ranks") else []
+
+    @property
+    def is_module(self) -> bool:
+        """Whether a LightningModule is examined."""
+        return bool(self.single and self.single.end.get("module"))
 
     @property
     def single(self) -> RankRecord | None:
@@ -92,13 +111,13 @@ class Evidence:
         changes = {"ranks": self.spec.world_size}
         if not ranks.worked:
             return RankComparison(cannot=f"the run with several ranks failed ({ranks.short_reason})")
-        twin = self.run(f"{prefix}twin", **one, interventions=changes)
+        reference = self.run(f"{prefix}reference", **one, interventions=changes)
         threshold = THRESHOLD
         if not double:
             reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
-            self.noise = compare_ranks(reverse, twin).difference if reverse.worked and twin.worked else 1e-4
+            self.noise = compare_ranks(reverse, reference).difference if reverse.worked and reference.worked else 1e-4
             threshold = max(_TIMES_NOISE * self.noise, _LEAST)
-        found = compare_ranks(ranks, twin, threshold=threshold)
+        found = compare_ranks(ranks, reference, threshold=threshold)
         self._interventions[name] = found
         return found
 

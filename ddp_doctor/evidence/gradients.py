@@ -25,75 +25,68 @@ class Divergence:
         kind: `steps` (one rank does not step), `scaled` (one rank scales the shared gradient), `local` (each rank uses
             its own gradient), `partly` (some parameters use that of the rank, others a shared one), `other`.
         parameters: Names of the parameters whose gradients differ, in order.
-        shared: Names of the others.
         amount: Largest relative difference of a gradient between the ranks.
         place: The user's place of the optimizer step.
     """
 
     step: int
     kind: str
-    parameters: tuple[str, ...]
-    shared: tuple[str, ...]
-    amount: float
-    place: str
+    parameters: tuple[str, ...] = ()
+    amount: float = 0.0
+    place: str = ""
+
+    @property
+    def tensor(self) -> str:
+        """The first of the parameters."""
+        return next(iter(self.parameters), "")
+
+    @property
+    def measured(self) -> str:
+        """The amount in words, or nothing."""
+        return f"the gradients of two ranks differ by {self.amount:.1e}" if self.amount else ""
 
 
 def first_divergence(evidence: Evidence) -> Divergence | None:
     """Returns how the ranks begin to train different weights, or None if they do not, or average them later."""
-    run = evidence.worked("ranks")
-    if run is None or averaged_weights(evidence):
+    ranks = evidence.trained
+    if not ranks or averaged_weights(evidence):
         return None
-    first, *others = run.ranks
-    for other in others:
-        if found := _divergence(first, other):
-            return found
-    return None
+    return next((found for other in ranks[1:] if (found := _divergence(ranks[0], other))), None)
 
 
 def _divergence(first: RankRecord, second: RankRecord) -> Divergence | None:
-    names = names_of(first)
-    steps = [record.of_kind("step") for record in (first, second)]
-    stepped = [record.of_kind("stepped") for record in (first, second)]
+    steps, stepped = ([record.of_kind(kind) for record in (first, second)] for kind in ("step", "stepped"))
     for number, (a, b) in enumerate(zip(*stepped, strict=False)):
-        if a["weights"] == b["weights"]:
-            continue
-        place = steps[0][number]["place"] if number < len(steps[0]) else ""
-        different = [key for key in a["weights"] if a["weights"][key] != b["weights"].get(key)]
-        return _classify(first, second, number, names, different, place)
+        if a["weights"] != b["weights"]:
+            different = [key for key in a["weights"] if a["weights"][key] != b["weights"].get(key)]
+            place = steps[0][number]["place"] if number < len(steps[0]) else ""
+            return _classify(first, second, number, different, place)
     if len(stepped[0]) != len(stepped[1]):
         step = min(map(len, stepped))
         longer = steps[0] if len(steps[0]) > step else steps[1]
-        return Divergence(step, "steps", (), (), 0.0, longer[step]["place"])
+        return Divergence(step, "steps", place=longer[step]["place"])
     return None
 
 
-def _classify(
-    first: RankRecord, second: RankRecord, step: int, names: dict[str, str], different: list[str], place: str
-) -> Divergence:
-    gradients = {key: _gradients(first, second, step, key) for key in names}
-    known = {key: found for key, found in gradients.items() if found is not None}
+def _classify(first: RankRecord, second: RankRecord, step: int, different: list[str], place: str) -> Divergence:
+    names, known = names_of(first), dict[str, Any]()
+    for key in names:
+        pairs = [
+            [record.tensors.get(f"{what}/{step}/{key}") for record in (first, second)] for what in ("applied", "local")
+        ]
+        if all(tensor is not None for pair in pairs for tensor in pair):
+            known[key] = pairs
     unequal = [key for key, (applied, _) in known.items() if not torch.equal(*applied)]
-    amount = max((_distance(*known[key][0]) for key in unequal), default=0.0)
-    shared = tuple(names[key] for key in known if key not in unequal)
     if not unequal:
         # The gradients are equal, but the weights were not, or the optimizers are different.
-        return Divergence(step, "other", tuple(names[key] for key in different if key in names), shared, 0.0, place)
+        return Divergence(step, "other", tuple(names[key] for key in different if key in names), place=place)
     own = all(_is_multiple(applied, local) for key in unequal for applied, local in zip(*known[key], strict=True))
     trivial = all(_is_multiple(*known[key][1]) for key in unequal)
+    kind = "scaled" if all(_is_multiple(*known[key][0]) for key in unequal) else "other"
     if not trivial and own:
-        kind = "partly" if shared else "local"
-    elif all(_is_multiple(*known[key][0]) for key in unequal):
-        kind = "scaled"
-    else:
-        kind = "other"
-    return Divergence(step, kind, tuple(names[key] for key in unequal), shared, amount, place)
-
-
-def _gradients(first: RankRecord, second: RankRecord, step: int, key: str) -> Any:
-    found = [
-        [record.tensors.get(f"{what}/{step}/{key}") for record in (first, second)] for what in ("applied", "local")
-    ]
-    return found if all(tensor is not None for pair in found for tensor in pair) else None
+        kind = "partly" if len(known) > len(unequal) else "local"
+    amount = max(_distance(*known[key][0]) for key in unequal)
+    return Divergence(step, kind, tuple(names[key] for key in unequal), amount, place)
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -104,8 +97,8 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 def _is_multiple(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Returns whether one tensor is a multiple of the other."""
     x, y = a.double().flatten(), b.double().flatten()
-    if not float(y.norm()) or not float(x.norm()):
-        return not float(x.norm()) and not float(y.norm())
+    if not y.any() or not x.any():
+        return not x.any() and not y.any()
     return float((x - (x @ y) / (y @ y) * y).norm() / x.norm()) < _SAME
 
 
@@ -119,26 +112,19 @@ def initial_difference(evidence: Evidence) -> list[str]:
     run = evidence.worked("ranks")
     if run is None:
         return []
-    names = names_of(run.ranks[0])
-    before = [
-        {name: tensor for name, tensor in record.tensors.items() if name.startswith("before/0/")}
-        for record in run.ranks
-    ]
-    return [
-        names.get(name.rpartition("/")[2], name)
-        for name, tensor in before[0].items()
-        if any(name in other and not torch.equal(tensor, other[name]) for other in before[1:])
-    ]
+    weights = {name: run.tensors(f"before/0/{key}") for key, name in names_of(run.ranks[0]).items()}
+    return [name for name, found in weights.items() if not all(torch.equal(found[0], other) for other in found)]
 
 
-def windows(record: RankRecord) -> list[list[dict[str, Any]]]:
-    """Returns the forward passes through DistributedDataParallel with gradients, by optimizer step."""
-    found: list[list[dict[str, Any]]] = [[]]
-    for event in record.events:
-        if event["kind"] == "ddp_forward" and event["gradients"]:
-            found[-1].append(event)
-        elif event["kind"] == "step":
-            found.append([])
+def passes_of(record: RankRecord, step: int) -> list[dict[str, Any]]:
+    """Returns the forward passes through DistributedDataParallel with gradients before an optimizer step."""
+    found: list[dict[str, Any]] = []
+    number = 0
+    for event in record.of_kind("ddp_forward", "step"):
+        if event["kind"] == "step":
+            number += 1
+        elif event["gradients"] and number == step:
+            found.append(event)
     return found
 
 
@@ -149,10 +135,10 @@ def wraps(run: Run) -> list[dict[str, Any]]:
 
 def without_batch_norm(evidence: Evidence) -> RankComparison:
     """Returns the comparison with synchronized batch norm, if batch norm is what differs first."""
-    twin = evidence.twin
-    if twin.differs and twin.module_class.startswith("BatchNorm"):
+    found = evidence.reference
+    if found.differs and found.module_class.startswith("BatchNorm"):
         return evidence.compare("synchronized batch norm", sync_batch_norm=True)
-    return twin
+    return found
 
 
 def loss_place(evidence: Evidence) -> str:
@@ -191,40 +177,32 @@ def wrong_reduction(evidence: Evidence) -> WrongReduction | None:
     run = evidence.worked("ranks")
     if run is None or not wraps(run):
         return None
-    names, passes = names_of(run.ranks[0]), windows(run.ranks[0])
+    names = names_of(run.ranks[0])
     for step, event in enumerate(run.ranks[0].of_kind("step")):
-        if len(passes[step]) != 1 or not passes[step][0]["synchronizes"]:
+        passes = passes_of(run.ranks[0], step)
+        if len(passes) != 1 or not passes[0]["synchronizes"]:
             continue
-        for rank in run.ranks:
-            keys = [key for key in event["names"] if _is_wrong(run, evidence.single, rank, step, key)]
+        for place, rank in enumerate(run.ranks):
+            keys = [key for key in event["names"] if _is_wrong(run, evidence.single, place, f"{step}/{key}")]
             if keys:
                 applied = [rank.tensors[f"applied/{step}/{key}"] for key in keys]
-                means = [
-                    torch.stack([other.tensors[f"local/{step}/{key}"].double() for other in run.ranks]).mean(0)
-                    for key in keys
-                ]
+                means = [torch.stack(run.tensors(f"local/{step}/{key}")).double().mean(0) for key in keys]
                 amount = max(_distance(a.double(), mean) for a, mean in zip(applied, means, strict=True))
                 zero = not any(bool(tensor.any()) for tensor in applied)
                 return WrongReduction(step, rank.rank, zero, tuple(names[key] for key in keys), amount, event["place"])
     return None
 
 
-def _is_wrong(run: Run, single: RankRecord | None, rank: RankRecord, step: int, key: str) -> bool:
-    applied = [record.tensors.get(f"applied/{step}/{key}") for record in run.ranks]
-    local = [record.tensors.get(f"local/{step}/{key}") for record in run.ranks]
-    own = rank.tensors.get(f"applied/{step}/{key}")
-    if own is None or any(tensor is None for tensor in [*applied, *local]):
+def _is_wrong(run: Run, single: RankRecord | None, place: int, key: str) -> bool:
+    applied, local = run.tensors(f"applied/{key}"), run.tensors(f"local/{key}")
+    if not applied or not local:
         return False
-    mean = torch.stack([tensor.double() for tensor in local if tensor is not None]).mean(0)
-    if (
-        not float(mean.norm())
-        or _is_multiple(own, mean)
-        or any(_is_multiple(own, tensor) for tensor in local if tensor is not None)
-    ):
+    own, mean = applied[place], torch.stack(local).double().mean(0)
+    if not mean.any() or any(_is_multiple(own, tensor) for tensor in [mean, *local]):
         return False
-    equal = all(torch.equal(own, tensor) for tensor in applied if tensor is not None)
+    equal = all(torch.equal(own, tensor) for tensor in applied)
     if bool(own.any()):
         # The code may change gradients on all ranks alike.
         return not equal
-    alone = single.tensors.get(f"applied/{step}/{key}") if single else None
+    alone = single.tensors.get(f"applied/{key}") if single else None
     return not equal or (alone is not None and bool(alone.any()))

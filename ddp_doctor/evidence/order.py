@@ -40,8 +40,7 @@ def evaluation_epochs(ranks: Sequence[RankRecord]) -> list[list[Event]]:
     """Returns the epochs of evaluation that all ranks have, each with its event on every rank."""
     found = []
     for event in ranks[0].evaluation_epochs if ranks else []:
-        key = event["loader"], event["iteration"]
-        others = [[e for e in rank.evaluation_epochs if (e["loader"], e["iteration"]) == key] for rank in ranks[1:]]
+        others = [[e for e in rank.evaluation_epochs if epoch_of(e) == epoch_of(event)] for rank in ranks[1:]]
         if all(others):
             found.append([event, *(other[0] for other in others)])
     return found
@@ -53,10 +52,14 @@ def indices_known(events: Sequence[Event]) -> bool:
     return known and len({event["base"] for event in events}) == 1
 
 
+def epoch_of(event: Event) -> tuple[int, int]:
+    """Returns the number of the loader, and that of its iteration."""
+    return event["loader"], event["iteration"]
+
+
 def samples_of(record: RankRecord, event: Event) -> list[str]:
     """Returns the digests of the samples that were loaded in an epoch."""
-    key = event["loader"], event["iteration"]
-    batches = [batch for batch in record.of_kind("batch") if (batch["loader"], batch["iteration"]) == key]
+    batches = [batch for batch in record.of_kind("batch") if epoch_of(batch) == epoch_of(event)]
     found = [sample for batch in batches for sample in batch.get("samples", ())]
     return [sample for sample in [*found, *event.get("later_samples", ())] if sample]
 

@@ -57,23 +57,36 @@ class RankComparison:
         return not self.cannot and not self.difference <= self.threshold
 
     @property
+    def measured(self) -> str:
+        """The difference in words."""
+        return f"{self.difference:.1e} of the gradient"
+
+    def at(self, other: RankComparison) -> float:
+        """Returns the difference in the step of another comparison, or that one's if it is not known."""
+        return self.differences[other.step] if other.step < len(self.differences) else other.difference
+
+    def falls_to(self, later: float) -> str:
+        """Returns in words what an intervention makes of the difference."""
+        return f"the difference falls from {self.difference:.1e} to {later:.1e}."
+
+    @property
     def is_weighted(self) -> bool:
         """Whether the gradient is a combination of those of the ranks, only with other weights."""
         return bool(self.weights) and self.residual <= max(self.threshold, 1e-6) * 10
 
 
-def compare_ranks(ranks: Run, twin: Run, *, threshold: float = THRESHOLD) -> RankComparison:
+def compare_ranks(ranks: Run, reference: Run, *, threshold: float = THRESHOLD) -> RankComparison:
     """Compares a run of several ranks with the run of one process that was fed from it."""
     if not ranks.worked:
         return RankComparison(cannot="the run with several ranks has failed")
-    if not twin.ranks:
+    if not reference.ranks:
         return RankComparison(cannot="the doctor cannot change the command's number of ranks to one")
-    if twin.hung or twin.lost:
+    if reference.hung or reference.lost:
         return RankComparison(cannot="the run with one process hung")
-    if twin.errors:
-        error = twin.errors[0]
+    if reference.errors:
+        error = reference.errors[0]
         return RankComparison(cannot=f"one process with all samples fails: {error['type']}: {error['message'][:150]}")
-    one = twin.ranks[0]
+    one = reference.ranks[0]
     if failures := one.end["failures"]:
         return RankComparison(cannot=f"one process cannot be given the same samples and draws: {failures[0]}")
     if hidden := _hidden_draws(ranks):

@@ -85,6 +85,11 @@ class Run:
     hung: bool = False
     seconds: float = 0.0
 
+    def tensors(self, name: str) -> list[torch.Tensor]:
+        """Returns a recorded tensor of every rank; empty if a rank has none of this name."""
+        found = [rank.tensors[name] for rank in self.ranks if name in rank.tensors]
+        return found if len(found) == len(self.ranks) else []
+
     @property
     def errors(self) -> list[dict[str, Any]]:
         """The exceptions of the ranks."""

@@ -50,7 +50,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(200)
 def test_a_rank_that_hangs_is_reported_with_its_stack() -> None:
-    report = examined("hangs", timeout=8)
+    report = examined("hangs", timeout=25)
     assert report.exit_code == 3
     assert "Rank 1 waited or hung in step 1" in report.hang, report.hang
     assert "in wait" in report.hang
