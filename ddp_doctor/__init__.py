@@ -1,4 +1,4 @@
-"""Examines other people's distributed training for silent faults.
+"""Examines distributed training for silent faults.
 
 from ddp_doctor import examine
 

@@ -23,7 +23,7 @@ ddp-doctor TARGET [--data TARGET] [FLAGS]
        ddp-doctor --config theirs.yaml [FLAGS]
        ddp-doctor [FLAGS] -- COMMAND"""
 _ABOUT = """\
-Examines a distributed training for silent faults. It runs your code in the current folder, with your rights, for a few
+Examines distributed training for silent faults. It runs your code in the current folder, with your rights, for a few
 steps on one process and on several ranks, and compares them. It needs no GPU and no change of the code. The code sees
 the files that it writes, but your files stay as they are.
 

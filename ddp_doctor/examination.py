@@ -22,7 +22,6 @@ from ddp_doctor.files.temporary import examination_folder
 from ddp_doctor.findings import Finding, Report, Stage, Verdict, cannot_tell
 from ddp_doctor.launch.commands import CommandRunner
 from ddp_doctor.launch.runner import Runner
-from ddp_doctor.records.run import Run
 from ddp_doctor.records.spec import Spec, Target, target_name
 
 _LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
@@ -44,7 +43,7 @@ def examine(
     command: Sequence[str] = (),
     keep_output: bool = False,
 ) -> Report:
-    """Examines a distributed training for silent faults; it runs the code several times, for a few steps.
+    """Examines distributed training for silent faults; it runs the code several times, for a few steps.
 
     The code sees the files that it writes, but the user's files stay as they are.
 
@@ -56,7 +55,7 @@ def examine(
         samples: Most samples that are taken from a stream; a data set of up to 20 times as many is evaluated
             completely.
         only: Codes of the checks, or `structural` for those that need no equal numbers; by default all.
-        skip: Codes of checks to leave out.
+        skip: Codes of checks that are not made.
         timeout: Seconds after which a run counts as hung.
         args: Further arguments of a function.
         config: Path of a configuration of LightningCLI, instead of a target.
@@ -70,12 +69,8 @@ def examine(
     what = Target(target_name(target), target_name(data), tuple(map(str, args)), config, tuple(command))
     if sum(map(bool, (what.name, what.config, what.command))) != 1:
         raise InputError("The doctor needs one target: a module or function, a configuration, or a command.")
-    for name, value, least in (
-        ("devices", devices, 2),
-        ("steps", steps, 2),
-        ("samples", samples, 1),
-        ("timeout", timeout, 1),
-    ):
+    limits = ("devices", devices, 2), ("steps", steps, 2), ("samples", samples, 1), ("timeout", timeout, 1)
+    for name, value, least in limits:
         if not value >= least:
             raise InputError(f"{name} must be at least {least}, but is {value}.")
     checks = choose_checks(only, skip)
@@ -115,16 +110,11 @@ class _Examination:
             return
         if self.evidence.worked("ranks") and self.numeric:
             self._stage("determinism", self._determinism)
-            self._stage("one process in 64 bits", self._reference)
-            if self._is_module:
+            self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
+            if self.evidence.is_module:
                 self._stage("evaluation", self._evaluation)
                 self._stage("resume", self._resume)
         self._stage("checks", self._check)
-
-    @property
-    def _is_module(self) -> bool:
-        record = self.evidence.single
-        return bool(record and record.end.get("module"))
 
     def _stage(self, name: str, work: Callable[[], str]) -> None:
         begun = time.monotonic()
@@ -144,32 +134,24 @@ class _Examination:
         if run.errors or run.lost:
             # Code that is made for several ranks may run on these.
             return f"it fails on one process ({run.short_reason}), so several ranks cannot be compared with it"
-        self._preload(run)
-        record = run.ranks[0]
-        if not record.of_kind("step") and not record.of_kind("epoch"):
+        self.evidence.runner.preload(run.ranks[0].end["libraries"])
+        steps = run.ranks[0].of_kind("step")
+        if not steps and not run.ranks[0].of_kind("epoch"):
             raise InputError(
                 f"{self.evidence.spec.target} came to its end without training: it used no DataLoader and no optimizer."
             )
-        return f"{record.of_kind('step')[-1]['step'] + 1 if record.of_kind('step') else 0} optimizer steps"
+        return f"{steps[-1]['step'] + 1 if steps else 0} optimizer steps"
 
     def _several(self) -> str:
         run = self.evidence.run("ranks")
-        if run.hung or run.lost:
+        if not run.worked:
             self.hang = run.stacks
-            return "a rank hung or was lost"
-        if run.errors:
-            self.hang = run.stacks
-            return f"it fails on several ranks: {run.errors[0]['type']}"
-        self._preload(run)
-        counts = [len(rank.of_kind("step")) for rank in run.ranks]
-        return (
-            f"{counts[0]} optimizer steps on each of {len(counts)} ranks"
-            if len(set(counts)) == 1
-            else f"{counts} optimizer steps"
-        )
-
-    def _preload(self, run: Run) -> None:
+            hung = run.hung or run.lost
+            return "a rank hung or was lost" if hung else f"it fails on several ranks: {run.errors[0]['type']}"
         self.evidence.runner.preload(run.ranks[0].end["libraries"])
+        counts = [len(rank.of_kind("step")) for rank in run.ranks]
+        taken = counts if len(set(counts)) > 1 else counts[0]
+        return f"{taken} optimizer steps on each of {len(counts)} ranks"
 
     def _determinism(self) -> str:
         again = self.evidence.run("again")
@@ -177,16 +159,11 @@ class _Examination:
             self.evidence.deterministic = False
             return f"the second run failed: {again.short_reason}"
         first, second = (
-            [rank.of_kind("stepped") for rank in run.ranks] for run in (self.evidence.runs["ranks"], again)
+            [[event["weights"] for event in rank.of_kind("stepped")] for rank in run.ranks]
+            for run in (self.evidence.runs["ranks"], again)
         )
-        same = [[event["weights"] for event in rank] for rank in first] == [
-            [event["weights"] for event in rank] for rank in second
-        ]
-        self.evidence.deterministic = same
+        self.evidence.deterministic = same = first == second
         return "two runs gave bit-identical weights" if same else "two runs gave different weights"
-
-    def _reference(self) -> str:
-        return compare_training(self.evidence)
 
     def _evaluation(self) -> str:
         outcome, self.hang = compare_evaluation(self.evidence)
@@ -198,7 +175,7 @@ class _Examination:
         for purpose in ("whole", "save", "resume"):
             if not evidence.run(purpose, where, purpose=purpose, world_size=1).worked:
                 return f"the run {purpose!r} failed: {evidence.runs[purpose].short_reason}"
-        return "trained two epochs at once, and one and one from a checkpoint"
+        return "trained two epochs at once, and one epoch before and one after a checkpoint"
 
     def _check(self) -> str:
         reasons = not_comparable(self.evidence)

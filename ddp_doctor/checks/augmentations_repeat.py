@@ -12,7 +12,7 @@ from ddp_doctor.records.run import RankRecord
 CODE = "LD007"
 TITLE = "Augmentations repeat"
 CAUSE = """\
-Workers are started anew in each epoch and copy the state of the generators that the loader does not reseed,
+Workers are started again in each epoch and copy the state of the generators that the loader does not reseed,
 such as one that the data set created itself. They draw the same numbers in each worker, or in each epoch. The
 augmented data then has a fraction of the intended variety, which no metric shows directly.
 """
@@ -46,9 +46,9 @@ def _workers(rank: RankRecord) -> Finding | None:
                 known = first["epoch"] != event["epoch"] or first["loader"] == event["loader"]
                 if (first, other) != (event, worker) and known:
                     message = (
-                        f"On rank {rank.rank}, worker {worker} begins epoch {event['epoch']} with the same random numbers "
-                        f"of {name} as worker {other} began epoch {first['epoch']}: the {event['dataset']}, which draws "
-                        "them, repeats its augmentations."
+                        f"On rank {rank.rank}, worker {worker} begins epoch {event['epoch']} with the same random "
+                        f"numbers of {name} as worker {other} began epoch {first['epoch']}: the {event['dataset']}, "
+                        "which draws them, repeats its augmentations."
                     )
                     same, common = _repeated(rank, first, event)
                     epochs = f"in epochs {first['epoch']} and {event['epoch']}"

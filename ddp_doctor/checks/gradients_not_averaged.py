@@ -11,7 +11,7 @@ TITLE = "Gradients are not averaged"
 CAUSE = """\
 DDP prepares its all-reduce in its own `forward`. A call of `ddp.module(x)`, or of another method of the
 module, computes the same output and the same local gradient, but the gradients are not averaged reliably.
-Each rank trains a model of its own, and rank 0 saves only its own.
+Each rank trains its own model, and rank 0 saves only its own.
 """
 FIX = """\
 Call the wrapper, and dispatch in `forward`:

@@ -23,7 +23,7 @@ STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Finds gradients that one rank changes, and steps that one rank leaves out."""
+    """Finds gradients that one rank changes, and steps that one rank skips."""
     found = first_divergence(evidence)
     if found is None:
         return []

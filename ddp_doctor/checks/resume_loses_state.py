@@ -1,4 +1,4 @@
-"""LD025: a resumed training loses state."""
+"""LD025: a resumed run loses state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_doctor.records.run import RankRecord
 _RUNS = ("whole", "save", "resume")
 
 CODE = "LD025"
-TITLE = "A resumed training loses state"
+TITLE = "A resumed run loses state"
 CAUSE = """\
 A checkpoint that lacks the scheduler, the scaler, the averaged weights or the optimizer resumes with their
 initial values. The learning rate jumps, moments are zero, or training continues from averaged weights. The
@@ -31,13 +31,11 @@ STRUCTURAL = False
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Compares two epochs at once with one and one from a checkpoint."""
+    """Compares two epochs at once with one epoch before and one after a checkpoint."""
     if not all(evidence.worked(name) for name in _RUNS):
         if run := evidence.failed(*_RUNS):
             name = run.spec.purpose
-            return [
-                cannot_tell(f"The run {name!r} fails ({run.short_reason}), so a resumed training was not examined.")
-            ]
+            return [cannot_tell(f"The run {name!r} fails ({run.short_reason}), so a resumed run was not examined.")]
         saves = any(rank.of_kind("save") for rank in evidence.ranks)
         return [cannot_tell("The doctor can resume a LightningModule only.")] if saves else []
     whole, saved, resumed = (evidence.runs[name].ranks[0] for name in _RUNS)
@@ -46,17 +44,17 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     done = len(saved.of_kind("step"))
     if _last_epoch(whole, _samples) != _last_epoch(resumed, _samples):
-        return [cannot_tell("The resumed training takes other samples.")]
+        return [cannot_tell("The resumed run takes other samples.")]
     if evidence.deterministic is False:
         return [cannot_tell("Two runs of the same code give different weights.")]
     cause = _cause(whole, resumed, done)
     if cause is None:
-        reason = f"A resumed training differs in {listed(lost)}, but no state is seen that it lacks."
+        reason = f"A resumed run differs in {listed(lost)}, but no state is seen that it lacks."
         if _last_epoch(whole, _draws) != _last_epoch(resumed, _draws):
-            reason = "The resumed training draws other random numbers, and no state is seen that it lacks."
+            reason = "The resumed run draws other random numbers, and no state is seen that it lacks."
         return [cannot_tell(reason)]
     what, tensor, step = cause
-    message = f"A training that is resumed after {done} steps differs from one that is not interrupted: {what}."
+    message = f"A run that is resumed after {done} steps differs from one that is not interrupted: {what}."
     # Without a tensor, the schedule is lost.
     events = [] if tensor else whole.of_kind("scheduler", "optimizer")
     place = next((event["place"] for event in events if event["place"]), "")

@@ -14,14 +14,14 @@ TITLE = "Every epoch has the same order"
 CAUSE = """\
 A `DistributedSampler` shuffles with its seed plus its epoch number. Without `set_epoch`, the number stays 0,
 so every epoch has the same order and the same batches. The loss falls anyway, and one epoch alone looks well
-shuffled. Lightning's Trainer calls `set_epoch` for samplers that it can reach; a loop of your own has to call
+shuffled. Lightning's Trainer calls `set_epoch` for samplers that it can reach; your own loop has to call
 it.
 """
 FIX = """\
 Call `set_epoch` at the start of every epoch, before iterating over the loader:
     for epoch in range(epochs):
         loader.sampler.set_epoch(epoch)
-A batch sampler of your own needs the same method.
+Your own batch sampler needs the same method.
 """
 THREADS = ("pytorch/pytorch#31771", "kan-bayashi/ParallelWaveGAN#177", "huggingface/transformers#4398")
 STRUCTURAL = True

@@ -10,11 +10,11 @@ CODE = "LD005"
 TITLE = "The split differs between ranks"
 CAUSE = """\
 `random_split` draws from the global generator. If the ranks are not seeded equally at that moment, each rank
-makes a split of its own, and the validation samples of one rank are training samples of another. The model
+makes a different split, and the validation samples of one rank are training samples of another. The model
 trains on its validation set, and the validation metric is too good.
 """
 FIX = """\
-Split with a generator of its own:
+Split with a separate generator:
     random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))
 """
 THREADS = ("Lightning-AI/pytorch-lightning#7728", "Lightning-AI/pytorch-lightning#18638")

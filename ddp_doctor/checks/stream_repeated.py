@@ -70,8 +70,8 @@ def _among_workers(evidence: Evidence, events: list[Event]) -> list[Finding]:
         if not epochs or _copies(run.ranks[rank.rank], epochs[0]) != 1:
             return []
         message = (
-            f"Rank {rank.rank} gets each of {len(set(samples_of(rank, event)))} samples of the {event['dataset']} {found} "
-            f"times in one epoch: each of its {event['workers']} workers reads the same samples."
+            f"Rank {rank.rank} gets each of {len(set(samples_of(rank, event)))} samples of the {event['dataset']} "
+            f"{found} times in one epoch: each of its {event['workers']} workers reads the same samples."
         )
         proof = "without workers each sample comes once"
         return [fault(message, event["step"], "", f"each sample {found} times", event["place"], proof)]

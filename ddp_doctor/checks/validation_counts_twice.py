@@ -39,8 +39,8 @@ def check(evidence: Evidence) -> list[Finding]:
             total, size = sum(len(event["indices"]) for event in events), len({i for e in events for i in e["indices"]})
             message = (
                 f"The {size} samples of the evaluation are counted as {total}: sample "
-                f"{', '.join(map(str, repeated[:4]))} is repeated by the {first['sampler']}, so that the ranks get equal "
-                "numbers."
+                f"{', '.join(map(str, repeated[:4]))} is repeated by the {first['sampler']}, so that the ranks get "
+                "equal numbers."
             )
             found = fault(message, first["step"], "", f"{total} instead of {size} samples", first["place"])
             return _of_module(evidence, found) if evidence.is_module else _of_loop(evidence, found, total)

@@ -28,9 +28,9 @@ class Evidence:
         runner: Runs further ones.
         runs: The runs by name: `single` (one process, as the user has it), `ranks` (several ranks, two short epochs
             with their evaluation), `again` (the same once more), `numbers` (the first steps in 64 bits), `reference`
-            (one process that was fed from it), `evaluate1` and `evaluate` (the same weights evaluated by one process and by
-            several ranks), `whole`, `save` and `resume` (six steps at once, and three and three), `predict1` and
-            `predict`. Those that were not possible are missing.
+            (one process that was fed from it), `evaluate1` and `evaluate` (the same weights evaluated by one process
+            and by several ranks), `whole`, `save` and `resume` (six steps at once, and three and three), `predict1`
+            and `predict`. Those that were not possible are missing.
         reference: The comparison of `numbers` and `reference`.
         deterministic: Whether two runs gave the same weights; None if that is not known.
         double: Whether the numbers are those of 64 bits.

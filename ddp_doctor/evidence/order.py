@@ -137,7 +137,7 @@ def repeated_samples(events: Sequence[Event]) -> list[int]:
 
 
 def communicates(evidence: Evidence) -> bool:
-    """Returns whether the ranks train one model, unlike independent trainings."""
+    """Returns whether the ranks train one model, unlike independent runs."""
     return any(rank.of_kind("ddp", "collective") for rank in evidence.ranks)
 
 

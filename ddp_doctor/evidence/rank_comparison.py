@@ -102,7 +102,7 @@ def compare_ranks(ranks: Run, reference: Run, *, threshold: float = THRESHOLD) -
     rates = [[event["lr"] for event in record.of_kind("step")] for record in (ranks.ranks[0], one)]
     for step in steps:
         if rates[0][:step] != rates[1][:step]:
-            # Another schedule is a finding of its own, and changes all later gradients.
+            # Another schedule is a separate finding, and changes all later gradients.
             break
         found = _gradient_difference(ranks.ranks[0], one, step)
         if found is None:

@@ -55,7 +55,7 @@ class Protection:
         """Returns what is added to the request for each rank of a run, and its environment.
 
         Args:
-            spec: The run. One that resumes sees what the run before has written; any other begins anew.
+            spec: The run. One that resumes sees what the run before has written; others begin with the user's files.
             make_view: Makes a private view of the folder of the examination with the layers in an empty folder.
         """
         if spec.purpose != "resume" or self._layers is None:

@@ -27,7 +27,7 @@ FOUND = "spawned.json"
 
 
 def start(folder: Path) -> None:
-    """Installs the probes. The record is written when the process ends, if it has taken part in a training."""
+    """Installs the probes. The record is written when the process ends, if it has taken part in training."""
     spec = read(folder)
     if devices := spec.interventions.get("devices"):
         wrap(torch.cuda, "device_count", lambda original: int(devices) if is_called_by_user() else original())

@@ -1,7 +1,7 @@
 """A process per rank that has imported the libraries, and forks the runs: `python -m ddp_doctor.launch.fork_server`.
 
-Each rank has an interpreter of its own, with another PYTHONHASHSEED, as separately started ranks have. The user's code
-is imported in the fork, so each run begins anew. The requests and answers are lines of JSON on the standard streams.
+Each rank has its own interpreter, with another PYTHONHASHSEED, as separately started ranks have. The user's code
+is imported in the fork, so each run starts afresh. The requests and answers are lines of JSON on the standard streams.
 """
 
 from __future__ import annotations

@@ -21,12 +21,7 @@ _LARGE = 5_000_000
 
 
 class CommunicationProbe:
-    """Records what the communication hooks get and return, and which weights are averaged.
-
-    Args:
-        recorder: Takes the events and the buckets.
-        spec: The run.
-    """
+    """Records what the communication hooks get and return, and which weights are averaged."""
 
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec

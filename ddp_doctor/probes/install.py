@@ -21,6 +21,7 @@ from ddp_doctor.probes.loaders import LoaderProbe
 from ddp_doctor.probes.modules import ModuleProbe
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.steps import StepProbe
+from ddp_doctor.probes.written_files import FileProbe
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
 
@@ -47,6 +48,7 @@ class Probes:
         self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch)
         self.calls = CallProbe(self.recorder, spec)
         self.communication = CommunicationProbe(self.recorder, spec)
+        self.files = FileProbe(self.recorder)
         self.facts: dict[str, Any] = {}
         self._starts = feed is not None
 
@@ -60,7 +62,7 @@ class Probes:
         if self.spec.double:
             torch.set_default_dtype(torch.float64)
             _disable_autocast()
-        for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication):
+        for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication, self.files):
             probe.install()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -85,12 +87,7 @@ class Probes:
         else:
             self.loaders.samples.look()
         recorder.add(
-            "end",
-            reached_end=reached_end,
-            initialized=torch.distributed.is_available() and torch.distributed.is_initialized(),
-            failures=failures[:10],
-            libraries=sorted(_loaded_libraries()),
-            **self.facts,
+            "end", reached_end=reached_end, failures=failures[:10], libraries=sorted(_loaded_libraries()), **self.facts
         )
         recorder.write()
         (recorder.folder / f"done{recorder.rank}").touch()

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ddp_doctor.probes.draws import DrawProbe
-from ddp_doctor.probes.generators import seed_own
+from ddp_doctor.probes.draws import DrawProbe, seed_own
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader, generators, seed_generators
 from ddp_doctor.probes.wrap import wrap
@@ -193,7 +192,6 @@ class _ShortEpoch(Iterator[Any]):
             "number": self.yielded,
             "indices": base_indices(self.dataset, self.indices.of_batch(self.yielded)),
             "size": next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0),
-            "draws": 0,
             "drawn": 0,
             "trains": trains,
             "generators": states,
@@ -218,7 +216,7 @@ class _ShortEpoch(Iterator[Any]):
             self._drain_stream()
         positions = list(itertools.chain(*self.indices.lists))
         self.event["indices"] = base_indices(self.dataset, positions)
-        # In the data set of the loader: a Subset may have an order of its own.
+        # In the data set of the loader: a Subset may have another order.
         self.event["ascending"] = positions == sorted(set(positions))
         self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
         self.event["sizes"] = [len(part) for part in self.indices.lists]

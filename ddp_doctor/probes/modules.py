@@ -21,13 +21,7 @@ _MOST_VALUES = 2_000_000
 
 
 class ModuleProbe:
-    """Observes calls of modules.
-
-    Args:
-        recorder: Takes the events.
-        spec: The run.
-        steps: Names parameters and counts forward passes of DistributedDataParallel.
-    """
+    """Observes calls of modules."""
 
     def __init__(self, recorder: Recorder, spec: Spec, steps: StepProbe) -> None:
         self.recorder, self.spec, self.steps = recorder, spec, steps
@@ -78,11 +72,9 @@ class ModuleProbe:
         return result
 
     def _on_ddp_forward(self, wrapped: Any, *args: Any, **kwargs: Any) -> None:
-        self.steps.count_ddp_forward()
         self.recorder.add(
             "ddp_forward",
             gradients=torch.is_grad_enabled(),
-            training=wrapped.training,
             buffers=bool(wrapped.broadcast_buffers and list(wrapped.module.buffers())),
             parameters=[name for name, parameter in wrapped.module.named_parameters() if parameter.requires_grad],
             synchronizes=bool(wrapped.require_backward_grad_sync),
@@ -103,7 +95,6 @@ class ModuleProbe:
                 modes={name: part.training for name, part in inner.named_modules() if not list(part.children())},
                 random=[name for name, part in inner.named_modules() if _is_random(part)],
                 sensitive=[name for name, part in inner.named_modules() if _has_modes(part)],
-                ddp=isinstance(module, DistributedDataParallel),
             )
             return original(module, *args, **kwargs)
         finally:

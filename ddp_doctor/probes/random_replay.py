@@ -26,7 +26,6 @@ class RandomReplay(DispatchMode):
 
     Attributes:
         draws: The recorded draws.
-        count: Number of draws.
         most: Most values of one draw from torch's global generator.
         recording: Whether the draws are kept.
         reverse: Whether the samples of the batches are reversed, and so the draws.
@@ -37,7 +36,6 @@ class RandomReplay(DispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[Draw] = []
-        self.count = 0
         self.most = 0
         self.recording = False
         self.failures: list[str] = []
@@ -64,7 +62,6 @@ class RandomReplay(DispatchMode):
             self.flow.see(name, args, kwargs, outputs, drew=draws and not private)
         if not draws:
             return result
-        self.count += 1
         if not private:
             self.most = max([self.most, *(out.numel() for out in outputs)])
         if self._ranks is not None:

@@ -28,12 +28,7 @@ _SEED_PYTHON, _SEED_NUMPY = random.seed, np.random.seed
 
 
 class SampleProbe:
-    """Observes data sets and the seeds of workers, and applies interventions on the order of the samples.
-
-    Args:
-        recorder: Takes the events.
-        spec: The run.
-    """
+    """Observes data sets and the seeds of workers, and applies interventions on the order of the samples."""
 
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec

@@ -42,7 +42,7 @@ class Recorder:
         step: Optimizer steps so far, over all optimizers.
         backwards: Calls of `backward` so far.
         rank: The rank of this process, as soon as it is known.
-        active: Whether this process has taken part in a training, unlike a launcher.
+        active: Whether this process has taken part in training, unlike a launcher.
     """
 
     def __init__(self, folder: Path) -> None:

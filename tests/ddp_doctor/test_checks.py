@@ -22,12 +22,11 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.examination import _Examination
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.findings import Finding
-from ddp_doctor.launch.command_ranks import find_ranks
+from ddp_doctor.launch.commands import find_ranks
+from ddp_doctor.probes.draws import States, seed_own, values_drawn
 from ddp_doctor.probes.flows import DrawFlow
-from ddp_doctor.probes.generators import States, seed_own, values_drawn
-from ddp_doctor.probes.locks import Locks
 from ddp_doctor.probes.random_replay import RandomReplay
-from ddp_doctor.probes.rows import rows_of, rows_of_file
+from ddp_doctor.probes.written_files import Locks, rows_of, rows_of_file
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 
