@@ -143,10 +143,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def program() -> str:
     """Returns the command as it can be pasted."""
-    if shutil.which("ddp-doctor"):
-        return "ddp-doctor"
     started = Path(sys.argv[0])
-    return shlex.join([str(started)] if started.name == "ddp-doctor" else [sys.orig_argv[0], "-m", "ddp_doctor"])
+    elsewhere = started.name == "ddp-doctor" and shutil.which("ddp-doctor") is None
+    return shlex.quote(str(started)) if elsewhere else "ddp-doctor"
 
 
 def explain(code: str) -> str:

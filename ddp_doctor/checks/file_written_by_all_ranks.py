@@ -69,7 +69,7 @@ def _groups(evidence: Evidence) -> list[Finding]:
         and record.end["reached_end"]
         and not record.of_kind("destroy_process_group", "error")
     ]
-    # A library that has created it may destroy it after the doctor's last look.
+    # A library that has created it may destroy it after the doctor's last record.
     if not left or not left[0][1]["direct"]:
         return []
     ranks = listed([rank for rank, _ in left])

@@ -25,7 +25,7 @@ STRUCTURAL = True
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Compares the samples of the predictions with the data set, and looks for ranks whose predictions are lost."""
+    """Compares the samples of the predictions with the data set, and finds ranks whose predictions are lost."""
     if not (evidence.single and evidence.single.end.get("predicts")):
         return [not_reached("There is no predict_dataloader.")]
     run = evidence.run("predict", purpose="predict", same_seed=True)

@@ -85,7 +85,7 @@ class Probes:
         if error:
             recorder.add("error", **error)
         else:
-            self.loaders.samples.look()
+            self.loaders.samples.call_datasets()
         recorder.add(
             "end", reached_end=reached_end, failures=failures[:10], libraries=sorted(_loaded_libraries()), **self.facts
         )

@@ -78,7 +78,7 @@ class SampleProbe:
         paths = sorted(self.recorder.folder.glob(f"{self._file(loader, iteration).name}-*.json"))
         return [json.loads(path.read_text()) for path in paths]
 
-    def look(self) -> None:
+    def call_datasets(self) -> None:
         """Calls the data sets directly: which sample an index means, and whether it is random."""
         if self.spec.purpose != "train" or self.spec.world_size == 1:
             return
@@ -86,12 +86,12 @@ class SampleProbe:
         for number, dataset in enumerate(self._datasets):
             # A data set of the user may raise anything.
             with suppress(Exception):
-                self._look_at(number, dataset)
+                self._call_dataset(number, dataset)
         random.setstate(kept[0])
         np.random.set_state(kept[1])
         torch.set_rng_state(kept[2])
 
-    def _look_at(self, number: int, dataset: Any) -> None:
+    def _call_dataset(self, number: int, dataset: Any) -> None:
         if isinstance(dataset, IterableDataset) or not len(dataset):
             return
         size, begun = len(dataset), time.monotonic()
