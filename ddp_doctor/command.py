@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_doctor.checks import describe
-from ddp_doctor.errors import DoctorError, InputError, nearest
+from ddp_doctor.errors import DoctorError, InputError, StoppedError, nearest
 from ddp_doctor.output.terminal import print_text, report_text
 from ddp_doctor.stop import recorded_signals
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with recorded_signals():
             return _run(sys.argv[1:] if argv is None else argv)
     except DoctorError as error:
-        print_text(f"error: {error}", sys.stderr)
+        print_text(str(error) if isinstance(error, StoppedError) else f"error: {error}", sys.stderr)
         return error.exit_code
 
 

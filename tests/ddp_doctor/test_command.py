@@ -84,6 +84,18 @@ def test_importing_the_package_imports_no_library() -> None:
     assert not re.search(r"\| *(torch|lightning|lit_mnist|jinja2|numpy)\b", done.stderr)
 
 
+def test_no_module_needs_lit_mnist_or_lightning() -> None:
+    """Except `lightning_rank`, which runs a LightningModule."""
+    script = (
+        "import importlib, pathlib, pkgutil, sys, ddp_doctor\n"
+        "sys.modules.update(lit_mnist=None, lightning=None, accelerate=None, transformers=None)\n"
+        "for module in pkgutil.walk_packages(ddp_doctor.__path__, 'ddp_doctor.'):\n"
+        "    if not module.name.endswith(('lightning_rank', '__main__')):\n"
+        "        importlib.import_module(module.name)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env=CHILD_ENV, timeout=60, check=True)
+
+
 def test_the_command_has_its_own_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--explain", "LD012"]) == 0
     assert "Batch norm depends" in capsys.readouterr().out
