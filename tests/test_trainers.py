@@ -30,7 +30,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.sample_order import train_indices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, ModelSettings
-from lit_mnist.experiment.plan import peak_lr
+from lit_mnist.experiment.learning_rate import peak_lr
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins.strategy import SafeDDPStrategy
 from lit_mnist.trainer import LitTrainer

@@ -10,8 +10,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from torchmetrics import Metric
 
+from lit_mnist.experiment.learning_rate import explain_peak, peak_lr
 from lit_mnist.experiment.model import ModelSettings
-from lit_mnist.experiment.plan import explain_peak, peak_lr
 from lit_mnist.plugins.verified_loading import VerifiedLoading
 from lit_mnist.training.evaluation import (
     Evaluation,
