@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.saved import make_section
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
@@ -225,7 +226,7 @@ def _logged_steps(checkpoint: Path | None) -> int:
     """Returns the batches that have made an optimizer step before a resume, which count the steps of the loggers."""
     if checkpoint is None:
         return 0
-    loops = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["loops"]
+    loops = read_checkpoint(checkpoint)["loops"]
     return int(loops["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"])
 
 
