@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.precision import resolve_precision
 from lit_mnist.engines.capabilities import CAPABILITIES, reject_half
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
-from lit_mnist.training.precision import resolve_precision
 
 
 def check_devices(engine: str, experiment: Experiment, devices: Devices, world_size: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from lit_mnist.data.rng import derive_seed
+from lit_mnist.distributed.rng import derive_seed
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.registry import NETWORKS

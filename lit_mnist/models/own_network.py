@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lit_mnist.data.rng import RandomKey
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.errors import InputError
 from lit_mnist.experiment.registry import Registered
 from lit_mnist.models.layers import SeededDropout

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from lit_mnist.checkpoint.format import BEST, LAST
+from lit_mnist.checkpoint.format import BEST, LAST, write_checkpoint
 from lit_mnist.checkpoint.serialization import plain_values
 from lit_mnist.checkpoint.store import CheckpointFolder
 from lit_mnist.distributed.consensus import Consensus
@@ -22,7 +23,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.errors import NonFiniteError, StoppedError
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.job import Job
+from lit_mnist.training.job import ExperimentJob
 
 _STEPS_BETWEEN_TRACED = 50
 
@@ -47,7 +48,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        job: Job,
+        job: ExperimentJob,
         rank: Rank,
         net: nn.Module,
         save: Callable[[], None],
@@ -140,7 +141,8 @@ class CheckpointManager:
         """
         content = plain_values(checkpoint, copy=True)
         self.wait()
-        self._writing = self._writer.submit(self._files.put, content, self._step, is_best=self._is_best)
+        write = partial(write_checkpoint, checkpoint=content)
+        self._writing = self._writer.submit(self._files.put, write, self._step, is_best=self._is_best)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on the disk.

@@ -11,12 +11,12 @@ import torch
 
 from lit_mnist.checkpoint.config import flatten
 from lit_mnist.checkpoint.format import SECTION
+from lit_mnist.distributed.precision import UsedPrecision
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.schema import convert, make_experiment, options
 from lit_mnist.experiment.task import check_task
 from lit_mnist.models.build import build_net
-from lit_mnist.training.precision import UsedPrecision
 
 # Text settings, except those that are paths.
 _WORD = re.compile(r"[\w.:=,+-]*")

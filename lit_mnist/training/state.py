@@ -18,12 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lit_mnist.checkpoint.format import SECTION
-from lit_mnist.checkpoint.lightning_internals import lightning_loops
 from lit_mnist.checkpoint.saved import MANAGER_STATE
-from lit_mnist.checkpoint.saved import make_section as checkpoint_section
 from lit_mnist.errors import InputError
-from lit_mnist.experiment.plan import Plan
-from lit_mnist.training.job import Job
+from lit_mnist.training.job import ExperimentJob
 
 # The key under which Lightning saves the state of its precision plugin.
 _SCALER = "MixedPrecision"
@@ -57,7 +54,7 @@ class TrainingState:
     def _count_step(self, *_: object) -> None:
         self.optimizer_steps += 1
 
-    def checkpoint(self, job: Job, best: float) -> dict[str, Any]:
+    def checkpoint(self, job: ExperimentJob, best: float) -> dict[str, Any]:
         """Returns the state as a checkpoint of plain values and tensors.
 
         Args:
@@ -66,11 +63,10 @@ class TrainingState:
         """
         scaler = self.scaler.state_dict()
         return {
-            "epoch": job.plan.position(self.step)[0],
+            **job.position(self.step),
             "global_step": self.step,
             "pytorch-lightning_version": version("lightning"),
             "state_dict": {_PREFIX + name: tensor.contiguous() for name, tensor in self.net.state_dict().items()},
-            "loops": loops_after(self.step, job.plan),
             "callbacks": {MANAGER_STATE: {"best": best}},
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [self.schedule.state_dict()],
@@ -81,7 +77,7 @@ class TrainingState:
                 "seed": job.experiment.seed_everything,
                 **asdict(job.experiment.model),
             },
-            SECTION: make_section(job),
+            SECTION: job.section(),
             "steps_made": self.optimizer_steps,
         }
 
@@ -103,35 +99,6 @@ class TrainingState:
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"The checkpoint's training state does not fit ({reason}): use another one.") from error
-
-
-def loops_after(step: int, plan: Plan) -> dict[str, Any]:
-    """Returns the state dict of Lightning's loops after `step` optimizer steps."""
-    epoch, batch = plan.position(step)
-    return lightning_loops(
-        step,
-        epoch=epoch,
-        batch=batch,
-        batches_per_epoch=plan.batches_per_epoch,
-        steps_per_epoch=plan.steps_per_epoch,
-    )
-
-
-def make_section(job: Job) -> dict[str, Any]:
-    """Returns the `lit_mnist` section of a job's checkpoints as plain values."""
-    return checkpoint_section(
-        engine=job.engine,
-        config=job.experiment.replace("run", dir=None, resume=None, inject=None).to_dict(),
-        precision=job.precision,
-        threads=job.threads,
-        # nn.DataParallel runs one rank on several devices.
-        local_world_size=min(job.devices.count, job.plan.world_size),
-        world_size=job.plan.world_size,
-        data_sha256=job.dataset.sha256,
-        num_classes=job.dataset.num_classes,
-        batch_size=job.plan.batch_size,
-        total_steps=job.plan.total_steps,
-    )
 
 
 def net_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:

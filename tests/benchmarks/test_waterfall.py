@@ -31,7 +31,7 @@ from lit_mnist.profiling.timer import (
     PARTS,
     Timer,
 )
-from lit_mnist.run.timing import WARM_UP_STEPS
+from lit_mnist.profiling.timing import WARM_UP_STEPS
 from lit_mnist.training.checkpoint_manager import CheckpointManager
 
 STEPS = WARM_UP_STEPS + 15

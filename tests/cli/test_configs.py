@@ -9,7 +9,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
 from lit_mnist.experiment import Experiment, TrainerSettings
 from lit_mnist.experiment.plan import make_plan
 from lit_mnist.trainer import LitTrainer

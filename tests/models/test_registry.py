@@ -19,7 +19,7 @@ from processes import assert_rejected
 from torch import nn
 
 from lit_mnist import LitClassifier, MNISTDataModule, SeededDropout, register_dataset, register_network
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, ModelSettings
