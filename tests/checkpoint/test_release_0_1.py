@@ -25,7 +25,7 @@ def copied(program: Program, name: str) -> Path:
     """Copies a run to the folder of the program, with the packages of the user."""
     shutil.copytree(RUNS / name, program.folder / name)
     if name == "user":
-        shutil.copytree(ROOT / "examples" / "own_module" / "spirals", program.folder / "spirals")
+        shutil.copytree(ROOT / "examples" / "user_module" / "spirals", program.folder / "spirals")
     return program.folder / name
 
 
