@@ -388,8 +388,15 @@ def test_a_resumed_run_keeps_its_model_and_its_ranks(spirals: Program) -> None:
     folder = spirals.train("fit", *SPIRALS, "--max-steps", 5)
     done = spirals("fit", "--resume", folder, "--import", "spirals", "--model.hidden", 8)
     assert_rejected(done, "model.init_args.hidden")
+    done = spirals("fit", "--resume", folder, "--import", "spirals", "--trainer.limit_train_batches", 3)
+    assert_rejected(done, "trainer.limit_train_batches is 3 here, but None in", "remove it")
     done = spirals("fit", "--resume", folder, "--import", "spirals", "--max-steps", 10, "--devices", 2)
     assert_rejected(done, "saved by 1 rank,", "use 1 device")
+    # Where, how long and with how many threads it runs may change; threads change the rounding, which is stated.
+    before = result_of(folder)["threads"]
+    done = spirals("fit", "--resume", folder, "--import", "spirals", "--max-steps", 7, "--run.threads", before + 1)
+    assert done.code == 0, done.out + done.err
+    assert f"uses {before + 1} threads, but {before} before (run.threads is {before + 1})" in done.out
 
 
 def test_defaults_that_are_classes_or_functions_are_accepted(spirals: Program) -> None:

@@ -273,7 +273,7 @@ HOSTILE = "\x1b[2A\x1b]0;owned\x07\x9b2J\x7f<"
 def hostile_checkpoint(path: Path, trained: Path) -> Path:
     """Creates a checkpoint with a valid hash and an unknown setting whose name has control characters."""
     content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
-    content["lit_mnist"]["experiment"][HOSTILE] = 1
+    content["lit_mnist"]["config"][HOSTILE] = 1
     write_checkpoint(path, content)
     return path
 
