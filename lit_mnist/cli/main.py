@@ -93,6 +93,15 @@ def _doctor(line: CommandLine) -> int:
     return run_doctor(line.words[1:])
 
 
+def _new(line: CommandLine) -> int:
+    from lit_mnist.cli.new import help_of_new, run_new
+
+    if text := help_of_new(line.words[1:], Path(sys.argv[0]).name):
+        print_line(text)
+        return 0
+    return run_new(line.words[1:])
+
+
 def _export(line: CommandLine) -> int:
     from lit_mnist.export.main import main as export
 
@@ -107,6 +116,7 @@ COMMANDS = {
     "test": Command("evaluate on the test split", _run),
     "predict": Command("predict the test split, or your own images", _run),
     "compare": Command("train with several engines, and compare their results and costs", _compare, ("lightning",)),
+    "new": Command("write a small complete project into a new folder", _new, ("lightning",), parses=True),
     "doctor": Command("examine another training for silent faults", _doctor, ("lightning",), parses=True),
     "export": Command("write the network of a run as safetensors, ONNX or pt2", _export, ("lightning",), parses=True),
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.distributed import DistError, PrefixStore, Store
 
-from lit_mnist.distributed.private_folder import own_private_folder
+from lit_mnist.distributed.private_folder import launch_private_folder
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.rendezvous import connect_to_master
@@ -118,7 +118,7 @@ class Heartbeat:
     def _open_store(self) -> Store | _FolderStore:
         # In the process group's own store, a request could wait behind another one.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        if folder := own_private_folder():
+        if folder := launch_private_folder():
             return _FolderStore(folder / f"heartbeat-{attempt}-{self._first_step}")
         return PrefixStore(f"heartbeat/{attempt}/{self._first_step}", connect_to_master(_SECONDS_UNTIL_LATE))
 

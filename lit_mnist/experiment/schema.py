@@ -82,9 +82,14 @@ def options() -> dict[str, Option]:
     return _options(tuple((key, tuple(known)) for key, known in REGISTERED.items()))
 
 
+def builtin_options() -> dict[str, Option]:
+    """Returns all options by dotted key, without the registered names."""
+    return _options(())
+
+
 def builtin_choices(key: str) -> tuple[Any, ...]:
     """Returns the choices of an option without the registered names."""
-    return get_args(_options(())[key].kinds[0])
+    return get_args(builtin_options()[key].kinds[0])
 
 
 @cache

@@ -38,7 +38,7 @@ from lit_mnist.plugins.trainer_state.sums import load_metrics, save_metrics
 
 
 class ExactCheckpoint(Checkpoint):
-    """Saves `last.ckpt` so that a resumed training ends with the bits of an uninterrupted one, for any module.
+    """Saves `last.ckpt` so that a resumed run is bit-identical to an uninterrupted one, for any module.
 
     It saves between two batches, and at the end. At SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any rank, all ranks save
     together and exit with the code 128 + signal. Resume with the same number of ranks, or on any number if the state of

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -37,7 +40,8 @@ class ModuleState:
         self._before = LivePacker(None, _named(module), self._packages)
         self._initial: dict[str, Any] = {}
         for path, _, name, value in _attributes(module):
-            self._before.attempt(value, f"{path}:{name}")
+            with suppress(NotPlainError):
+                self._before.attempt(value, f"{path}:{name}")
             self._initial.update(_immediates(f"{path}:{name}", value))
         self._buffers = {name: (buffer, tensor_version(buffer)) for name, buffer in module.named_buffers()}
         self._warned = False
@@ -102,7 +106,8 @@ class ModuleState:
     def _unpack(self, content: bytes) -> None:
         now = LivePacker(None, _named(self._module), self._packages)
         for path, _, name, value in _attributes(self._module):
-            now.attempt(value, f"{path}:{name}")
+            with suppress(NotPlainError):
+                now.attempt(value, f"{path}:{name}")
         live = {**self._before.live, **_named(self._module)}
         reader = LiveUnpacker(content, self._module.device, live, now.live, self._packages)
         lost, owners = dict(reader.root["lost"]), dict(self._module.named_modules())
@@ -159,7 +164,12 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
 
 
 def _is_method_of(child: nn.Module, name: str, value: Any) -> bool:
-    """Returns whether an attribute is the method of its name: Lightning's DDP sets `forward` of a module so."""
+    """Returns whether an attribute is the method of its name, or wraps it.
+
+    Lightning's DDP sets `forward` of a module so, and callbacks such as ExactAccumulation set `training_step`.
+    """
+    if isinstance(value, FunctionType):
+        value = inspect.unwrap(value)
     own = getattr(value, "__self__", None) is child
     return own and getattr(value, "__func__", value) is getattr(type(child), name, None)
 

@@ -106,7 +106,7 @@ def read_metrics(folder: Path) -> list[Row]:
         with path.open(newline="") as file:
             rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     except (ValueError, TypeError, csv.Error) as error:
-        raise InputError(f"{path} is damaged ({error}): put it aside.") from error
+        raise InputError(f"{path} is damaged ({error}): move it away.") from error
     if any("step" not in row for row in rows):
-        raise InputError(f"{path} is damaged (a row has no step): put it aside.")
+        raise InputError(f"{path} is damaged (a row has no step): move it away.")
     return rows

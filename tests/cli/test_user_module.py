@@ -114,7 +114,7 @@ class Lit(plain.Lit):
 def spirals(program: Program) -> Program:
     """The command in a folder with three packages of a user, one of them not trusted."""
     for name in ("spirals", "spirals.yaml"):
-        source = ROOT / "examples" / "own_module" / name
+        source = ROOT / "examples" / "user_module" / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, program.folder / name)
     (program.folder / "list.yaml").write_text("model: {init_args: [3]}\n")
     (program.folder / "plain.py").write_text(PLAIN)

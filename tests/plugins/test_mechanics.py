@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from killed_runs import Training, assert_resumes
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import DoublePrecision
@@ -156,6 +157,15 @@ def test_a_module_is_restored_after_a_fit_and_after_an_error(tmp_path: Path) -> 
     with pytest.raises(RuntimeError, match="failed"):
         trainer.fit(failing)
     assert not {"training_step", "lr_scheduler_step"} & vars(failing).keys()
+
+
+def test_a_killed_training_with_the_callbacks_resumes_bit_identically(tmp_path: Path) -> None:
+    options = {"accumulate_grad_batches": 3, "num_sanity_val_steps": 0, "plugins": [Float16OnCPU(init_scale=2.0**19)]}
+    training = Training(Classifier, tmp_path / "run", 2, 1, options, lambda: [part() for part in PARTS])
+    done = training.run()
+    assert done.code == 0, done.err
+    assert "cannot store" not in done.out
+    assert_resumes(training, training.results(), [9, 12])
 
 
 def test_a_loss_that_is_not_finite_makes_the_gradient_not_finite(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS
 from lit_mnist.module import LitClassifier
-from lit_mnist.plugins import ExactDistributedSampler, PortableSyncBatchNorm
+from lit_mnist.plugins import ExactDistributedSampler, Float16OnCPU, PortableSyncBatchNorm
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -177,6 +177,13 @@ def test_the_project_s_module_resumes_bit_identically(accumulate: int, tmp_path:
     training = _classifier(tmp_path / "run", accumulate_grad_batches=accumulate)
     assert_resumes(training, training.complete(), [10, 15, 19])
     assert "ranks" not in _saved(training.folder)["ExactCheckpoint"]
+
+
+def test_the_project_s_module_resumes_bit_identically_in_float16(tmp_path: Path) -> None:
+    """The scale, and the steps that were skipped, are those of the uninterrupted training."""
+    plugins = [Float16OnCPU(init_scale=2.0**19), PortableSyncBatchNorm()]
+    training = replace(_classifier(tmp_path / "run"), options={"plugins": plugins, "max_epochs": 2})
+    assert_resumes(training, training.complete(), [3, 8])
 
 
 def test_the_project_s_module_resumes_on_any_number_of_ranks(tmp_path: Path) -> None:

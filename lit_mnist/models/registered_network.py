@@ -29,7 +29,7 @@ _SYNCHRONIZED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _USE_DROPOUT = "use lit_mnist.SeededDropout(rate, layer=1), called with (x, rng)"
 
 
-def build_own_network(registered: Registered, num_classes: int, dropout: float, views: int) -> nn.Module:
+def build_registered_network(registered: Registered, num_classes: int, dropout: float, views: int) -> nn.Module:
     """Returns a registered network, whose initial weights come from torch's generator.
 
     Raises:
@@ -63,11 +63,11 @@ def _check_once(registered: Registered, num_classes: int, dropout: float, views:
         return _build(registered, num_classes, dropout, views)
 
     with _single_thread(), torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
-        net, twin = build(), build()
+        net, other = build(), build()
         title = registered.title
         _check_layers(title, net)
         _check_signature(title, net)
-        _check_weights(title, net, twin)
+        _check_weights(title, net, other)
         images = torch.randn(_BATCH, 1, 28, 28, generator=torch.Generator().manual_seed(2))
         key = RandomKey(seed=3, number=5, size=_BATCH, rows=torch.arange(_BATCH))
 
@@ -84,7 +84,7 @@ def _check_once(registered: Registered, num_classes: int, dropout: float, views:
         with _unchanged_generators(title):
             logits = forward(net.train())
         _check_gradients(title, net, logits)
-        _check_repeats(title, logits, [forward(net), forward(twin.train())])
+        _check_repeats(title, logits, [forward(net), forward(other.train())])
         for trains in (False, True):
             net.train(trains)
             _check_samples(title, net, forward)
@@ -121,11 +121,11 @@ def _check_signature(title: str, net: nn.Module) -> None:
         raise InputError(f"{title}: its network must have forward(self, images, rng), but {error}.") from error
 
 
-def _check_weights(title: str, net: nn.Module, twin: nn.Module) -> None:
+def _check_weights(title: str, net: nn.Module, other: nn.Module) -> None:
     """Rejects a network without trained parameters, and initial weights that are not a function of the seed."""
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise InputError(f"{title}: its network has no parameters to train: keep its layers as attributes.")
-    for (name, first), second in zip(net.state_dict().items(), twin.state_dict().values(), strict=False):
+    for (name, first), second in zip(net.state_dict().items(), other.state_dict().values(), strict=False):
         if not isinstance(first, torch.Tensor) or nn.parameter.is_lazy(first):
             raise InputError(f"{title}: its weight {name} is not a tensor of a fixed shape: use no lazy layers.")
         if not _equal(first, second):

@@ -20,7 +20,7 @@ _READ_TWICE = 100
 _SHAPE = (28, 28)
 
 
-def load_own_dataset(registered: Registered, root: Path | None) -> tuple[str, str, Split, Split]:
+def load_registered_dataset(registered: Registered, root: Path | None) -> tuple[str, str, Split, Split]:
     """Reads a registered data set.
 
     Args:

@@ -1,6 +1,7 @@
-"""A network and a data set of one's own, in the project's experiment.
+"""A registered network and a registered data set, in the project's experiment.
 
-python train.py compare --import examples.own_network --config examples/own_network/stripes.yaml --devices 2
+python train.py compare --import examples.registered_network \
+    --config examples/registered_network/stripes.yaml --devices 2
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A network and a data set of one's own train like the built-in ones: on every engine, any ranks, and resumed."""
+"""Registered networks and data sets train like the built-in ones: on every engine, any ranks, and resumed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from conftest import Program, largest_difference, result_of, weights_of
 from PIL import Image
 from processes import ROOT, torchrun
 
-import examples.own_network as own
+import examples.registered_network as own
 import lit_mnist
 from lit_mnist.comparison.equality import Run, compare_runs, first_difference
 from lit_mnist.experiment.registry import DATASETS, NETWORKS
 
-IMPORT = ("--import", "examples.own_network")
+IMPORT = ("--import", "examples.registered_network")
 # Five batches in an epoch, with batch norm, dropout and augmentation.
 SMALL = (
     *(*IMPORT, "--model.net", "patches", "--data.name", "stripes", "--data.augment", "shift", "--lr", 0.05),
@@ -31,7 +31,7 @@ TWO = (*RUN, "--devices", 2)
 # The import of this file registers them. Only `--import` may do this for the commands.
 for known in (NETWORKS, DATASETS):
     known.clear()
-del sys.modules["examples.own_network"]
+del sys.modules["examples.registered_network"]
 DISTRIBUTED = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer")
 
 
@@ -85,15 +85,15 @@ def test_an_engine_resumes_where_another_stopped(program: Program) -> None:
     for engine, steps in (("raw_ddp", 8), ("lightning", 12)):
         done = program("--resume", folder, "--max-steps", steps, *IMPORT, engine=engine)
         assert done.code == 0, done.err
-        assert f"test --ckpt {folder.name} --import examples.own_network" in done.out
+        assert f"test --ckpt {folder.name} --import examples.registered_network" in done.out
     assert result_of(folder)["weights_sha256"] == whole["weights_sha256"]
 
 
 def test_a_run_is_evaluated_predicted_and_loaded(trained: Path, program: Program) -> None:
     result = result_of(trained)
-    assert result["imports"] == ["examples.own_network"]
+    assert result["imports"] == ["examples.registered_network"]
     registered = result["registered"]
-    assert registered["model.net"]["object"] == "examples.own_network.Patches"
+    assert registered["model.net"]["object"] == "examples.registered_network.Patches"
     assert registered["data.name"]["file"] == own.__file__
     assert len(registered["model.net"]["sha256"]) == 64
     assert result["data"]["name"] == "stripes"
