@@ -70,6 +70,7 @@ class ClassifierMetrics(Metric):
     Attributes:
         confusion: Number of predictions, by true class (rows) and predicted class (columns), int64 [classes, classes].
         sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2].
+        last: The last evaluation, or None.
     """
 
     full_state_update = False
@@ -84,7 +85,7 @@ class ClassifierMetrics(Metric):
         self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
         self.segmentation = False
         self._examples = Examples(num_classes)
-        self._last: Evaluation | None = None
+        self.last: Evaluation | None = None
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
         """Adds a batch.
@@ -107,7 +108,7 @@ class ClassifierMetrics(Metric):
         Raises:
             NonFiniteError: The loss is infinite or NaN; all ranks raise it together.
         """
-        self._last = last = compute_evaluation(self.confusion, self.sums, expected=None, segmentation=self.segmentation)
+        self.last = last = compute_evaluation(self.confusion, self.sums, expected=None, segmentation=self.segmentation)
         values = {"loss": last.loss, "accuracy": last.accuracy, "mean_iou": last.mean_iou}
         return {
             # Double precision represents each value exactly.
@@ -125,7 +126,7 @@ class ClassifierMetrics(Metric):
 
     def results(self) -> dict[str, Any] | None:
         """Returns the last evaluation for `result.json`, with the confusion matrix and the accuracy of each class."""
-        return self._last.to_dict() if self._last else None
+        return self.last.to_dict() if self.last else None
 
     def examples(self) -> list[Example]:
         """Returns the samples of the last evaluation for the report; every rank must call it."""

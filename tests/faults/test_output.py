@@ -393,7 +393,7 @@ def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, colum
     def work() -> int:
         display = ProgressDisplay(85_900)
         for step in range(1, 4):
-            display.update(step * 10_000, 0.0503, 0.9844, 2458.0)
+            display.update(step * 10_000, {"train_loss": 0.0503, "train_accuracy": 0.9844, "images_per_s": 2458.0})
             display.line(f"epoch {step}")
             display._bar.refresh()  # type: ignore[union-attr]
         display.close()
