@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.plugins import DoublePrecision
 
 from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.gather import all_gather_bytes, end_collectives_at_exit
@@ -73,6 +74,9 @@ class ExactCheckpoint(Checkpoint):
         if stage != "fit":
             return
         check_training(trainer, pl_module)
+        if isinstance(trainer.precision_plugin, DoublePrecision):
+            # Lightning loads a checkpoint's weights before it converts the module, and so into 32 bits.
+            pl_module.double()
         self._close()
         self._lock(trainer)
         self._io = default_checkpoint_io(trainer)
