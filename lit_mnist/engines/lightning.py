@@ -8,6 +8,7 @@ lit-mnist fit --config mine.yaml --import my_package --devices 2
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from datetime import timedelta
@@ -127,7 +128,9 @@ def _fit(job: Job, rank: Rank, parts: Parts, outcome: Outcome) -> LitTrainer:
     # From here on, a signal stops all ranks after the same step, once the checkpoint is saved.
     with STOP.deferred():
         trainer.fit(parts.module, datamodule=parts.data, ckpt_path=job.checkpoint, weights_only=True)
-    outcome.trained = monitor.close(trainer, stopped_early=_reason_to_stop(trainer))
+    total = monitor.total_steps(trainer) or math.inf
+    early = _reason_to_stop(trainer) if trainer.global_step < total else None
+    outcome.trained = monitor.close(trainer, stopped_early=early)
     outcome.validation = job.note_partial(evaluation_results(parts.module, logger.validation), "val")
     outcome.add_inexact(trainer.inexact_evaluation)
     return trainer
@@ -212,15 +215,15 @@ def _merged(metrics: Any) -> dict[str, float]:
     return {name: value for each in metrics for name, value in each.items()}
 
 
-def _reason_to_stop(trainer: LitTrainer) -> str | None:
-    """Returns why a callback stopped the training, or None if it has reached its last step."""
+def _reason_to_stop(trainer: LitTrainer) -> str:
+    """Returns why a callback stopped the training."""
     for callback in trainer.early_stopping_callbacks:
         if message := callback.stopping_reason_message:
             return str(message).removeprefix("Monitored metric ").removesuffix(" Signaling Trainer to stop.")
     for timer in trainer.callbacks:  # type: ignore[attr-defined] # Lightning sets it elsewhere
         if isinstance(timer, Timer) and timer.time_remaining() is not None and (timer.time_remaining() or 0) <= 0:
             return f"trainer.max_time is over after {timer.time_elapsed():.0f} s."
-    return "a callback asked for it." if trainer.should_stop else None
+    return "a callback asked for it."
 
 
 if __name__ == "__main__":

@@ -105,6 +105,11 @@ class Job:
         """The learning rate; of a schedule, its peak. None if the job does not know it."""
         return None
 
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run; None if the job does not know them."""
+        return None
+
     def describe(self) -> dict[str, Any]:
         """Returns what `result.json` says of the model and the data."""
         data = (self.config.get("data") or {}).get("class_path")

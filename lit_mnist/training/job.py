@@ -68,6 +68,11 @@ class ExperimentJob(Job):
         """The learning rate; of a schedule, its peak."""
         return self.plan.lr
 
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.plan.total_steps
+
     def describe(self) -> dict[str, Any]:
         """Returns what `result.json` says of the network and the data."""
         data = {"name": self.dataset.name, "source": self.dataset.source, "sha256": self.dataset.sha256}

@@ -92,13 +92,19 @@ class StepMonitorCallback(Callback):
         if self._rank.is_first:
             self._logger.log = MetricsLog(self._job.folder, logged_steps(trainer), self._job.columns)
             if self._bar and self._bar.is_enabled:
-                total = trainer.estimated_stepping_batches
-                display = ProgressDisplay(int(total) if math.isfinite(total) else None, trainer.global_step)
+                display = ProgressDisplay(self.total_steps(trainer), trainer.global_step)
                 self.monitor.display = self._bar.display = display
                 RANK_STATUS.clear_display = display.clear
 
     def _count_step(self, *_: Any) -> None:
         self.optimizer_steps += 1
+
+    def total_steps(self, trainer: Trainer) -> int | None:
+        """Returns the optimizer steps of the whole run, or None if they are not known."""
+        if self._job.total_steps is not None:
+            return self._job.total_steps
+        estimated = trainer.estimated_stepping_batches
+        return int(estimated) if math.isfinite(estimated) else None
 
     def _observe_losses(self, trainer: Trainer) -> None:
         """Records the loss that each training step returns, before the Trainer scales it."""
@@ -174,12 +180,11 @@ class StepMonitorCallback(Callback):
 
     def close(self, trainer: Trainer, *, stopped_early: str | None) -> Trained:
         """Stops monitoring, and returns the metrics of the training."""
-        total = trainer.estimated_stepping_batches
         return self.monitor.close(
             epochs=trainer.current_epoch,
             optimizer_steps=self.optimizer_steps,
             lr=self._peak if self._job.lr is None else self._job.lr,
-            steps=int(total) if math.isfinite(total) else None,
+            steps=self.total_steps(trainer),
             samples_per_step=self.samples_per_step,
             stopped_early=stopped_early,
         )
