@@ -23,7 +23,8 @@ class RunSettings:
     Args:
         dir: The run folder; by default `runs/<time>-<name>`.
         resume: A run folder or checkpoint to resume from.
-        save_every: Steps (`100`) or seconds (`30s`) between checkpoints within an epoch. Unset: only at its end.
+        save_every: Steps (`100`) or seconds (`30s`) between checkpoints within an epoch. Unset: at its end, and with
+            the engine lightning every ten minutes.
         keep: Number of newest checkpoints to keep, beside the best.
         timeout: Seconds that a rank waits for the others before it fails.
         max_restarts: How often to restart the ranks after one is lost.
