@@ -1,0 +1,13 @@
+"""The undocumented parts of torchvision that the small network uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def deeplab_parts() -> tuple[Any, Any]:
+    """Returns torchvision's classes `ASPP`, the pyramid of a DeepLabV3, and `Bottleneck`, the block of a ResNet."""
+    from torchvision.models.resnet import Bottleneck
+    from torchvision.models.segmentation.deeplabv3 import ASPP
+
+    return ASPP, Bottleneck
