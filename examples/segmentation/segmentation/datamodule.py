@@ -8,14 +8,14 @@ from typing import Any, Literal
 import numpy as np
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader
+
+from lit_mnist.errors import InputError
 from segmentation import shapes, voc
 from segmentation.dataset import EpochSampler, SegmentationDataset, Split, collate
 from segmentation.images import read_user_image
 from segmentation.random_numbers import permutation
 from segmentation.verification import verify
-from torch.utils.data import DataLoader
-
-from lit_mnist.errors import InputError
 
 _CLASSES = {"shapes": shapes.CLASSES, "voc2012": voc.CLASSES}
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from segmentation.images import IGNORED, random_crop, read_image, read_mask, read_user_image, resize
 from torch.utils.data import Dataset, default_collate
 
 from lit_mnist.errors import InputError
 from lit_mnist.plugins import ExactDistributedSampler
+from segmentation.images import IGNORED, random_crop, read_image, read_mask, read_user_image, resize
 
 # Images uint8 [batch, 3, size, size], classes uint8 [batch, size, size], and the indices of the samples, int64 [batch].
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -35,9 +35,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.images)
 
-    def take(self, indices: Sequence[int]) -> Split:
+    def take(self, indices: Iterable[int]) -> Split:
         """Returns some samples, in this order."""
-        return Split(tuple(self.images[index] for index in indices), tuple(self.masks[index] for index in indices))
+        chosen = list(indices)
+        return Split(tuple(self.images[index] for index in chosen), tuple(self.masks[index] for index in chosen))
 
     def read(self, index: int) -> Image.Image:
         """Returns an image in RGB and in its own size; raises InputError if it cannot be decoded."""

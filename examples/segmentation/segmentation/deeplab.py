@@ -10,13 +10,14 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from segmentation.dropout import DropoutKey, SeededDropout
-from segmentation.torch_internals import deeplab_parts
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import get_model_weights
 from torchvision.models import segmentation as networks
 from torchvision.models.segmentation import DeepLabV3
+
+from segmentation.dropout import DropoutKey, SeededDropout
+from segmentation.torch_internals import deeplab_parts
 
 Net = Literal["deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "deeplabv3_small"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from segmentation.random_numbers import derive_seed
 from torch import nn
+
+from segmentation.random_numbers import derive_seed
 
 
 class DropoutKey(NamedTuple):

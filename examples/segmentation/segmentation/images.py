@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
-from segmentation.random_numbers import uniform
 
 from lit_mnist.errors import InputError
+from segmentation.random_numbers import uniform
 
 # The target of pixels that count in no loss and no metric.
 IGNORED = 255

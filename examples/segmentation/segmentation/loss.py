@@ -1,4 +1,4 @@
-"""The loss of a batch, and the curve of the learning rate."""
+"""The loss over the valid pixels of all ranks, and the curve of the learning rate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torchmetrics import Metric
+
 from segmentation.images import IGNORED
 
 Schedule = Literal["constant", "onecycle", "polynomial"]
@@ -26,8 +28,8 @@ def pixel_loss(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tenso
         targets: Classes, int64 [batch, height, width]; pixels of class `IGNORED` do not count.
 
     Returns:
-        The loss to minimize, in nats, and the mean over the valid pixels of all ranks, for the log. Both are scalars, and
-        0 with zero gradients if no rank has a valid pixel.
+        The loss to minimize, in nats, and the mean over the valid pixels of all ranks, for the log. Both are scalars,
+        and 0 with zero gradients if no rank has a valid pixel.
     """
     total = sum_over_pixels(logits, targets)
     sums = torch.stack([(targets != IGNORED).sum().double(), total.detach().double()])
@@ -43,6 +45,26 @@ def sum_over_pixels(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     # 16-bit kernels on GPUs round differently.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+
+
+class MeanPixelLoss(Metric):
+    """The mean cross-entropy of the valid pixels of all ranks, in nats; 0 if there is none."""
+
+    full_state_update = False
+    sums: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The sum of the cross-entropies, and the number of pixels. The order of additions does not affect double sums.
+        self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """Adds a batch; see `pixel_loss`."""
+        self.sums += torch.stack([sum_over_pixels(logits, targets).double(), (targets != IGNORED).sum().double()])
+
+    def compute(self) -> torch.Tensor:
+        """Returns the mean, a scalar."""
+        return self.sums[0] / self.sums[1].clamp(min=1)
 
 
 def lr_factor(schedule: Schedule, warmup: float | None, step: int, total_steps: int) -> float:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from PIL import Image
-from segmentation.images import IGNORED, Pixels
-from segmentation.palette import palette_png, tint
 
 from lit_mnist.errors import InputError
+from segmentation.dataset import SegmentationDataset
+from segmentation.images import IGNORED, Pixels
+from segmentation.palette import palette_png, tint
 
 MASKS, OVERLAYS = "masks", "overlays"
 _JPEG_QUALITY = 90
@@ -53,7 +54,7 @@ class WriteMasks(BasePredictionWriter):
         Raises:
             InputError: An image cannot be read, or a file cannot be written.
         """
-        dataset = trainer.predict_dataloaders.dataset
+        dataset: SegmentationDataset = cast(Any, trainer.predict_dataloaders).dataset
         names = unique_names(dataset.split.images)
         for index, small in zip(prediction["index"].tolist(), prediction["mask"].cpu().numpy(), strict=True):
             image = dataset.split.read(index)

@@ -9,17 +9,17 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torchmetrics import CatMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassJaccardIndex
+
 from segmentation.dataset import Batch
 from segmentation.deeplab import DeepLab, Net, published_backbone
 from segmentation.dropout import DropoutKey
 from segmentation.images import IGNORED, MEAN, STD
-from segmentation.loss import Schedule, lr_factor, pixel_loss, sum_over_pixels
+from segmentation.loss import MeanPixelLoss, Schedule, lr_factor, pixel_loss
 from segmentation.masks import WriteMasks
 from segmentation.random_numbers import derive_seed
 from segmentation.scores import BestAndWorst, image_scores
-from torch import nn
-from torchmetrics import CatMetric, MeanMetric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassJaccardIndex
 
 
 class LitSegmenter(LightningModule):
@@ -61,34 +61,34 @@ class LitSegmenter(LightningModule):
         seed: int = 42,
     ) -> None:
         super().__init__()
+        self.mean: torch.Tensor
+        self.std: torch.Tensor
         self.save_hyperparameters()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "weights"))
-            self.net = DeepLab(
-                net, num_classes, dropout=dropout, checkpoint_activations=checkpoint_activations
-            ).to(memory_format=torch.channels_last)
+            self.net = DeepLab(net, num_classes, dropout=dropout, checkpoint_activations=checkpoint_activations).to(
+                memory_format=torch.channels_last
+            )
         for name, values in (("mean", MEAN), ("std", STD)):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1) * 255, persistent=False)
         options: dict[str, Any] = {"num_classes": num_classes, "ignore_index": IGNORED, "validate_args": False}
-        self.metrics = nn.ModuleDict(
+        self.val_metrics = MetricCollection(
             {
-                f"{split}_metrics": nn.ModuleDict(
-                    {
-                        "loss": MeanMetric().set_dtype(torch.float64),
-                        "accuracy": MulticlassAccuracy(average="micro", **options),
-                        "mean_iou": MulticlassJaccardIndex(average="macro", **options),
-                    }
-                )
-                for split in ("val", "test")
-            }
+                "loss": MeanPixelLoss(),
+                "accuracy": MulticlassAccuracy(average="micro", **options),
+                "mean_iou": MulticlassJaccardIndex(average="macro", **options),
+            },
+            prefix="val_",
         )
+        self.test_metrics = self.val_metrics.clone(prefix="test_")
         self.confusion = MulticlassConfusionMatrix(**options)
         # The index and the mean IoU of each test image.
-        self.scores = CatMetric().set_dtype(torch.float64)
+        self.scores = CatMetric()
 
     def forward(self, images: torch.Tensor, key: DropoutKey | None = None) -> torch.Tensor:
         """Returns logits, [batch, classes, height, width], of images, uint8 [batch, 3, height, width]."""
-        return self.net(images.to(self.mean.dtype).sub_(self.mean).div_(self.std), key)
+        logits: torch.Tensor = self.net(images.to(self.mean.dtype).sub_(self.mean).div_(self.std), key)
+        return logits
 
     def prepare_data(self) -> None:
         """Downloads the backbone, once per machine."""
@@ -133,15 +133,15 @@ class LitSegmenter(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Updates this rank's metrics."""
-        self._evaluate(batch, "val")
+        self._evaluate(batch, self.val_metrics)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Updates this rank's metrics, and the score of each image."""
-        logits, targets = self._evaluate(batch, "test")
+        logits, targets = self._evaluate(batch, self.test_metrics)
         predicted = logits.argmax(dim=1)
         self.confusion.update(predicted, targets)
         scores = image_scores(predicted, targets, self.hparams["num_classes"])
-        self.scores.update(torch.stack([batch[2].to(scores.device).double(), scores], dim=1))
+        self.scores.update(torch.stack([batch[2].to(scores.device), scores], dim=1))
 
     def on_test_epoch_end(self) -> None:
         """Logs the IoU of each class that occurs or is predicted; it is equal on all ranks."""
@@ -163,15 +163,11 @@ class LitSegmenter(LightningModule):
             "probability": probability.double().mean(dim=(1, 2)),
         }
 
-    def _evaluate(self, batch: Batch, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def _evaluate(self, batch: Batch, metrics: MetricCollection) -> tuple[torch.Tensor, torch.Tensor]:
         images, targets, _ = batch
-        logits, targets, metrics = self(images), targets.long(), self.metrics[f"{split}_metrics"]
-        count = (targets != IGNORED).sum()
-        metrics["loss"].update(sum_over_pixels(logits, targets) / count.clamp(min=1), weight=count)
-        for name in ("accuracy", "mean_iou"):
-            metrics[name].update(logits, targets)
-        for name, metric in metrics.items():
-            self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, batch_size=len(images))
+        logits, targets = self(images), targets.long()
+        metrics.update(logits, targets)
+        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=len(images))
         return logits, targets
 
     @property

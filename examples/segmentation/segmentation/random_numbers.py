@@ -8,6 +8,7 @@ number of any sample, in any order, any number of times.
 from __future__ import annotations
 
 import zlib
+
 import numpy as np
 import numpy.typing as npt
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
+from torchmetrics import CatMetric
+
+from lit_mnist.errors import InputError
+from segmentation.dataset import SegmentationDataset
 from segmentation.images import IGNORED
 from segmentation.palette import tint
 
@@ -26,8 +30,9 @@ class BestAndWorst(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gathers the scores of all ranks. Rank 0 predicts the chosen images again, and writes them."""
-        scores: Any = pl_module.scores.compute()  # type: ignore[operator, union-attr]
-        pl_module.scores.reset()  # type: ignore[operator, union-attr]
+        metric = cast(CatMetric, pl_module.scores)
+        scores = metric.compute()
+        metric.reset()
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir) / FOLDER
@@ -38,11 +43,13 @@ class BestAndWorst(Callback):
                 self._show(trainer, pl_module, int(index)).save(folder / f"{name}.jpg", quality=85)
 
     def _show(self, trainer: Trainer, module: LightningModule, index: int) -> Image.Image:
-        dataset = trainer.test_dataloaders.dataset
-        batch = dataset[index][0][None].to(module.device)
+        dataset: SegmentationDataset = cast(Any, trainer.test_dataloaders).dataset
+        sample = dataset[index]
+        if isinstance(sample, InputError):
+            raise sample
         # `forward` has no collectives in evaluation.
         with torch.inference_mode(), trainer.precision_plugin.forward_context():
-            predicted = module(batch).argmax(dim=1)[0].to(torch.uint8).cpu().numpy()
+            predicted = module(sample[0][None].to(module.device)).argmax(dim=1)[0].to(torch.uint8).cpu().numpy()
         image, mask = (np.asarray(part) for part in dataset.read(index))
         return Image.fromarray(np.concatenate([image, tint(image, mask), tint(image, predicted)], axis=1))
 

@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from lit_mnist.errors import InputError
 from segmentation.images import IGNORED, Pixels
 from segmentation.palette import palette_png
 from segmentation.random_numbers import uniform
 from segmentation.verification import content_sha256
 from segmentation.voc import IMAGES, LISTS, MASKS, read_splits
-
-from lit_mnist.errors import InputError
 
 # Increase the number with every change of a byte, so that existing folders stay valid.
 NAME = "shapes-1"
@@ -58,7 +57,7 @@ Floats = npt.NDArray[np.float64]
 def generate_shapes(root: Path) -> Path:
     """Returns the folder `shapes-1` in a folder, and generates it if it is missing, which takes about ten seconds.
 
-    The complete folder is moved into its place, so that a process that is killed leaves nothing that counts as the data.
+    The complete folder is moved into place, so that a process that is killed leaves nothing that counts as the data.
 
     Raises:
         InputError: The folder cannot be written.

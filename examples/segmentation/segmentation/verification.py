@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from lit_mnist.errors import InputError
 from segmentation.dataset import Split
 from segmentation.images import read_image, read_mask
-
-from lit_mnist.errors import InputError
 
 _MAX_FILE_BYTES = 200_000_000
 # Increase with every change of the checks, so that valid folders are checked again.

@@ -13,9 +13,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from segmentation.dataset import Split
-
 from lit_mnist.errors import InputError
+from segmentation.dataset import Split
 
 FOLDER = Path("VOCdevkit/VOC2012")
 LISTS, IMAGES, MASKS = Path("ImageSets/Segmentation"), Path("JPEGImages"), Path("SegmentationClass")
@@ -44,7 +43,7 @@ def find_voc2012(root: Path) -> Path:
 def download_voc2012(root: Path) -> None:
     """Downloads and extracts the archive with torchvision, unless the folder is there.
 
-    The complete folder is moved into its place, so that a process that is killed leaves nothing that counts as the data.
+    The complete folder is moved into place, so that a process that is killed leaves nothing that counts as the data.
     """
     from torchvision.datasets import VOCSegmentation
 
