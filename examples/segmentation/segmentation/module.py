@@ -43,6 +43,9 @@ class LitSegmenter(LightningModule):
         seed: Seed of the initial weights and of dropout.
     """
 
+    # Weights and optimizer apart, everything is a function of the step: a run resumes on any number of ranks.
+    state_is_step = True
+
     def __init__(
         self,
         num_classes: int,
