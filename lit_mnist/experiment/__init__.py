@@ -1,14 +1,14 @@
 """The experiment: what is trained, on which data, and how.
 
-Each section of a configuration file is a frozen dataclass in a file of the same name: `model.py`, `data.py`,
-`trainer.py` (the options of Lightning's Trainer) and `run.py`.
+Each section of a configuration file is a frozen dataclass: `model.py` and `data.py` here, and of the run system, the
+options of Lightning's Trainer (`run/trainer_settings.py`) and the section `run` (`run/settings.py`).
 """
 
 from lit_mnist.experiment.data import DataSettings
-from lit_mnist.experiment.experiment import Command, Experiment, flatten
+from lit_mnist.experiment.experiment import Experiment, flatten
 from lit_mnist.experiment.model import ModelSettings, Net
-from lit_mnist.experiment.run import RunSettings
-from lit_mnist.experiment.trainer import Precision, TrainerSettings
+from lit_mnist.run.settings import Command, RunSettings
+from lit_mnist.run.trainer_settings import Precision, TrainerSettings
 
 __all__ = [
     "Command",

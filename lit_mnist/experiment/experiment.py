@@ -9,16 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from lit_mnist.errors import require
 from lit_mnist.experiment.data import DataSettings
 from lit_mnist.experiment.model import ModelSettings
-from lit_mnist.experiment.run import RunSettings
-from lit_mnist.experiment.trainer import TrainerSettings
-
-# `train` fits, then tests the best weights exactly.
-Command = Literal["train", "fit", "validate", "test", "predict"]
+from lit_mnist.run.settings import RunSettings
+from lit_mnist.run.trainer_settings import TrainerSettings
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lit_mnist.errors import require
-from lit_mnist.experiment.bounds import check_bounds
+from lit_mnist.run.bounds import check_bounds
 
+# `train` fits, then tests the best weights exactly.
+Command = Literal["train", "fit", "validate", "test", "predict"]
 # A number of steps, or of seconds; neither is zero.
 _PERIOD = r"[1-9]\d{0,8}|(?!0+\.?0*s)\d{1,9}(\.\d{1,3})?s"
 _FAULT = r"(kill|raise|stop|nan):rank=(\d{1,6}),step=([1-9]\d{0,8})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lit_mnist.errors import InputError, require
-from lit_mnist.experiment.bounds import check_bounds
+from lit_mnist.run.bounds import check_bounds
 
 Precision = Literal["auto", "32-true", "64-true", "16-mixed", "bf16-mixed"]
 Stage = Literal["train", "val", "test", "predict"]
