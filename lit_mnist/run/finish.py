@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -19,15 +18,14 @@ from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.predict import Prediction, get_prediction_module
+from lit_mnist.predict import Prediction, digits
 from lit_mnist.report.page import Mistake, write_report
-from lit_mnist.report.segmentation import ShownImage
 from lit_mnist.run.folder import REPORT, RESULT, RunFolder
 from lit_mnist.run.metrics_log import Logger, read_metrics
 from lit_mnist.run.result import Trained, build_result, total_gpu_memory, total_memory
 from lit_mnist.run.timing import StepClock
 from lit_mnist.training.evaluation import Evaluation, name_metrics
-from lit_mnist.training.examples import Example, Wrong
+from lit_mnist.training.examples import Wrong
 from lit_mnist.training.job import Job
 
 __all__ = ["Prediction", "finish", "program", "write_predictions"]
@@ -80,14 +78,12 @@ def finish(
         test=test,
     )
     RunFolder(job.folder).write_result(result)
-    mistakes, segmentation = _load_examples(job, test.examples if test else [])
     write_report(
         job.folder / REPORT,
         result=result,
         history=read_metrics(job.folder),
-        mistakes=mistakes,
+        mistakes=_load_mistakes(job, test.examples if test else []),
         class_names=job.dataset.class_names,
-        segmentation=segmentation,
     )
     _summarize(job, rank, trained, validation, test)
 
@@ -101,16 +97,12 @@ def load_best_weights(job: Job, rank: Rank, net: nn.Module) -> None:
             dist.broadcast(tensor, src=0)
 
 
-def _load_examples(job: Job, examples: list[Example]) -> tuple[list[Mistake], list[ShownImage]]:
-    mistakes, segmentation = [], []
-    for example in examples:
-        name, image, target = job.splits.test.display_sample(example.sample, job.experiment.data)
-        if isinstance(example, Wrong):
-            mistakes.append(Mistake(image, example.sample, int(target), example.predicted, example.probability))
-        else:
-            target = np.asarray(target)
-            segmentation.append(ShownImage(image, target, example.mask, name, example.sample, example.score))
-    return mistakes, segmentation
+def _load_mistakes(job: Job, examples: Sequence[Wrong]) -> list[Mistake]:
+    split = job.splits.test
+    return [
+        Mistake(split.images[sample].numpy(), sample, int(split.labels[sample]), predicted, probability)
+        for sample, predicted, probability in examples
+    ]
 
 
 def _summarize(
@@ -127,12 +119,7 @@ def _summarize(
         if trained.stopped_early:
             print_line(f"stopped early: {trained.stopped_early}")
     for name, evaluation in (("validated", validation if not test else None), ("tested", test)):
-        if evaluation and evaluation.mean_iou is not None:
-            print_line(
-                f"{name:<9} mean IoU {evaluation.mean_iou:.2%}, pixel accuracy {evaluation.accuracy:.2%} "
-                f"({evaluation.count} images), loss {evaluation.loss:.4f}"
-            )
-        elif evaluation:
+        if evaluation:
             right = sum(evaluation.confusion[i][i] for i in range(len(evaluation.confusion)))
             share = f"{evaluation.accuracy:.2%} ({right} of {evaluation.count})"
             print_line(f"{name:<9} {share}, loss {evaluation.loss:.4f}")
@@ -156,7 +143,7 @@ def program(engine: str = "lightning") -> str:
 
 
 def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> None:
-    """Writes the predictions of all ranks as one table, and the predicted images; every rank must call it.
+    """Writes the predictions of all ranks as one table and one image; every rank must call it.
 
     Args:
         job: The job.
@@ -167,11 +154,10 @@ def write_predictions(job: Job, rank: Rank, batches: Iterable[Prediction]) -> No
         InputError: A file cannot be written.
         NonFiniteError: A probability is not finite.
     """
-    module = get_prediction_module(job.experiment.data.task)
-    rows = sorted(row for part in all_gather_json(module.collect_rows(job, batches)) for row in part)
+    rows = sorted(row for part in all_gather_json(digits.collect_rows(batches)) for row in part)
     if not all(math.isfinite(row[1]) for row in rows):
         raise NonFiniteError("The outputs of the network are not finite: the training behind this checkpoint diverged.")
     if rank.is_first:
         assert [row[0] for row in rows] == list(range(len(job.splits.test)))
-        places = ", ".join(display_path(job.folder / name) for name in module.write(job, rows))
+        places = ", ".join(display_path(job.folder / name) for name in digits.write(job, rows))
         print_line(f"predicted {len(rows)} image{'s' * (len(rows) != 1)}: {places}")

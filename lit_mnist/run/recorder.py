@@ -20,7 +20,7 @@ from lit_mnist.run.metrics_log import Logger, MetricsLog
 from lit_mnist.run.progress import ProgressDisplay
 from lit_mnist.run.result import Trained
 from lit_mnist.run.timing import StepClock
-from lit_mnist.training.evaluation import Evaluation, name_metrics
+from lit_mnist.training.evaluation import VALIDATION_METRICS, Evaluation, name_metrics
 from lit_mnist.training.finite import FiniteCheck
 from lit_mnist.training.job import Job
 from lit_mnist.training.precision import autocast_dtype, weight_dtype
@@ -129,10 +129,7 @@ class StepMonitor:
         if self.train_loss is not None:
             text += f"  train loss {self.train_loss:.4f}"
         if evaluation:
-            kind = "accuracy" if evaluation.mean_iou is None else "pixel accuracy"
-            text += f"  validation loss {evaluation.loss:.4f}  {kind} {evaluation.accuracy:.2%}"
-            if evaluation.mean_iou is not None:
-                text += f"  mean IoU {evaluation.mean_iou:.2%}"
+            text += f"  validation loss {evaluation.loss:.4f}  accuracy {evaluation.accuracy:.2%}"
             text += "  best so far" if is_best else ""
         self.epoch_line = text
 
@@ -180,7 +177,7 @@ class MetricsRecorder(StepMonitor):
         self.log: MetricsLog | None = None
         self.loggers = loggers
         if rank.is_first:
-            self.log = MetricsLog(job.folder, step, job.experiment.data.task.metrics)
+            self.log = MetricsLog(job.folder, step, VALIDATION_METRICS)
             if job.experiment.trainer.enable_progress_bar:
                 self.display = ProgressDisplay(job.plan.total_steps, step)
                 RANK_STATUS.clear_display = self.display.clear
