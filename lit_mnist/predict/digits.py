@@ -32,7 +32,7 @@ def load_user_images(files: Sequence[Path], settings: DataSettings, *, fetch: bo
     return replace(dataset, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64)))
 
 
-def collect_rows(_job: Job, batches: Iterable[Prediction]) -> list[tuple[int, float, int]]:
+def collect_rows(batches: Iterable[Prediction]) -> list[tuple[int, float, int]]:
     """Returns index, probability and predicted class of each image of this rank."""
     rows = (zip(*(part.tolist() for part in batch), strict=True) for batch in batches)
     return [(int(index), float(share), int(predicted)) for batch in rows for index, predicted, share in batch]
@@ -45,8 +45,6 @@ def write(job: Job, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
         InputError: A file cannot be written.
     """
     split, train = job.splits.test, job.dataset.train
-    assert isinstance(split, Split)
-    assert isinstance(train, Split)
     predictions = [DigitPrediction(predicted, probability) for _, probability, predicted in rows]
     if job.files:
         predicted, probability = torch.tensor([row[2] for row in rows]), torch.tensor([row[1] for row in rows])
