@@ -18,7 +18,7 @@ from lit_mnist.cli.validate import Validated, resumes_in_place
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
 from lit_mnist.errors import InputError
 from lit_mnist.experiment.plan import Plan
-from lit_mnist.predict import digits, segmentation
+from lit_mnist.predict import digits
 from lit_mnist.profiling.faults import fault_marker
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, was_restarted
 from lit_mnist.run.folder_lock import FolderLock
@@ -33,7 +33,7 @@ _WRITES = {
     "fit": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
     "validate": (CONFIG, RESULT, REPORT),
     "test": (CONFIG, RESULT, REPORT),
-    "predict": (digits.TABLE, digits.GRID, segmentation.MASKS, segmentation.OVERLAYS),
+    "predict": (digits.TABLE, digits.GRID),
 }
 
 
@@ -135,8 +135,7 @@ def _path(validated: Validated, origin: Path | None) -> tuple[Path | None, str]:
     """Returns the run folder, the given one or that of the resumed training, and the last part of a new one's name."""
     request, experiment = validated.request, validated.experiment
     chosen = Path(experiment.run.dir) if experiment.run.dir else origin
-    writes_masks = request.command == "predict" and experiment.data.task.pixelwise
-    every_rank_writes = experiment.run.trace != "none" or writes_masks
+    every_rank_writes = experiment.run.trace != "none"
     if chosen is None and every_rank_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
         raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
     name = experiment.model.net if request.command == "train" else f"{experiment.model.net}-{request.command}"

@@ -33,6 +33,7 @@ from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.module import LitClassifier
 from lit_mnist.trainer import LitTrainer
+from lit_mnist.training.evaluation import VALIDATION_METRICS
 
 _WEIGHTS = (
     "best.ckpt, the test and weights_sha256 are of the weights that are trained, and a resumed run would not have the "
@@ -215,7 +216,7 @@ def as_list(value: Any) -> list[Any]:
 
 def _check_monitored(metric: str, data: DataSettings) -> None:
     """Rejects an unknown metric, which Lightning would notice only after an epoch."""
-    known = ("train_loss", "train_accuracy", *data.task.metrics)
+    known = ("train_loss", "train_accuracy", *VALIDATION_METRICS)
     if data.val_size == 0 and metric.startswith("val_"):
         raise InputError(f"trainer.callbacks monitors {metric}, but data.val_size is 0: there is no validation.")
     if metric not in known:

@@ -17,8 +17,8 @@ from lit_mnist.cli.imports import import_packages, split_imports
 from lit_mnist.cli.trainer_options import TrainerExtras, is_trainer_option, read_extras
 from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment import Experiment
+from lit_mnist.experiment.checks import check_experiment
 from lit_mnist.experiment.schema import SECTIONS, SEED, convert, make_experiment, options
-from lit_mnist.experiment.task import check_task
 
 _LINKED = {"model.seed": SEED, "data.seed": SEED, "model.num_classes": "data.name"}
 _DEVICE_LIST = re.compile(r"\d+(,\d+)+,?")
@@ -74,7 +74,7 @@ class Request:
             InputError: A value is out of range, or contradicts another.
         """
         experiment = make_experiment(self.settings, base)
-        check_task(experiment)
+        check_experiment(experiment)
         return experiment
 
 

@@ -23,7 +23,7 @@ from lit_mnist.distributed.rank import launched_from_outside, print_once, thread
 from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, RunSettings
+from lit_mnist.experiment import RunSettings
 from lit_mnist.experiment.plan import Plan, explain_peak
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.build import build_net
@@ -95,25 +95,6 @@ def prepare(request: Request, *, engine: str, command: str) -> tuple[Job, RunFol
     return job, folder
 
 
-def check_batch_norm(experiment: Experiment, plan: Plan, devices: int) -> None:
-    """Rejects one segmentation image per rank without synchronized batch norm, whose statistics need two values.
-
-    Args:
-        experiment: The experiment.
-        plan: Its plan.
-        devices: Number of devices that share a micro-batch.
-
-    Raises:
-        InputError: A rank would have a single image.
-    """
-    synchronized = plan.world_size > 1 and experiment.trainer.sync_batchnorm is not False
-    if experiment.data.task.pixelwise and plan.batch_size // devices == 1 and not synchronized:
-        raise InputError(
-            f"data.batch_size {experiment.data.batch_size} leaves one image to each rank, too few for batch norm: "
-            "raise it, or with several ranks keep trainer.sync_batchnorm on."
-        )
-
-
 def _load_samples(validated: Validated) -> tuple[Dataset, Splits, tuple[Path, ...]]:
     """Returns the data set, its splits, and the files of the user's images, which replace the test split."""
     request, experiment, saved = validated.request, validated.experiment, validated.saved
@@ -124,11 +105,11 @@ def _load_samples(validated: Validated) -> tuple[Dataset, Splits, tuple[Path, ..
     if experiment.trainer.limit_of("predict") is not None:
         raise InputError("trainer.limit_predict_batches applies to the test split: pass fewer --images instead.")
     # Imported here because only this command needs it.
-    from lit_mnist.predict import get_prediction_module
+    from lit_mnist.predict.digits import load_user_images
     from lit_mnist.predict.user_images import find_images
 
     files = tuple(find_images([Path(image) for image in request.images]))
-    dataset = get_prediction_module(experiment.data.task).load_user_images(files, experiment.data, fetch=fetch)
+    dataset = load_user_images(files, experiment.data, fetch=fetch)
     return dataset, Splits(dataset.train, dataset.train, dataset.test), files
 
 
@@ -150,7 +131,6 @@ def _plan(validated: Validated, dataset: Dataset, splits: Splits) -> tuple[Plan,
     _check_steps(experiment.run, plan)
     if request.trains:
         _check_lightning_limits(validated.stated, plan)
-        check_batch_norm(experiment, plan, world_size)
     if saved and request.trains:
         # The run may have been interrupted while it tested its weights.
         may_be_done = resumes_in_place(request) and not (Path(str(request.run_dir)) / RESULT).exists()

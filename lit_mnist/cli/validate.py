@@ -68,28 +68,12 @@ def validate(request: Request, engine: str) -> Validated:
     check_devices(engine, experiment, devices, world_size)
     cuda_graph = request.trains and uses_cuda_graph(engine, experiment, devices, world_size, request.extras.names)
     check_launch(experiment.run, world_size)
-    if request.trains:
-        check_deterministic(experiment, devices.kind)
     return Validated(request, engine, experiment, saved, devices, world_size, cuda_graph, stated)
 
 
 def resumes_in_place(request: Request) -> bool:
     """Returns whether a training resumes from what it finds in `run.dir`: `--resume auto`, or after a restart."""
     return request.run_dir is not None and (request.resume == "auto" or was_restarted(Path(request.run_dir)))
-
-
-def check_deterministic(experiment: Experiment, kind: str) -> None:
-    """Rejects deterministic training where torch does not support it.
-
-    Args:
-        experiment: The experiment.
-        kind: Kind of the devices: `cpu` or `cuda`.
-
-    Raises:
-        InputError: The experiment trains on segmentation images, on GPUs, deterministically.
-    """
-    if experiment.trainer.deterministic and kind == "cuda" and experiment.data.task.pixelwise:
-        raise InputError("trainer.deterministic: torch has no deterministic per-pixel loss on GPUs: leave it out.")
 
 
 def _make_experiment(request: Request, saved: Saved | None) -> Experiment:
