@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_mnist.data.batch import CPU
-from lit_mnist.data.dataset import AnySplit, load_dataset
+from lit_mnist.data.dataset import Split, load_dataset
 from lit_mnist.data.loader import Batch, EpochLoader, EvaluationBatches, TrainBatches
 from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.experiment.plan import Plan
@@ -24,7 +24,7 @@ _UNLIMITED_EPOCHS = 10**9
 
 
 class MNISTDataModule(LightningDataModule):
-    """Batches of MNIST, of a data set like it, or of segmentation images, for any Trainer or your own loop.
+    """Batches of MNIST, or of a data set like it, for any Trainer or your own loop.
 
     The loaders return the batches of this rank. They are not torch DataLoaders, so the Trainer does not shard them
     again.
@@ -123,7 +123,7 @@ class MNISTDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> EvaluationBatches:
         """Returns the batches of the test split to predict on this rank."""
-        return self._evaluation(self.splits.test, self.settings.prediction_batch)
+        return self._evaluation(self.splits.test)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Moves a batch to the device without Lightning's recursive search for tensors."""
@@ -134,7 +134,7 @@ class MNISTDataModule(LightningDataModule):
         # DDP would copy the sample indices to the GPU, too, and synchronize. Only a test uses them.
         return moved._replace(indices=moved.targets[:0]) if is_fitting and device.type == "cuda" else moved
 
-    def _evaluation(self, split: AnySplit, batch_size: int | None = None) -> EvaluationBatches:
+    def _evaluation(self, split: Split, batch_size: int | None = None) -> EvaluationBatches:
         rank, world_size = self._rank_and_world_size
         return EvaluationBatches(
             split,

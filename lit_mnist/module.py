@@ -27,10 +27,9 @@ from lit_mnist.training.train_metrics import TrainMetrics
 
 
 class LitClassifier(LightningModule):
-    """Image classifier or semantic segmenter. It trains on `MNISTDataModule` or on any loader of (images, targets).
+    """Image classifier. It trains on `MNISTDataModule` or on any loader of (images, targets).
 
-    Images are float [batch, channels, height, width]. Targets are int64 [batch], or [batch, height, width] for
-    segmentation.
+    Images are float [batch, channels, height, width]. Targets are int64 [batch].
 
     Args:
         num_classes: Number of classes.
@@ -45,7 +44,7 @@ class LitClassifier(LightningModule):
         self.net = build_net(self.settings, num_classes=num_classes, seed=seed)
         self.train_metrics = TrainMetrics()
         self.metrics = ClassifierMetrics(num_classes)
-        self.examples = Examples(num_classes)
+        self.examples = Examples()
         self.evaluation: Evaluation | None = None
         self.optimizer_steps = 0
         self.total_steps = 0

@@ -35,6 +35,7 @@ from lit_mnist.run.recorder import StepMonitor
 from lit_mnist.run.timing import StepClock
 from lit_mnist.trainer import LitTrainer, silence_lightning
 from lit_mnist.training.cuda_graph import GraphedPasses
+from lit_mnist.training.evaluation import VALIDATION_METRICS
 from lit_mnist.training.job import Job
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import accumulated_loss
@@ -123,7 +124,7 @@ def _trainer(job: Job, rank: Rank, monitor: StepMonitor | None = None, save: Run
     extras = dict(job.extras()) if job.extras else {}
     callbacks, loggers = _as_list(extras.pop("callbacks", None)), _as_list(extras.pop("logger", None))
     if monitor and save:
-        log = MetricsLog(job.folder, monitor.step, job.experiment.data.task.metrics) if rank.is_first else None
+        log = MetricsLog(job.folder, monitor.step, VALIDATION_METRICS) if rank.is_first else None
         loggers.insert(0, RunLogger(log, monitor))
         callbacks = [StepMonitorCallback(monitor), *callbacks, save]
         if settings.enable_progress_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):

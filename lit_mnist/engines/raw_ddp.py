@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.checkpoint.state import TrainingState, net_weights
-from lit_mnist.data.dataset import AnySplit
+from lit_mnist.data.dataset import Split
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
@@ -177,7 +177,7 @@ def _train_epoch(
 
 
 @torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit, *, keep_examples: bool = False) -> Evaluation:
+def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split, *, keep_examples: bool = False) -> Evaluation:
     """Evaluates a split as `evaluation_loop.evaluate`, which the other engines use."""
     device = job.devices.of(rank)
     sums = EvaluationSums(job.dataset.num_classes, device, examples=keep_examples)

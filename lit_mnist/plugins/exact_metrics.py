@@ -38,19 +38,17 @@ class ClassifierMetrics(Metric):
         confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
         self.add_state("confusion", confusion, dist_reduce_fx="sum")
         self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
-        self.segmentation = False
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
         """Adds a batch.
 
         Args:
-            logits: Float [batch, classes], or for segmentation [batch, classes, height, width].
-            targets: Classes, int64 [batch] or [batch, height, width].
+            logits: Float [batch, classes].
+            targets: Classes, int64 [batch].
         """
         confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
         self.confusion += confusion
         self.sums += sums
-        self.segmentation = targets.ndim > 1
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns `confusion` and `sums` over all ranks. Every rank must call it."""
@@ -62,7 +60,7 @@ class ClassifierMetrics(Metric):
         Raises:
             NonFiniteError: The loss is infinite or NaN; all ranks raise it together.
         """
-        return compute_evaluation(*self.compute(), expected=None, segmentation=self.segmentation)
+        return compute_evaluation(*self.compute(), expected=None)
 
 
 class ExactMetric(Metric):

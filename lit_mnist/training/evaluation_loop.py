@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from lit_mnist.data.dataset import AnySplit
+from lit_mnist.data.dataset import Split
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.models.sync_batch_norm import sync_buffers
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums, Prediction, predict_with_probability
@@ -16,7 +16,7 @@ from lit_mnist.training.precision import autocast
 
 
 @torch.no_grad()
-def evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit, *, keep_examples: bool = False) -> Evaluation:
+def evaluate(job: Job, rank: Rank, net: nn.Module, split: Split, *, keep_examples: bool = False) -> Evaluation:
     """Evaluates a split; every rank must call it, and gets the same metrics.
 
     Each sample is evaluated on one rank. Ranks may have different numbers of samples; no samples are padded.

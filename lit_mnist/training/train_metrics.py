@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from lit_mnist.training.evaluation import predict_classes
-
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
@@ -42,17 +40,16 @@ class TrainMetrics:
         Every rank must call it.
 
         Args:
-            logits: Logits of the last micro-batch, float [batch, classes] or [batch, classes, height, width].
-            targets: Classes of the last micro-batch, int64 [batch] or [batch, height, width].
+            logits: Logits of the last micro-batch, float [batch, classes].
+            targets: Classes of the last micro-batch, int64 [batch].
 
         Returns:
             `train_loss` in nats, and `train_accuracy` from 0 to 1.
         """
         mean_loss = torch.stack(self._losses).double().mean()
         self._losses = []
-        predicted, true = predict_classes(logits.detach(), targets)
-        correct = (predicted == true).sum().double()
-        sums = torch.stack([mean_loss, correct, torch.full_like(correct, len(true))])
+        correct = (logits.detach().argmax(dim=1) == targets).sum().double()
+        sums = torch.stack([mean_loss, correct, torch.full_like(correct, len(targets))])
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         if world_size > 1:
             dist.all_reduce(sums)
