@@ -23,7 +23,6 @@ from lit_mnist.experiment.plan import Plan
 _MAY_CHANGE = {
     "model.compile",
     "model.weights",
-    "model.checkpoint_activations",
     "trainer.devices",
     "trainer.num_nodes",
     "trainer.accelerator",
@@ -100,11 +99,11 @@ class Saved:
         trainer = {"precision": "64-true" if is_double else "auto"}
         model = {**self.experiment["model"], "compile": False}
         data = self.experiment.get("data", {})
-        data = {key: value for key, value in data.items() if key not in {"root", "download"}}
+        data = {key: value for key, value in data.items() if key != "root"}
         return {**self.experiment, "model": model, "data": data, "trainer": trainer, "run": {}}
 
     def may_fetch(self, given: Mapping[str, Any], data: DataSettings, *, trains: bool) -> bool:
-        """Returns whether missing data may be downloaded or generated, which the user and not the checkpoint decides.
+        """Returns whether missing data may be downloaded, which the user and not the checkpoint decides.
 
         Args:
             given: The settings of the command line and its configuration files, by dotted keys.
@@ -115,7 +114,7 @@ class Saved:
             return True
         if trains:
             return data.root is None or given.get("data.root") is not None
-        return data.download or given.get("data.name") == data.name
+        return given.get("data.name") == data.name
 
     def threads(self, setting: int | None, ranks: int, report: Callable[[str], None]) -> int:
         """Returns the number of threads per rank of a resumed training: by default the same as before.

@@ -56,14 +56,4 @@ def _create_net(settings: ModelSettings, num_classes: int) -> nn.Module:
         return build_own_network(own, num_classes, settings.dropout, settings.views)
     if settings.net == "convnet":
         return ConvNet(num_classes, views=settings.views)
-    if settings.net == "basicnet":
-        return BasicNet(num_classes, dropout=settings.dropout, views=settings.views)
-    # torchvision takes more than a second to import.
-    from lit_mnist.models.deeplab import DeepLab
-
-    return DeepLab(
-        settings.net,
-        num_classes,
-        dropout=settings.dropout,
-        checkpoint_activations=settings.checkpoint_activations,
-    )
+    return BasicNet(num_classes, dropout=settings.dropout, views=settings.views)

@@ -1,8 +1,6 @@
-"""The undocumented parts of torch and torchvision that the networks use."""
+"""The undocumented parts of torch that the networks use."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 
@@ -36,11 +34,3 @@ def affine(x: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor) -> torch.
     """
     mean, variance = torch.zeros_like(slope), torch.ones_like(slope)
     return torch.batch_norm(x, slope, offset, mean, variance, False, 0.0, 0.0, False)
-
-
-def deeplab_parts() -> tuple[Any, Any]:
-    """Returns torchvision's classes `ASPP`, the pyramid of a DeepLabV3, and `Bottleneck`, the block of a ResNet."""
-    from torchvision.models.resnet import Bottleneck
-    from torchvision.models.segmentation.deeplabv3 import ASPP
-
-    return ASPP, Bottleneck
