@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_mnist.data.dataset import AnySplit, Split, load_dataset
+from lit_mnist.data.dataset import Split, load_dataset
 from lit_mnist.data.loader import normalize
 from lit_mnist.distributed.rank import keep_memory, threads_per_rank
 from lit_mnist.experiment import Experiment, ModelSettings
@@ -106,7 +106,7 @@ def _net() -> nn.Module:
     return build_net(ModelSettings(), num_classes=10, seed=42).to(memory_format=torch.channels_last)
 
 
-def _speed(evaluate: Callable[[], object], split: AnySplit) -> dict[str, float]:
+def _speed(evaluate: Callable[[], object], split: Split) -> dict[str, float]:
     durations = []
     for _ in range(_EVALUATIONS):
         start = time.perf_counter()

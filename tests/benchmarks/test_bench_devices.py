@@ -13,6 +13,7 @@ import pytest
 from bench_page import bench_page
 from conftest import Program
 from html_page import SPACE, Page
+from lit_mnist.data.segmentation.shapes import NAME, write_shapes
 from torch import nn
 from voc_folder import write_voc
 
@@ -27,7 +28,6 @@ from benchmarks.scaling import RAW_DDP, SERVER, traffic_of
 from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, memory_of_ranks
 from benchmarks.workload import Collective, Workload, gradient_buckets
 from lit_mnist.comparison.equality import Run
-from lit_mnist.data.segmentation.shapes import NAME, write_shapes
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment

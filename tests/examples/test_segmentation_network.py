@@ -23,6 +23,7 @@ from segmentation.images import IGNORED
 from segmentation.loss import MeanPixelLoss, lr_factor, pixel_loss
 from segmentation.masks import enlarge, unique_names
 from segmentation.scores import KEPT, best_and_worst, image_scores
+from segmentation.torch_internals import deeplab_parts
 from torchvision.models import get_model, segmentation
 
 from lit_mnist.distributed.rank import Rank
@@ -106,6 +107,15 @@ def test_images_of_nothing_but_border_have_a_loss_of_zero() -> None:
     metric = MeanPixelLoss()
     metric.update(torch.randn(2, 3, 4, 4), torch.full((2, 4, 4), IGNORED))
     assert metric.compute() == 0
+
+
+def test_the_undocumented_parts_of_torchvision_accept_the_same_arguments() -> None:
+    pyramid, bottleneck = deeplab_parts()
+    block = bottleneck(64, 16, 1, torch.nn.Identity(), dilation=2)
+    assert block(torch.randn(2, 64, 8, 8)).shape == (2, 16 * bottleneck.expansion, 8, 8)
+    made = pyramid(64, (2, 4), 32)
+    assert made(torch.randn(2, 64, 8, 8)).shape == (2, 32, 8, 8)
+    assert isinstance(made.project[-1], torch.nn.Dropout)
 
 
 @pytest.mark.parametrize("net", ["deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50"])
