@@ -5,8 +5,8 @@
     python -m benchmarks --config configs/voc.yaml
 
 The run folder gets `bench.json` and `bench.html`, the page of it. Run nothing else on the machine meanwhile.
-With --config, the whole training of an experiment is measured on the devices of this machine, and predicted on more:
-the topic `devices`. It and the topic `gpu` use the GPUs, if there are any; all others measure the processor.
+With --config, the whole training of an experiment is measured on the devices of this machine: the topic `devices`. It
+and the topic `gpu` use the GPUs, if there are any; all others measure the processor.
 """
 
 from __future__ import annotations

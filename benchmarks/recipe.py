@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_mnist.cli.parser import parse
-from lit_mnist.data.dataset import class_names, load_dataset
+from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.download import user_cache
 from lit_mnist.data.sampler import validation_split
 from lit_mnist.errors import InputError
@@ -58,12 +58,6 @@ class Recipe:
     def is_segmentation(self) -> bool:
         """Whether each pixel has a class."""
         return self.experiment.data.task.pixelwise
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        data = self.experiment.data
-        return len(class_names(data))
 
     def plan(self, devices: int) -> Plan:
         """Returns the plan of the whole training on so many devices.

@@ -43,7 +43,9 @@ def run(job: Job, rank: Rank) -> None:
     clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
     loggers = make_loggers(job, rank)
 
-    # --- data: the batches of an epoch are cut from the images in memory
+    # --- data: the images are in memory, and the batches of an epoch are cut from them
+    splits = job.splits
+    train_batches = partial(job.train_batches, rank)
 
     # --- model
     net = job.build_net(device)
@@ -78,9 +80,34 @@ def run(job: Job, rank: Rank) -> None:
         # From here on, a signal stops the training after a step, once the checkpoint is saved.
         with STOP.deferred(), manager:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
-                _train_epoch(job, rank, epoch, passes, state, manager, recorder)
+                net.train()
+                batches = train_batches(epoch, state.step)
+                for number, host_batch in enumerate(batches, start=batches.first):
+                    batch = host_batch.to(device)
+                    loss, logits = passes(batch, plan.accumulation_window(number))
+                    recorder.on_batch_end(loss)
+                    if not plan.ends_accumulation_window(number):
+                        continue
+
+                    scaler.unscale_(optimizer)
+                    recorder.on_before_optimizer_step(net.parameters())
+                    if experiment.trainer.gradient_clip_val is not None:
+                        nn.utils.clip_grad_norm_(net.parameters(), experiment.trainer.gradient_clip_val)
+                    lr, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad()
+                    state.step += 1
+                    # The schedule does not advance if the scaler skipped the step.
+                    if state.optimizer_steps > optimizer_steps:
+                        schedule.step()
+                    else:
+                        recorder.on_step_skipped(scaler)
+                    recorder.on_step_end(logits, batch.targets, lr)
+                    manager.on_step_end(state.step, ends_epoch=number + 1 == len(batches))
+
                 clock.pause()
-                validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
+                validated = evaluate(job, rank, net, splits.validation) if plan.validates(epoch) else None
                 validation = validated or validation
                 recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
                 manager.on_epoch_end(state.step, recorder.show_epoch)
@@ -92,9 +119,9 @@ def run(job: Job, rank: Rank) -> None:
     if job.command == "train":
         load_best_weights(job, rank, net)
     if job.command in {"train", "test"}:
-        test = evaluate(job, rank, net, job.splits.test, keep_examples=True)
+        test = evaluate(job, rank, net, splits.test, keep_examples=True)
     elif job.command == "validate":
-        validation = evaluate(job, rank, net, job.splits.validation)
+        validation = evaluate(job, rank, net, splits.validation)
     elif job.command == "predict":
         write_predictions(job, rank, predict(job, rank, net))
 
@@ -114,45 +141,6 @@ def _passes(
     share = accumulated_loss(loss, window, job.plan.accumulate) / job.plan.accumulate
     state.scaler.scale(share).backward()
     return loss.detach(), logits.detach()
-
-
-def _train_epoch(
-    job: Job,
-    rank: Rank,
-    epoch: int,
-    passes: Passes,
-    state: TrainingState,
-    manager: CheckpointManager,
-    recorder: MetricsRecorder,
-) -> None:
-    plan, device = job.plan, job.devices.of(rank)
-    net, optimizer, scaler = state.net.train(), state.optimizer, state.scaler
-    parameters, max_norm = list(net.parameters()), job.experiment.trainer.gradient_clip_val
-
-    batches = job.train_batches(rank, epoch, state.step)
-    for number, host_batch in enumerate(batches, start=batches.first):
-        batch = host_batch.to(device)
-        loss, logits = passes(batch, plan.accumulation_window(number))
-        recorder.on_batch_end(loss)
-        if not plan.ends_accumulation_window(number):
-            continue
-
-        scaler.unscale_(optimizer)
-        recorder.on_before_optimizer_step(parameters)
-        if max_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, max_norm)
-        lr, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        state.step += 1
-        # The schedule does not advance if the scaler skipped the step.
-        if state.optimizer_steps > optimizer_steps:
-            state.schedule.step()
-        else:
-            recorder.on_step_skipped(scaler)
-        recorder.on_step_end(logits, batch.targets, lr)
-        manager.on_step_end(state.step, ends_epoch=number + 1 == len(batches))
 
 
 if __name__ == "__main__":
