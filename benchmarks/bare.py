@@ -40,7 +40,6 @@ _EVALUATION_BATCH = Experiment().data.evaluation_batch
 def train(batch_size: int, steps: int, precision: UsedPrecision) -> dict[str, float]:
     """Trains with a bare loop, and returns its images per second over the median step after the warm-up."""
     split = load_dataset().train
-    assert isinstance(split, Split)
     images = normalize(split.images.unsqueeze(1).float())
     net, settings = _net(), ModelSettings()
     optimizer = make_optimizer(net, settings)
@@ -63,7 +62,6 @@ def train(batch_size: int, steps: int, precision: UsedPrecision) -> dict[str, fl
 def infer(precision: UsedPrecision) -> dict[str, float]:
     """Evaluates with a bare loop, and returns its images per second: the median of several evaluations."""
     split = load_dataset().test
-    assert isinstance(split, Split)
     images = normalize(split.images.unsqueeze(1).float())
     net = _net().eval()
 

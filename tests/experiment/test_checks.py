@@ -22,14 +22,14 @@ def test_the_learning_rate_follows_the_ranks(scale: str, factor: float) -> None:
 
 
 def test_a_learning_rate_that_follows_a_fixed_batch_is_rejected() -> None:
-    with pytest.raises(InputError, match="lr_scale linear requires data.batch_per rank"):
+    with pytest.raises(InputError, match=r"lr_scale linear requires data\.batch_per rank"):
         check_experiment(Experiment().replace("model", lr_scale="linear"))
 
 
 def test_defaults_of_removed_settings_are_accepted_and_other_values_are_not() -> None:
     earlier = {"data.image_size": 256, "data.border": "ignore", "data.download": False}
     assert convert({**earlier, "model.checkpoint_activations": False, "model.lr": 0.5}) == {"model.lr": 0.5}
-    with pytest.raises(InputError, match="Unknown key data.image_size"):
+    with pytest.raises(InputError, match=r"Unknown key data\.image_size"):
         convert({"data.image_size": 128})
 
 
