@@ -34,8 +34,8 @@ from lit_mnist.distributed.rank import count_cores, launched_from_outside
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_error
 from lit_mnist.errors import InputError, LitMnistError, StoppedError, nearest
+from lit_mnist.profiling.timing import commit, versions
 from lit_mnist.run.folder import RunFolder
-from lit_mnist.run.timing import commit, versions
 
 JSON, PAGE = "bench.json", "bench.html"
 DEVICES, GPU = "devices", "gpu"

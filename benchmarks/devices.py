@@ -23,8 +23,8 @@ from benchmarks.recipe import Recipe
 from benchmarks.rounds import Measurement, Numbers, Rows, Topic
 from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, free_memory
 from lit_mnist.errors import InputError
-from lit_mnist.run import timing as measure
-from lit_mnist.run.timing import spread
+from lit_mnist.profiling import timing as measure
+from lit_mnist.profiling.timing import spread
 
 
 def devices(config: Path | None = None, steps: int | None = None) -> Topic:

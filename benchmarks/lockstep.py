@@ -31,17 +31,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.loader import TrainBatches
+from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS
 from lit_mnist.distributed.launcher import launch
+from lit_mnist.distributed.precision import autocast, resolve_precision
 from lit_mnist.distributed.rank import Rank, keep_memory, threads_per_rank
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.experiment import Experiment
 from lit_mnist.models.build import build_net
-from lit_mnist.run.timing import WARM_UP_STEPS, StepClock
-from lit_mnist.training.ddp_arguments import DDP_OPTIONS
+from lit_mnist.profiling.timing import WARM_UP_STEPS, StepClock
 from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.optimizer import make_optimizer
-from lit_mnist.training.precision import autocast, resolve_precision
 from lit_mnist.training.schedule import make_schedule
 
 Shared = Literal["step", "nothing", "ddp", "flat"]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
 from lit_mnist.data.dataset import load_dataset
-from lit_mnist.data.sampler import validation_split
+from lit_mnist.distributed.sample_order import validation_split
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan, make_plan

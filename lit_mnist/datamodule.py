@@ -14,10 +14,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from lit_mnist.data.batch import CPU
 from lit_mnist.data.dataset import Split, load_dataset
 from lit_mnist.data.loader import Batch, EpochLoader, EvaluationBatches, TrainBatches
+from lit_mnist.distributed.precision import weight_dtype
 from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.training.job import Splits, plan_for, split_dataset
-from lit_mnist.training.precision import weight_dtype
 
 # The Trainer, not the plan, limits the number of epochs.
 _UNLIMITED_EPOCHS = 10**9

@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.data.dataset import Split, load_dataset
 from lit_mnist.data.loader import normalize
-from lit_mnist.data.sampler import train_indices
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.sample_order import train_indices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, ModelSettings
 from lit_mnist.experiment.plan import peak_lr

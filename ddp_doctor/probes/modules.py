@@ -14,7 +14,7 @@ from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.recorder import Recorder
 from ddp_doctor.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
 
 _MOST_OUTPUTS = 400
 _MOST_VALUES = 2_000_000

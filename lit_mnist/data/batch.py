@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lit_mnist.data.rng import RandomKey
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.errors import InputError
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import LightningModule, Trainer
 
 CPU = torch.device("cpu")
 
@@ -29,6 +29,25 @@ class Batch(NamedTuple):
     targets: torch.Tensor
     indices: torch.Tensor
     rng: RandomKey | None
+
+    @classmethod
+    def of(cls, module: LightningModule, value: Any) -> Batch:
+        """Converts what a loader of a LightningModule yields; a training batch gets the key of its random numbers.
+
+        Args:
+            module: The module, whose hyperparameter `seed` determines the random numbers.
+            value: A batch, (images, targets), or images of a prediction.
+
+        Raises:
+            InputError: The batch has another form.
+        """
+        trainer = module.trainer
+        if trainer.predicting and isinstance(value, torch.Tensor):
+            value = (value, value)
+        batch = cls.from_loader(value)
+        if trainer.training and batch.rng is None:
+            batch = batch._replace(rng=make_rng(module.hparams["seed"], trainer, batch))
+        return batch
 
     @classmethod
     def from_loader(cls, value: Any) -> Batch:

@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_mnist.data.digits.split import Samples
-from lit_mnist.data.sampler import Indices
 from lit_mnist.distributed.rank import die_with_parent
+from lit_mnist.distributed.sample_order import Indices
 from lit_mnist.distributed.signals import STOPPING, blocked
 
 _Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]

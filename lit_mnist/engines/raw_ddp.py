@@ -31,28 +31,27 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.batch import Batch
 from lit_mnist.data.dataset import Split
+from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS, device_options
+from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.models.sync_batch_norm import sync_batch_norm, sync_buffers
-from lit_mnist.run.finish import finish, load_best_weights, write_predictions
-from lit_mnist.run.metrics_log import make_loggers
-from lit_mnist.run.recorder import MetricsRecorder
-from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm, sync_buffers
+from lit_mnist.profiling.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict_with_probability
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation_loop import load_best_weights
+from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
-from lit_mnist.training.precision import autocast, needs_scaler
+from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
 
 
-def run(job: Job, rank: Rank) -> None:
+def run(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
@@ -67,7 +66,7 @@ def run(job: Job, rank: Rank) -> None:
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),
     )
-    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    clock = StepClock(job.first_process)
     loggers = make_loggers(job, rank)
 
     # --- data: the images are in memory, and each rank cuts its part of each batch from them
@@ -147,7 +146,7 @@ def run(job: Job, rank: Rank) -> None:
                 validation = validated or validation
                 recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
                 manager.on_epoch_end(state.step, recorder.show_epoch)
-        trained = recorder.close(optimizer_steps=state.optimizer_steps)
+        trained = recorder.end_training(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
@@ -160,15 +159,18 @@ def run(job: Job, rank: Rank) -> None:
         validation = _evaluate(job, rank, net, splits.validation)
     elif job.command == "predict":
         outputs = _outputs(job, rank, net, splits.test)
-        write_predictions(job, rank, ((batch.indices, *predict_with_probability(logits)) for batch, logits in outputs))
+        assert job.predictions
+        job.predictions(job, rank, ((batch.indices, *predict_with_probability(logits)) for batch, logits in outputs))
 
     # --- record: rank 0 writes, but every rank takes part in the collectives
-    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
+    finish_experiment(
+        job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers
+    )
     dist.destroy_process_group()  # (1)
 
 
 @torch.no_grad()
-def _outputs(job: Job, rank: Rank, net: nn.Module, split: Split) -> Iterator[tuple[Batch, torch.Tensor]]:
+def _outputs(job: ExperimentJob, rank: Rank, net: nn.Module, split: Split) -> Iterator[tuple[Batch, torch.Tensor]]:
     """Yields the batches of this rank's part of a split with their logits, to validate, test and predict.
 
     Each sample is evaluated on one rank. Ranks may have different numbers of samples; no samples are padded.
@@ -183,7 +185,9 @@ def _outputs(job: Job, rank: Rank, net: nn.Module, split: Split) -> Iterator[tup
         yield batch, logits
 
 
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: Split, *, keep_examples: bool = False) -> Evaluation:
+def _evaluate(
+    job: ExperimentJob, rank: Rank, net: nn.Module, split: Split, *, keep_examples: bool = False
+) -> Evaluation:
     """Returns the metrics of a split; every rank must call it, and gets the same metrics."""
     sums = EvaluationSums(job.dataset.num_classes, job.devices.of(rank), examples=keep_examples)
     for batch, logits in _outputs(job, rank, net, split):

@@ -13,26 +13,25 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.batch import Batch
+from lit_mnist.distributed.accumulation import accumulated_loss
+from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.run.finish import finish, load_best_weights, write_predictions
-from lit_mnist.run.metrics_log import make_loggers
-from lit_mnist.run.recorder import MetricsRecorder
-from lit_mnist.run.timing import StepClock
+from lit_mnist.profiling.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.cuda_graph import GraphedPasses, Passes
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.evaluation_loop import evaluate, predict
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation_loop import evaluate, load_best_weights, predict
+from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
-from lit_mnist.training.precision import autocast, needs_scaler
+from lit_mnist.training.optimizer import make_optimizer
+from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
 
 
-def run(job: Job, rank: Rank) -> None:
+def run(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in this process."""
     # --- setup
     experiment, plan = job.experiment, job.plan
@@ -40,7 +39,7 @@ def run(job: Job, rank: Rank) -> None:
     if device.type == "cuda":
         # A CUDA graph is captured on the current GPU, which is the first by default.
         torch.cuda.set_device(device)
-    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    clock = StepClock(job.first_process)
     loggers = make_loggers(job, rank)
 
     # --- data: the images are in memory, and the batches of an epoch are cut from them
@@ -111,7 +110,7 @@ def run(job: Job, rank: Rank) -> None:
                 validation = validated or validation
                 recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
                 manager.on_epoch_end(state.step, recorder.show_epoch)
-        trained = recorder.close(optimizer_steps=state.optimizer_steps)
+        trained = recorder.end_training(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
@@ -123,14 +122,17 @@ def run(job: Job, rank: Rank) -> None:
     elif job.command == "validate":
         validation = evaluate(job, rank, net, splits.validation)
     elif job.command == "predict":
-        write_predictions(job, rank, predict(job, rank, net))
+        assert job.predictions
+        job.predictions(job, rank, predict(job, rank, net))
 
     # --- record
-    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
+    finish_experiment(
+        job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers
+    )
 
 
 def _passes(
-    job: Job, device: torch.device, state: TrainingState, batch: Batch, window: int
+    job: ExperimentJob, device: torch.device, state: TrainingState, batch: Batch, window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the forward and backward pass of a micro-batch in an accumulation window; returns loss and logits."""
     images, targets, _, rng = batch

@@ -4,8 +4,9 @@ Each section of a configuration file is a frozen dataclass: `model.py` and `data
 options of Lightning's Trainer (`run/trainer_settings.py`) and the section `run` (`run/settings.py`).
 """
 
+from lit_mnist.checkpoint.config import flatten
 from lit_mnist.experiment.data import DataSettings
-from lit_mnist.experiment.experiment import Experiment, flatten
+from lit_mnist.experiment.experiment import Experiment
 from lit_mnist.experiment.model import ModelSettings, Net
 from lit_mnist.run.settings import Command, RunSettings
 from lit_mnist.run.trainer_settings import Precision, TrainerSettings

@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
-import torch
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-# Indices, int64 [batch]; predicted classes, int64 [batch]; and their probabilities, float32 [batch].
-Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+from lit_mnist.distributed.terminal import display_path, print_line
+from lit_mnist.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from lit_mnist.distributed.rank import Rank
+    from lit_mnist.training.evaluation import Prediction
+    from lit_mnist.training.job import ExperimentJob
+
+
+def write_predictions(job: ExperimentJob, rank: Rank, batches: Iterable[Prediction]) -> None:
+    """Writes the predictions of all ranks as one table, and the predicted images; every rank must call it.
+
+    Args:
+        job: The job.
+        rank: This rank.
+        batches: The predictions of this rank.
+
+    Raises:
+        InputError: A file cannot be written.
+        NonFiniteError: A probability is not finite.
+    """
+    from lit_mnist.distributed.gather import all_gather_json
+    from lit_mnist.predict import digits
+
+    rows = sorted(row for part in all_gather_json(digits.collect_rows(batches)) for row in part)
+    if not all(math.isfinite(row[1]) for row in rows):
+        raise NonFiniteError("The outputs of the network are not finite: the training behind this checkpoint diverged.")
+    if rank.is_first:
+        assert [row[0] for row in rows] == list(range(len(job.splits.test)))
+        places = ", ".join(display_path(job.folder / name) for name in digits.write(job, rows))
+        print_line(f"predicted {len(rows)} image{'s' * (len(rows) != 1)}: {places}")

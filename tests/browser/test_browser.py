@@ -82,7 +82,7 @@ def test_a_planted_problem_is_found(
 
 
 @pytest.mark.parametrize(
-    "task", ["digits", *(pytest.param(task, marks=pytest.mark.slow) for task in ("segmentation", "own module"))]
+    "task", ["digits", *(pytest.param(task, marks=pytest.mark.slow) for task in ("segmentation", "user module"))]
 )
 def test_the_report_of_a_run(browser: Chromium, program: Program, tmp_path: Path, task: str) -> None:
     flags: dict[str, tuple[object, ...]] = {
@@ -92,10 +92,10 @@ def test_the_report_of_a_run(browser: Chromium, program: Program, tmp_path: Path
             *("--data.name", "voc2012", "--model.num_classes", 21, "--data.root", write_voc(tmp_path)),
             *("--data.val_size", 4, "--data.image_size", 32, "--data.batch_size", 4, "--max-steps", 6),
         ),
-        "own module": ("--config", "spirals.yaml", "--import", "spirals"),
+        "user module": ("--config", "spirals.yaml", "--import", "spirals"),
     }
     for name in ("spirals", "spirals.yaml"):
-        (program.folder / name).symlink_to(ROOT / "examples" / "own_module" / name)
+        (program.folder / name).symlink_to(ROOT / "examples" / "user_module" / name)
     folder = program.train(*flags[task], "--devices", 2)
     assert_fine(check(browser, folder / "report.html", f"report of {task}"))
 

@@ -143,7 +143,7 @@ def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
 @pytest.mark.timeout(200)
 def test_the_configuration_of_a_project_is_examined(program: Program) -> None:
     """The section `run` is of this project's own command; LightningCLI does not know it."""
-    shutil.copytree(ROOT / "examples" / "own_module", program.folder, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "examples" / "user_module", program.folder, dirs_exist_ok=True)
     done = program("doctor", "--config", "spirals.yaml", "--only", "LD008,LD030", timeout=150)
     assert done.code == 0, done.out + done.err
 

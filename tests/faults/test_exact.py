@@ -16,9 +16,9 @@ from torch import nn
 
 from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.run import recorder
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.job import Job
 
 # 20 steps in an epoch, of few samples: BasicNet in float16 and bfloat16 is slow on a CPU.

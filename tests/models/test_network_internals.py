@@ -1,4 +1,4 @@
-"""Detects a change in the undocumented parts of torch that the networks use."""
+"""Detects a change in the undocumented parts of torch and torchvision that the networks use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_mnist.models.torch_internals import affine, affine_gradients, channel_statistics
+from lit_mnist.distributed.torch_internals import affine, affine_gradients, channel_statistics
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -20,18 +20,19 @@ from torch.utils._pytree import tree_leaves
 
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.data.rng import RandomKey
 from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.run.recorder import MetricsRecorder, StepMonitor
-from lit_mnist.run.timing import WARM_UP_STEPS, StepClock
+from lit_mnist.profiling.timing import WARM_UP_STEPS, StepClock
+from lit_mnist.run.finite import FiniteCheck
+from lit_mnist.run.monitor import StepMonitor
 from lit_mnist.training import finite
-from lit_mnist.training.finite import FiniteCheck
+from lit_mnist.training.classifier import TrainMetrics
 from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.optimizer import make_optimizer
-from lit_mnist.training.train_metrics import TrainMetrics
+from lit_mnist.training.recorder import MetricsRecorder
 
 META = torch.device("meta")
 STEPS = 30
