@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lit_mnist.run.timing import WARM_UP_STEPS
+from lit_mnist.profiling.timing import WARM_UP_STEPS
 
 from benchmarks.recipe import Recipe
 from benchmarks.scaling import RAW_DDP, SERVER

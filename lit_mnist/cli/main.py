@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ddp_doctor.command import main as doctor
 from lit_mnist.cli.help import help_text
 from lit_mnist.cli.request import parse
 from lit_mnist.cli.words import split_command
@@ -84,13 +85,7 @@ def _compare(line: CommandLine) -> int:
 
 
 def _doctor(line: CommandLine) -> int:
-    from ddp_doctor.command import run_doctor
-    from ddp_doctor.flags import help_of_doctor
-
-    if text := help_of_doctor(line.words[1:], Path(sys.argv[0]).name):
-        print_line(text)
-        return 0
-    return run_doctor(line.words[1:])
+    return doctor(line.words[1:])
 
 
 def _new(line: CommandLine) -> int:
@@ -132,6 +127,8 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     guard_streams()
     words = sys.argv[1:] if argv is None else argv
     outside, code = False, 0
+    if words[:1] == ["doctor"] and engine == "lightning":
+        return doctor(words[1:])
     try:
         name = _name(words)
         parses = name in COMMANDS and COMMANDS[name].parses

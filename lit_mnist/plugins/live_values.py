@@ -18,8 +18,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from lit_mnist.plugins.generators import GENERATORS, kind_of, new_generator, restore_generator, state_of
+from lit_mnist.plugins.lightning_internals import tensor_version
 from lit_mnist.plugins.plain_classes import attributes_of, hashes_content, is_own, name_of
+from lit_mnist.plugins.plain_leaves import descr_of
 from lit_mnist.plugins.plain_reader import Unpacker
+from lit_mnist.plugins.plain_tensors import has_plain_memory
 from lit_mnist.plugins.plain_values import NotPlainError, Packer, pack
 
 # Lightning restores their states.
@@ -43,6 +46,7 @@ class LivePacker(Packer):
     Attributes:
         live: The objects that were found, by their place.
         digests: The SHA-256 of the large ones and of hidden modules.
+        versions: What tells whether a tensor, or an array of a subclass, was changed in place.
         lost: The type of each attribute of an object that cannot be stored, by its place.
     """
 
@@ -55,13 +59,16 @@ class LivePacker(Packer):
         self._before = before
         self.live: dict[str, Any] = dict(named)
         self.digests: dict[str, str] = {}
+        self.versions: dict[str, Any] = {}
         self.lost: dict[str, str] = {}
 
     def _node(self, value: Any, place: str, number: int) -> dict[str, Any]:
         self.live[place], known = value, self.places.get(id(value), "")
+        if (version := _version_of(value)) is not None:
+            self.versions[place] = version
         if known.startswith("="):
             return {"kind": "live", "at": known, "class": name_of(type(value))}
-        if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes >= _LARGE and self._is_unchanged(value, place):
+        if _is_large(value) and self._is_unchanged(value, place):
             return {"kind": "same", "at": place, "class": name_of(type(value)), "digest": self.digests[place]}
         return super()._node(value, place, number)
 
@@ -69,6 +76,11 @@ class LivePacker(Packer):
         self.digests[place] = digest(value)
         same = self._before is not None and self.places.get(id(value)) == place
         return same and self._before.digests.get(place) == self.digests[place]  # type: ignore[union-attr]
+
+    def _is_changed(self, value: Any, known: str) -> bool:
+        """Returns whether a value that cannot be stored, such as a sparse tensor, was changed in place."""
+        before = self._before.versions.get(known) if self._before is not None else None
+        return before is not None and _version_of(value) != before
 
     def other(self, value: Any, place: str, number: int) -> dict[str, Any]:
         """Returns the node of a value that is not plain."""
@@ -81,7 +93,7 @@ class LivePacker(Packer):
         own = is_own(kind, self.packages) and not isinstance(value, (*_RESTORED, type)) and not callable_code(value)
         if own and (known is not None or self._before is None):
             return self.object(value, place, number)
-        if known is not None and not _is_used_up(value):
+        if known is not None and not _is_used_up(value) and not self._is_changed(value, known):
             return {"kind": "live", "at": known, "class": name_of(kind)}
         if isinstance(value, _RESTORED):
             raise RestoredElsewhereError(kind.__name__)
@@ -172,6 +184,20 @@ class LiveUnpacker(Unpacker):
         if kind == "generator" or (kind == "module" and node["content"] is not None):
             self._last.append((node, value))
         return value
+
+
+def _is_large(value: Any) -> bool:
+    plain = has_plain_memory(value) or (type(value) is np.ndarray and descr_of(value.dtype) is not None)
+    return plain and value.nbytes >= _LARGE
+
+
+def _version_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tensor_version(value)
+    # The content of a memmap is that of its file.
+    if isinstance(value, np.ndarray) and type(value) is not np.ndarray and not isinstance(value, np.memmap):
+        return hashlib.sha256(value.tobytes()).hexdigest()
+    return None
 
 
 def digest(value: Any) -> str:

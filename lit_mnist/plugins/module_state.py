@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import FunctionType
 from typing import Any
 
@@ -39,7 +40,8 @@ class ModuleState:
         self._before = LivePacker(None, _named(module), self._packages)
         self._initial: dict[str, Any] = {}
         for path, _, name, value in _attributes(module):
-            self._before.attempt(value, f"{path}:{name}")
+            with suppress(NotPlainError):
+                self._before.attempt(value, f"{path}:{name}")
             self._initial.update(_immediates(f"{path}:{name}", value))
         self._buffers = {name: (buffer, tensor_version(buffer)) for name, buffer in module.named_buffers()}
         self._warned = False
@@ -104,7 +106,8 @@ class ModuleState:
     def _unpack(self, content: bytes) -> None:
         now = LivePacker(None, _named(self._module), self._packages)
         for path, _, name, value in _attributes(self._module):
-            now.attempt(value, f"{path}:{name}")
+            with suppress(NotPlainError):
+                now.attempt(value, f"{path}:{name}")
         live = {**self._before.live, **_named(self._module)}
         reader = LiveUnpacker(content, self._module.device, live, now.live, self._packages)
         lost, owners = dict(reader.root["lost"]), dict(self._module.named_modules())

@@ -14,6 +14,16 @@ _MOST_SHARED = 1 << 20
 _ALIGNMENT = 16
 
 
+def has_plain_memory(value: Any) -> bool:
+    """Returns whether a value is a tensor whose content is its memory: neither sparse, nested, quantized nor meta."""
+    return (
+        type(value) in (torch.Tensor, nn.Parameter)
+        and value.layout == torch.strided
+        and value.device.type != "meta"
+        and not (value.is_nested or value.is_quantized)
+    )
+
+
 def pack_tensors(tensors: Mapping[int, torch.Tensor], nodes: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Returns the memory of tensors as uint8 tensors by name, and completes the tensors' nodes.
 

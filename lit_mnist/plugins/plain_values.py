@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from torch import nn
 
 from lit_mnist.plugins.plain_classes import attributes_of, can_be_built, find_class, hashes_content, name_of
 from lit_mnist.plugins.plain_leaves import descr_of, is_immediate, leaf
 from lit_mnist.plugins.plain_reader import BASES, DICTS, MUTABLE, Unpacker
-from lit_mnist.plugins.plain_tensors import pack_tensors
+from lit_mnist.plugins.plain_tensors import has_plain_memory, pack_tensors
 
 # The content of an instance of a subclass, whatever that overrides.
 _CONTENT: dict[type, Callable[[Any], Any]] = {
@@ -152,11 +151,7 @@ class Packer:
     def _plain(self, value: Any, place: str, number: int) -> _Node | None:
         if (found := leaf(value)) is not None:
             return {"kind": found[0], "content": self.add(found[1])}
-        if (
-            type(value) in (torch.Tensor, nn.Parameter)
-            and value.layout == torch.strided
-            and value.device.type != "meta"
-        ):
+        if has_plain_memory(value):
             self._tensors[number] = value
             return {"kind": "tensor"}
         if type(value) is np.ndarray or isinstance(value, np.generic):
@@ -170,7 +165,9 @@ class Packer:
         return None if base is None else self._container(value, base, place, number)
 
     def _array(self, value: Any, number: int) -> _Node:
-        array, descr = np.asarray(value), descr_of(value.dtype)
+        array = np.asarray(value)
+        # An empty text has no bytes, but NumPy gives its array one character.
+        descr = descr_of(array.dtype)
         scalar = array is not value
         if descr is None or (scalar and type(array[()]) is not type(value)):
             raise NotPlainError(type(value).__name__)

@@ -19,7 +19,7 @@ from run_report import write as write_run
 from voc_folder import write_voc
 
 from benchmarks.pages.page import write_bench
-from ddp_doctor.page import write_page
+from ddp_doctor.output.page import page_of
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(240)]
 
@@ -121,7 +121,7 @@ def test_the_comparison_of_engines(browser: Chromium, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["example", "hostile"])
 def test_the_report_of_the_doctor(browser: Chromium, tmp_path: Path, content: str) -> None:
     report = example() if content == "example" else hostile()
-    write_page(tmp_path / "doctor.html", report)
+    (tmp_path / "doctor.html").write_text(page_of(report), encoding="utf-8")
     assert_fine(check(browser, tmp_path / "doctor.html", f"doctor {content}"))
 
 

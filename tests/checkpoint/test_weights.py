@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Program, weights_of
-from lit_mnist.checkpoint.weights import read_weights
+from lit_mnist.training.weights import read_weights
 from processes import assert_rejected
 
 from lit_mnist.checkpoint.format import read_checkpoint

@@ -222,18 +222,30 @@ class Unstorable(Attributes):
         self.by_name = {"lambda": lambda: 1, "lock": threading.Lock()}
         self.batches: Iterator[int] | None = None
         self.meter = Meter()
+        # Kinds of tensors and arrays that have no plain memory, of which some are large.
+        self.mapped = np.memmap("/dev/zero", np.uint8, "r", shape=(1 << 20,))
+        self.sparse, self.hits = torch.eye(3).to_sparse(), torch.eye(3).to_sparse()
+        self.nested = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)])
+        self.quantized = torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8)
+        self.missing, self.mask = torch.zeros(1 << 20, device="meta"), np.ma.zeros(3)
+        self.names = np.array([None])
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.batches is None:
             self.batches = iter([1, 2])
             self.child.net.rule = lambda: 1
+        self.hits.mul_(2)
+        self.mask[0] = np.ma.masked
         return super().training_step(batch, batch_idx)
 
 
 def test_changed_attributes_that_cannot_be_stored_are_named(tmp_path: Path) -> None:
     training = Training(Unstorable, tmp_path / "run", 1, 1, {"max_epochs": 1, "num_sanity_val_steps": 0})
     stopped = training.run(stop=SignalAt(3, signal.SIGTERM))
-    named = "self.batches (list_iterator), child.net.rule (function)"
+    named = (
+        "self.batches (list_iterator), self.hits (Tensor), self.mask (MaskedArray), self.names (ndarray), "
+        "child.net.rule (function)"
+    )
     assert stopped.out.count("warning: ") == 1, stopped.out
     assert f"warning: ExactCheckpoint cannot store {named}: " in stopped.out
     resumed = training.run()
@@ -309,6 +321,7 @@ ARRAYS = [
     np.datetime64("2020-01-01"),
     np.longdouble(1) / 3,
     np.array(2.5),
+    np.str_(""),
 ]
 
 
