@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Program, weights_of
-from lit_mnist.training.weights import read_weights
 from processes import assert_rejected
 
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
+from lit_mnist.training.weights import read_weights
 
 NET = ModelSettings(net="basicnet")
 SMALL = (
