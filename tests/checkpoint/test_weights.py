@@ -65,7 +65,7 @@ def test_wrapped_weights_are_refused_by_what_they_have_and_lack(tmp_path: Path) 
 def test_weights_in_torch_s_old_form_are_refused_with_a_way_out(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     torch.save(build_net(NET, num_classes=10, seed=9).state_dict(), path, _use_new_zipfile_serialization=False)
-    with pytest.raises(InputError, match=r"torch\.save\(net\.state_dict\(\), FILE\) writes, of torch 1\.6 or newer"):
+    with pytest.raises(InputError, match=r"torch\.save\(net\.state_dict\(\), FILE\) writes"):
         read_weights(replace(NET, weights=str(path)), num_classes=10)
 
 
