@@ -97,7 +97,7 @@ def infer_by_lightning(precision: UsedPrecision) -> dict[str, float]:
         enable_model_summary=False,
     )
     module = LitClassifier()
-    return _speed(lambda: trainer.test(module, datamodule=data, verbose=False), data.splits.test)
+    return _speed(lambda: trainer.test(module, datamodule=data, verbose=False), data.batches.splits.test)
 
 
 def _net() -> nn.Module:

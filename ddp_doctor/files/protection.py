@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor.files import kernel
-from ddp_doctor.files.redirect import LAYER
+from ddp_doctor.files.redirect import LAYER, path_with_site
 from ddp_doctor.files.remote import offline_environment
 from ddp_doctor.files.temporary import remove
 from ddp_doctor.findings import Files
@@ -66,7 +66,8 @@ class Protection:
         assert self._layers is not None
         temporary = self._layers / "temporary"
         temporary.mkdir(exist_ok=True)
-        return {"environment": {**environment, LAYER: str(self._layers), "TMPDIR": str(temporary)}}
+        places = {LAYER: str(self._layers), "TMPDIR": str(temporary), "PYTHONPATH": path_with_site()}
+        return {"environment": {**environment, **places}}
 
     def _begin(self, spec: Spec, make_view: Callable[[Path, Path], dict[str, Any]]) -> None:
         self.end()

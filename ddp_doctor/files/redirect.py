@@ -22,7 +22,12 @@ from ddp_doctor.files.layer import read, written
 
 # The environment variable that names the layer to all processes of a run.
 LAYER = "DDP_DOCTOR_LAYER"
-SITE = Path(__file__).parents[1] / "launch" / "site"
+_SITE = Path(__file__).parents[1] / "launch" / "site"
+
+
+def path_with_site() -> str:
+    """Returns PYTHONPATH for Pythons that redirect what they write, or install the probes, when they are started."""
+    return os.pathsep.join([str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def deny_the_rest(folder: Path) -> bool:

@@ -75,10 +75,8 @@ def _child(request: dict[str, Any]) -> int:
         os.environ.pop(name, None)
     tempfile.tempdir = None
     command, layer = request["command"], os.environ.get(redirect.LAYER)
-    if command or layer:
-        # Each Python that is started installs the probes, or redirects what it writes.
-        paths = [str(redirect.SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    if command and not layer:
+        os.environ["PYTHONPATH"] = redirect.path_with_site()
     if request.get("namespaces"):
         private_view.enter(request["namespaces"], str(Path.cwd()))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -87,15 +87,14 @@ def read_verified(path: Path, *, hashed: bool = True, map_location: Any = "cpu")
         found = _load(path, map_location)
     except UnsafeError as error:
         advice = " If you trust the file, allow them with torch.serialization.add_safe_globals." * error.names
-        raise InputError(f"The checkpoint {path} cannot be loaded: {error}.{advice}") from error
+        raise InputError(f"{path} cannot be loaded: {error}.{advice}") from error
     except DamagedError as error:
-        raise InputError(f"The checkpoint {path} is damaged: {error}. Use another checkpoint of the run.") from error
+        raise InputError(f"{path} is damaged: {error}. Use another checkpoint of the run.") from error
     except PermissionError as error:
         raise InputError(f"The checkpoint {path} cannot be read: {error.strerror}.") from error
     except Exception as error:
         raise InputError(
-            f"The checkpoint {path} is damaged or not a checkpoint ({type(error).__name__}): use another checkpoint of "
-            "the run."
+            f"{path} is damaged or not a checkpoint ({type(error).__name__}): use another checkpoint of the run."
         ) from error
     if not isinstance(found.content, dict):
         raise InputError(f"{path} is not a checkpoint: it holds a {type(found.content).__name__}.")

@@ -28,8 +28,9 @@ _NEW: dict[str, Callable[[], Any]] = {
     **{"NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False},
     **{"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple},
 }
-_MOST_OPCODES = 2_000_000
-_MOST_VALUES = 4_000_000
+# Limits without tensors, and for each tensor.
+_MOST_OPCODES, _OPCODES_OF_TENSOR = 300_000, 40
+_MOST_VALUES, _VALUES_OF_TENSOR = 1_000_000, 100
 _DEEPEST = 50
 _LONGEST_NUMBER = 128
 
@@ -48,7 +49,8 @@ def check_values(content: bytes, sizes: dict[str, int], most_bytes: int) -> None
         UnsafeError: The pickle is unsafe.
         Exception: The pickle is damaged.
     """
-    _check_size(_build(content, sizes, allowed_globals()), most_bytes)
+    value = _build(content, sizes, allowed_globals())
+    _check_size(value, most_bytes, _MOST_VALUES + _VALUES_OF_TENSOR * len(sizes))
 
 
 def _build(content: bytes, sizes: dict[str, int], allowed: set[str]) -> Any:  # noqa: PLR0912 (a case for each opcode)
@@ -62,8 +64,9 @@ def _build(content: bytes, sizes: dict[str, int], allowed: set[str]) -> Any:  # 
         del stack[start:]
         return taken
 
+    most = _MOST_OPCODES + _OPCODES_OF_TENSOR * len(sizes)
     for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        if number > _MOST_OPCODES:
+        if number > most:
             raise UnsafeError("it has too many values")
         match opcode.name:
             case "PROTO" | "STOP":
@@ -138,9 +141,9 @@ def _set_state(target: Any, state: Any) -> None:
         raise UnsafeError("it changes something other than an object")
 
 
-def _check_size(value: Any, most_bytes: int) -> None:
+def _check_size(value: Any, most_bytes: int, most_values: int) -> None:
     """Rejects values that are nested too deeply, or that are far larger than the file because they are shared."""
-    left = _MOST_VALUES
+    left = most_values
     waiting: list[tuple[Any, int]] = [(value, 0)]
     while waiting:
         item, depth = waiting.pop()

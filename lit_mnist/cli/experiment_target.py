@@ -26,7 +26,8 @@ from lit_mnist.engines.device_checks import check_devices, uses_cuda_graph
 from lit_mnist.engines.rank_work import do_job
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
-from lit_mnist.experiment.plan import Plan, explain_peak
+from lit_mnist.experiment.learning_rate import explain_peak
+from lit_mnist.experiment.plan import Plan
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.build import build_net
 from lit_mnist.predict import digits, write_predictions

@@ -70,8 +70,6 @@ POLICY = {
 # The options of `TrainerSettings` and `RunSettings` that a run of a user's classes does not have, with the reason.
 NOT_FOR_USERS = {
     "trainer.fast_dev_run": "it turns off checkpoints and loggers: use --max-steps, or trainer.limit_train_batches",
-    "run.trace": "traces are of the project's networks: use a profiler of Lightning, --trainer.profiler",
-    "run.trace_step": "traces are of the project's networks: use a profiler of Lightning, --trainer.profiler",
     "run.cuda_graph": "a graph is of the project's ConvNet: remove it",
     "run.servers": "parameter servers train the project's networks: remove it",
 }

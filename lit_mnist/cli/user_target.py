@@ -85,7 +85,8 @@ class UserTarget(Target):
     def output(self) -> Output:
         """Returns what the run writes into its folder."""
         name = self.folder_name(self.request.classes["model"].rpartition(".")[2])
-        return Output(name, self._config, predictions=(PREDICTIONS,))
+        every_rank_writes = self.run.trace != "none"
+        return Output(name, self._config, predictions=(PREDICTIONS,), every_rank_writes=every_rank_writes)
 
     def work(self, folder: Path, checkpoint: Path | None) -> Callable[[Rank], None]:
         """Returns the work of each rank, which a new process begins with the import of the user's packages."""

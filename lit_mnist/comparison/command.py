@@ -27,7 +27,7 @@ from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.experiment import Experiment
-from lit_mnist.experiment.plan import scaled_lr
+from lit_mnist.experiment.learning_rate import scaled_lr
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.experiment.schema import as_flags
 from lit_mnist.models.build import build_net

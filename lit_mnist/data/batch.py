@@ -63,12 +63,21 @@ class Batch(NamedTuple):
             raise InputError(f"A batch must be (images, targets), but is a {type(value).__name__}.")
         return cls(pair[0], pair[1], torch.empty(0, dtype=torch.int64), None)
 
-    def to(self, device: torch.device) -> Batch:
-        """Returns the batch on a device. The indices stay on the CPU."""
-        if self.images.device == device:
-            return self
-        rng = self.rng and self.rng._replace(rows=to_device(self.rng.rows, device))
-        return self._replace(images=to_device(self.images, device), targets=to_device(self.targets, device), rng=rng)
+    def to(self, device: torch.device, *, training: bool = False) -> Batch:
+        """Returns the batch on a device. The indices stay on the CPU.
+
+        Args:
+            device: The device.
+            training: Whether a Trainer trains with the batch. On a GPU, it has then no indices: DDP would copy them,
+                too, and synchronize, and only a test uses them.
+        """
+        if self.images.device != device:
+            rng = self.rng and self.rng._replace(rows=to_device(self.rng.rows, device))
+            images, targets = to_device(self.images, device), to_device(self.targets, device)
+            moved = self._replace(images=images, targets=targets, rng=rng)
+        else:
+            moved = self
+        return moved._replace(indices=moved.targets[:0]) if training and device.type == "cuda" else moved
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

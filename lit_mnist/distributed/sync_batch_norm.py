@@ -160,17 +160,6 @@ def sync_batch_norm(net: nn.Module, device_type: str, timeout: float = 120.0) ->
     return net
 
 
-def sync_buffers(net: nn.Module) -> None:
-    """Broadcasts the buffers of rank 0, which are the ones that are saved; every rank must call it.
-
-    Without synchronized batch norm, each rank has the running statistics of its own samples, but an evaluation must use
-    the same statistics on all ranks.
-    """
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        for buffer in net.buffers():
-            dist.broadcast(buffer, src=0)
-
-
 def unsync_batch_norm(net: nn.Module) -> nn.Module:
     """Undoes `sync_batch_norm` on a CPU and returns the network. The connections close when no layer has them."""
     plain: dict[type[nn.Module], type[nn.Module]] = {over_ranks: kind for kind, over_ranks in OVER_RANKS.items()}

@@ -12,6 +12,7 @@ from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.accumulation import accumulated_loss
 from lit_mnist.module import LitClassifier
 from lit_mnist.run.job import Parts
+from lit_mnist.training.batches import RankBatches
 from lit_mnist.training.cuda_graph import GraphedPasses
 from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
@@ -19,7 +20,7 @@ from lit_mnist.training.loss import mean_loss
 
 def make_classifier(job: ExperimentJob) -> Parts:
     """Returns the module, the data and the arguments of the Trainer of a job."""
-    data = MNISTDataModule.from_splits(job.experiment, job.splits, job.plan)
+    data = MNISTDataModule.of(RankBatches(job.experiment, job.splits, job.plan))
     kind = GraphedClassifier if job.cuda_graph else LitClassifier
     module = kind(num_classes=job.dataset.num_classes, seed=job.seed, **vars(job.experiment.model))
     if job.weights:

@@ -33,12 +33,13 @@ from torch.nn.parallel import DistributedDataParallel
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.data.batch import Batch
 from lit_mnist.data.dataset import Split
+from lit_mnist.distributed.buffers import sync_buffers
 from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.sync_batch_norm import sync_batch_norm, sync_buffers
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
 from lit_mnist.profiling.timing import StepClock
 from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict_with_probability

@@ -9,12 +9,10 @@ from torch import nn
 
 from lit_mnist.distributed.rng import derive_seed
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import ModelSettings
-from lit_mnist.experiment.registry import NETWORKS
+from lit_mnist.experiment.model import ModelSettings
 from lit_mnist.models.basicnet import BasicNet
 from lit_mnist.models.convnet import ConvNet
 from lit_mnist.models.layers import SeededDropout
-from lit_mnist.models.registered_network import build_registered_network
 
 
 def build_net(
@@ -52,8 +50,12 @@ def build_net(
 
 
 def _create_net(settings: ModelSettings, num_classes: int) -> nn.Module:
-    if own := NETWORKS.get(settings.net):
-        return build_registered_network(own, num_classes, settings.dropout, settings.views)
     if settings.net == "convnet":
         return ConvNet(num_classes, views=settings.views)
-    return BasicNet(num_classes, dropout=settings.dropout, views=settings.views)
+    if settings.net == "basicnet":
+        return BasicNet(num_classes, dropout=settings.dropout, views=settings.views)
+    # Only runs of a user's network import this.
+    from lit_mnist.experiment.registry import NETWORKS
+    from lit_mnist.models.registered_network import build_registered_network
+
+    return build_registered_network(NETWORKS[settings.net], num_classes, settings.dropout, settings.views)

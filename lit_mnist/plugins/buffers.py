@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from lit_mnist.distributed.sync_batch_norm import sync_buffers
+from lit_mnist.distributed.buffers import sync_buffers
 
 
 class SynchronizedBuffers(Callback):

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_mnist.checkpoint.format import find_verified_checkpoint
 from lit_mnist.errors import InputError
 
 
@@ -31,6 +30,9 @@ class VerifiedLoading:
         Raises:
             InputError: The file is missing, damaged, or no checkpoint.
         """
+        # Defining a module needs nothing of the checkpoints.
+        from lit_mnist.checkpoint.format import find_verified_checkpoint
+
         if kwargs.get("weights_only") is False:
             raise InputError("A checkpoint never executes code: weights_only=False is not available.")
         path = find_verified_checkpoint(Path(checkpoint_path), rank_zero_warn)

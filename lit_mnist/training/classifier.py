@@ -10,8 +10,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from torchmetrics import Metric
 
+from lit_mnist.experiment.learning_rate import explain_peak, peak_lr
 from lit_mnist.experiment.model import ModelSettings
-from lit_mnist.experiment.plan import explain_peak, peak_lr
 from lit_mnist.plugins.verified_loading import VerifiedLoading
 from lit_mnist.training.evaluation import (
     Evaluation,
@@ -69,6 +69,7 @@ class ClassifierMetrics(Metric):
     Attributes:
         confusion: Number of predictions, by true class (rows) and predicted class (columns), int64 [classes, classes].
         sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2].
+        last: The last evaluation, or None.
     """
 
     full_state_update = False
@@ -82,7 +83,7 @@ class ClassifierMetrics(Metric):
         self.add_state("confusion", confusion, dist_reduce_fx="sum")
         self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
         self._examples = Examples()
-        self._last: Evaluation | None = None
+        self.last: Evaluation | None = None
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
         """Adds a batch.
@@ -104,7 +105,7 @@ class ClassifierMetrics(Metric):
         Raises:
             NonFiniteError: The loss is infinite or NaN; all ranks raise it together.
         """
-        self._last = last = compute_evaluation(self.confusion, self.sums, expected=None)
+        self.last = last = compute_evaluation(self.confusion, self.sums, expected=None)
         values = {"loss": last.loss, "accuracy": last.accuracy}
         return {
             # Double precision represents each value exactly.
@@ -121,7 +122,7 @@ class ClassifierMetrics(Metric):
 
     def results(self) -> dict[str, Any] | None:
         """Returns the last evaluation for `result.json`, with the confusion matrix and the accuracy of each class."""
-        return self._last.to_dict() if self._last else None
+        return self.last.to_dict() if self.last else None
 
     def examples(self) -> list[Wrong]:
         """Returns the samples of the last evaluation for the report; every rank must call it."""

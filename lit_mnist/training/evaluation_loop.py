@@ -10,9 +10,9 @@ from torch import nn
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
 from lit_mnist.data.dataset import Split
+from lit_mnist.distributed.buffers import sync_buffers
 from lit_mnist.distributed.precision import autocast
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.sync_batch_norm import sync_buffers
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums, Prediction, predict_with_probability
 from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.state import net_weights

@@ -71,7 +71,8 @@ def _read(path: Path) -> Mapping[str, torch.Tensor]:
         content = read_checkpoint(path, hashed=False)
     except InputError as error:
         raise InputError(
-            f"model.weights: {error} A file of weights is what torch.save(net.state_dict(), FILE) writes."
+            f"model.weights: {error} A file of weights is what torch.save(net.state_dict(), FILE) writes, of "
+            "torch 1.6 or newer."
         ) from error
     if SECTION not in content:
         return content

@@ -25,7 +25,7 @@ def copied(program: Program, name: str) -> Path:
     """Copies a run to the folder of the program, with the packages of the user."""
     shutil.copytree(RUNS / name, program.folder / name)
     if name == "user":
-        shutil.copytree(ROOT / "examples" / "own_module" / "spirals", program.folder / "spirals")
+        shutil.copytree(ROOT / "examples" / "user_module" / "spirals", program.folder / "spirals")
     return program.folder / name
 
 
@@ -60,7 +60,7 @@ def test_an_interrupted_run_is_resumed_to_its_end(program: Program, name: str) -
     done = program("fit", "--resume", folder, *imports(name))
     assert done.code == 0, done.out + done.err
     assert f"after step {20 if name == 'interrupted' else 21}" in done.out
-    assert "warning" not in done.out
+    assert "bit-identical" not in done.out
     end = result_of(folder)
     whole = program.train("fit", "--config", RUNS / name / "config.yaml", *imports(name))
     assert (end["steps"], end["epochs"]) == (result_of(whole)["steps"], result_of(whole)["epochs"])

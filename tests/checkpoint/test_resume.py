@@ -283,7 +283,7 @@ def test_the_best_checkpoint_is_kept_only_if_it_belongs_to_this_training(
         write_checkpoint(best, content)
     elif case == "damaged":
         best.write_bytes(best.read_bytes()[:-500])
-        output = "not a checkpoint"
+        output = "is damaged"
     elif case == "missing":
         best.unlink()
     else:

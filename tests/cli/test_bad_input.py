@@ -25,7 +25,10 @@ COMMANDS = {
     "unknown long flag": (["--model.lrr", "3"], ["--model.lrr", "did you mean --model.lr?"]),
     "unknown trainer flag": (["--trainer.max_epoch", "3"], ["did you mean --trainer.max_epochs?"]),
     "unknown command": (["fitt"], ["fitt", "did you mean fit?\n"]),
-    "unknown command unlike any": (["xyz"], ["use train, fit, validate, test, predict, compare, doctor, export.\n"]),
+    "unknown command unlike any": (
+        ["xyz"],
+        ["use train, fit, validate, test, predict, compare, new, doctor, export.\n"],
+    ),
     "stray word": (["fit", "now"], ["'now'"]),
     "flag without a value": (["--lr"], ["--lr needs a value"]),
     "wrong type": (["--epochs", "many"], ["trainer.max_epochs", "int", "many"]),

@@ -93,7 +93,7 @@ def test_a_callback_of_a_package_of_the_user_is_accepted(program: Program) -> No
     folder = program.train("fit", *FEW, "--max-steps", 2, "--import", "mine", "--trainer.callbacks", "mine.Note")
     assert (program.folder / "noted").read_text() == "2"
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["trainer"]["callbacks"][0]["class_path"] == "mine.Note"
+    assert config["trainer"]["callbacks"]["class_path"] == "mine.Note"
     assert_rejected(program("fit", *FEW, "--trainer.callbacks", "mine.Note"), "Add --import mine, if you trust it")
 
 

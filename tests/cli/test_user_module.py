@@ -43,8 +43,13 @@ import time
 from subprocess import Popen
 from collections.abc import Callable
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, TensorDataset
+
+class Reject(Callback):
+    def setup(self, trainer, pl_module, stage):
+        raise MisconfigurationException("there is nothing to call back")
 
 class Lit(LightningModule):
     def __init__(
@@ -177,6 +182,16 @@ def test_it_runs_under_other_launchers(spirals: Program, launcher: str) -> None:
     )  # fmt: skip
     inside = spirals.train(*SPIRALS, "--epochs", 1, "--devices", 2)
     assert result_of(folder)["weights_sha256"] == result_of(inside)["weights_sha256"]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_trace_has_the_samples_and_weights_of_each_step(spirals: Program, devices: int) -> None:
+    folder = spirals.train("fit", *SPIRALS, "--max-steps", 3, "--devices", devices, "--run.trace", "steps")
+    traces = [json.loads(path.read_text()) for path in sorted((folder / "trace").glob("rank-?.json"))]
+    assert len(traces) == devices
+    assert all([step["step"] for step in trace["steps"]] == [1, 2, 3] for trace in traces)
+    assert len({json.dumps(trace["steps"][-1]["weights"]) for trace in traces}) == 1
+    assert len({trace["steps"][0]["samples"] for trace in traces}) == devices
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -347,7 +362,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "the batch size of the experiment": ((*SPIRALS, "--batch-size", 8), "--batch-size"),
     "a network of the experiment": ((*SPIRALS, "--model.net", "basicnet"), "net"),
     "a launcher of one rank": ((*SPIRALS, "--launcher", "spawn"), "run.launcher"),
-    "a trace": ((*SPIRALS, "--run.trace", "steps"), "run.trace is not accepted for your module"),
+    "a graph": ((*SPIRALS, "--run.cuda_graph", "true"), "run.cuda_graph is not accepted for your module"),
     "a callback that cannot be made": (
         (*SPIRALS, "--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: a, mode: sideways}}]"),
         "trainer.callbacks: `mode` can be min, max, got sideways.",
@@ -388,8 +403,15 @@ def test_a_resumed_run_keeps_its_model_and_its_ranks(spirals: Program) -> None:
     folder = spirals.train("fit", *SPIRALS, "--max-steps", 5)
     done = spirals("fit", "--resume", folder, "--import", "spirals", "--model.hidden", 8)
     assert_rejected(done, "model.init_args.hidden")
+    done = spirals("fit", "--resume", folder, "--import", "spirals", "--trainer.limit_train_batches", 3)
+    assert_rejected(done, "trainer.limit_train_batches is 3 here, but None in", "remove it")
     done = spirals("fit", "--resume", folder, "--import", "spirals", "--max-steps", 10, "--devices", 2)
     assert_rejected(done, "saved by 1 rank,", "use 1 device")
+    # Where, how long and with how many threads it runs may change; threads change the rounding, which is stated.
+    before = result_of(folder)["threads"]
+    done = spirals("fit", "--resume", folder, "--import", "spirals", "--max-steps", 7, "--run.threads", before + 1)
+    assert done.code == 0, done.out + done.err
+    assert f"uses {before + 1} threads, but {before} before (run.threads is {before + 1})" in done.out
 
 
 def test_defaults_that_are_classes_or_functions_are_accepted(spirals: Program) -> None:
@@ -412,8 +434,7 @@ def test_what_the_ranks_reject_changes_nothing(spirals: Program) -> None:
     assert_rejected(spirals(*words, "--devices", 2), "saved by 1 rank,")
     other = next((folder / "model_checkpoints").iterdir())
     assert_rejected(spirals("fit", *SPIRALS, "--resume", other), "was not saved by ExactCheckpoint")
-    # It looks for an attribute `backbone` of the module.
-    done = spirals(*words, "--trainer.callbacks", "BackboneFinetuning")
+    done = spirals(*words, "--import", "plain", "--trainer.callbacks", "plain.Reject")
     assert done.code == 2, done.out + done.err
     assert "Lightning rejects the run" in done.err
     assert_rejected(spirals("test", "--ckpt", "nowhere", "--import", "spirals", "--model", "spirals.SpiralsModule"))

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import run_forked
+from faults.hostile import CHECKPOINTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback, LightningModule
@@ -146,6 +147,13 @@ def test_a_class_that_is_allowed_is_saved_and_loaded(tmp_path: Path) -> None:
         assert plugin.load_checkpoint(tmp_path / "a.ckpt")["v"] == [Settings("a"), Color.RED]
     with pytest.raises(InputError, match=r"needs test_checkpoint_io\.Color, test_checkpoint_io\.Settings, which"):
         plugin.load_checkpoint(tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize("name", ["os.system", "bytearray of a terabyte", "a tensor many times", "a zip bomb"])
+def test_a_hostile_file_is_rejected(tmp_path: Path, name: str) -> None:
+    CHECKPOINTS[name](tmp_path / "a.ckpt")
+    with pytest.raises(InputError, match=r"a\.ckpt cannot be loaded"):
+        VerifiedCheckpointIO().load_checkpoint(tmp_path / "a.ckpt")
 
 
 def test_wrong_use_is_rejected(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any], Callabl
     ),
     "persistent workers": (PersistentWorkers, {}, list),
     "random numbers in workers": (AugmentingWorkers, {}, list),
+    "64 bits": (WithMetrics, {"precision": "64-true"}, list),
 }
 
 

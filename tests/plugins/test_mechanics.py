@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_mnist.checkpoint.digest import weights_sha256
+from lit_mnist.distributed.buffers import sync_buffers
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.sync_batch_norm import sync_buffers
 from lit_mnist.errors import InputError
 from lit_mnist.plugins import (
     ChannelsLast,

@@ -15,9 +15,9 @@ from lit_mnist.distributed.precision import cpu_computes_bfloat16, resolve_preci
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.experiment import ModelSettings
-from lit_mnist.experiment.plan import peak_lr
+from lit_mnist.experiment.learning_rate import peak_lr
+from lit_mnist.run import finite
 from lit_mnist.run.finite import FiniteCheck
-from lit_mnist.training import finite
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.schedule import lr_factor
 

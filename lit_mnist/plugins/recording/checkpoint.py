@@ -161,6 +161,9 @@ class RunCheckpoint(ExactCheckpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Waits for the last write, before a rank that has failed ends the others."""
+        if "_files" not in vars(self):
+            # An earlier `setup`, such as that of a callback of the user, has failed.
+            return
         super().on_exception(trainer, pl_module, exception)
         self._files.finish()
         if isinstance(exception, NonFiniteError) and trainer.world_size > 1:
