@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_mnist.data.dataset import AnySplit, Split, load_dataset
+from lit_mnist.data.dataset import Split, load_dataset
 from lit_mnist.data.loader import normalize
 from lit_mnist.distributed.precision import UsedPrecision, autocast, resolve_precision
 from lit_mnist.distributed.rank import keep_memory, threads_per_rank
@@ -40,7 +40,6 @@ _EVALUATION_BATCH = Experiment().data.evaluation_batch
 def train(batch_size: int, steps: int, precision: UsedPrecision) -> dict[str, float]:
     """Trains with a bare loop, and returns its images per second over the median step after the warm-up."""
     split = load_dataset().train
-    assert isinstance(split, Split)
     images = normalize(split.images.unsqueeze(1).float())
     net, settings = _net(), ModelSettings()
     optimizer = make_optimizer(net, settings)
@@ -63,7 +62,6 @@ def train(batch_size: int, steps: int, precision: UsedPrecision) -> dict[str, fl
 def infer(precision: UsedPrecision) -> dict[str, float]:
     """Evaluates with a bare loop, and returns its images per second: the median of several evaluations."""
     split = load_dataset().test
-    assert isinstance(split, Split)
     images = normalize(split.images.unsqueeze(1).float())
     net = _net().eval()
 
@@ -106,7 +104,7 @@ def _net() -> nn.Module:
     return build_net(ModelSettings(), num_classes=10, seed=42).to(memory_format=torch.channels_last)
 
 
-def _speed(evaluate: Callable[[], object], split: AnySplit) -> dict[str, float]:
+def _speed(evaluate: Callable[[], object], split: Split) -> dict[str, float]:
     durations = []
     for _ in range(_EVALUATIONS):
         start = time.perf_counter()

@@ -2,7 +2,7 @@
 
     python -m benchmarks
     python -m benchmarks --topics start,overhead --repeats 9
-    python -m benchmarks --config configs/voc.yaml
+    python -m benchmarks --config configs/seed.yaml
 
 The run folder gets `bench.json` and `bench.html`, the page of it. Run nothing else on the machine meanwhile.
 With --config, the whole training of an experiment is measured on the devices of this machine: the topic `devices`. It

@@ -1,6 +1,6 @@
 """The time of a whole training on 1 to N devices of this machine.
 
-    python -m benchmarks --config configs/voc.yaml
+    python -m benchmarks --config configs/seed.yaml
     python -m benchmarks.devices 2 raw_ddp fit --devices 2 --max-steps 4    a run whose first 2 steps do not count
 
 A few steps of each engine are timed, and the median step, times the steps that the training has on
@@ -32,7 +32,7 @@ def devices(config: Path | None = None, steps: int | None = None) -> Topic:
 
     Args:
         config: The configuration file; None for the default experiment.
-        steps: Optimizer steps of a run; None for as many as the network makes bearable.
+        steps: Optimizer steps of a run; None for 60.
 
     Raises:
         InputError: The configuration or its data are rejected, or one device cannot train it.
@@ -87,7 +87,7 @@ def _obstacle(stage: Stage, engine: str, count: int, rows: Rows) -> str | None:
     if need <= free:
         return None
     sizes = " and ".join(f"{each / 2**30:.1f} GiB" for each in (need, free))
-    return f"The ranks would need, and the machine has free, about {sizes}: lower data.batch_size or data.image_size."
+    return f"The ranks would need, and the machine has free, about {sizes}: lower data.batch_size."
 
 
 def analyse(stage: Stage, rows: Rows) -> dict[str, Any]:
@@ -103,7 +103,6 @@ def analyse(stage: Stage, rows: Rows) -> dict[str, Any]:
             "present": stage.devices.count if stage.gpu else 1,
             "epochs": plan.epochs,
             "train_samples": recipe.train_count,
-            "stand_in": "shapes" if recipe.stand_in else None,
             "steps_timed": stage.steps,
             "steps_left_out": stage.left_out,
             "elsewhere": max(

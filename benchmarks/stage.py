@@ -8,9 +8,8 @@ from pathlib import Path
 
 from benchmarks.recipe import Recipe
 from benchmarks.scaling import RAW_DDP, SERVER
-from lit_mnist.cli.experiment_checks import check_batch_norm
 from lit_mnist.distributed.devices import Devices, choose_devices
-from lit_mnist.engines.capabilities import CAPABILITIES, check_engine
+from lit_mnist.engines.capabilities import check_engine
 from lit_mnist.engines.device_checks import check_devices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import flatten
@@ -19,9 +18,7 @@ from lit_mnist.profiling.timing import WARM_UP_STEPS
 SINGLE, DATA_PARALLEL = "single", "data_parallel"
 SEVERAL = (RAW_DDP, DATA_PARALLEL, SERVER)
 COUNTS = (4, 8)
-_FEWEST_STEPS, _STEPS, _LONG_STEPS = 4, 60, 4
-# A step of them at 256 x 256 takes tens of seconds on a few cores.
-_LARGE = ("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large")
+_FEWEST_STEPS, _STEPS = 4, 60
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Stage:
 
         Args:
             recipe: The experiment.
-            steps: Optimizer steps of a run; None for as many as the network makes bearable.
+            steps: Optimizer steps of a run; None for 60.
 
         Raises:
             InputError: The experiment asks for GPUs that are not here, or there are too few steps.
@@ -52,8 +49,7 @@ class Stage:
         if steps is not None and steps < _FEWEST_STEPS:
             raise InputError(f"--steps must be at least {_FEWEST_STEPS}, of which half are left out, but is {steps}.")
         found = choose_devices(replace(recipe.experiment.trainer, devices="auto"))
-        long = found.kind == "cpu" and recipe.experiment.model.net in _LARGE
-        return cls(recipe, found, steps or (_LONG_STEPS if long else _STEPS))
+        return cls(recipe, found, steps or _STEPS)
 
     @property
     def gpu(self) -> bool:
@@ -84,10 +80,6 @@ class Stage:
             plan = self.recipe.plan(count)
             if plan.batch_size > self.recipe.timed_count:
                 return f"A batch of {plan.batch_size} is more than the {self.recipe.timed_count} samples at hand."
-            if self.recipe.is_segmentation:
-                check_batch_norm(
-                    timed, replace(plan, world_size=count if CAPABILITIES[engine].processes == "ranks" else 1), count
-                )
         except InputError as error:
             return str(error)
         return None

@@ -60,7 +60,7 @@ class MNISTDataModule(LightningDataModule):
     def predict_dataloader(self) -> EvaluationBatches:
         """Returns the batches of the test split to predict on this rank."""
         batches = self.batches
-        return batches.evaluate(batches.splits.test, batches.settings.prediction_batch)
+        return batches.evaluate(batches.splits.test)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Moves a batch to the device without Lightning's recursive search for tensors."""

@@ -19,7 +19,7 @@ from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.errors import InputError
 from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
-from lit_mnist.plugins.evaluation.loaders import prepare_predictions
+from lit_mnist.plugins.evaluation.loaders import accept_loaders
 from lit_mnist.plugins.evaluation.logged import ExactEvaluation
 from lit_mnist.plugins.lightning_internals import inspect_signature_once
 from lit_mnist.plugins.precision import precision_plugin
@@ -101,7 +101,7 @@ class LitTrainer(Trainer):
             **kwargs,
         )
         inspect_signature_once(self)
-        prepare_predictions(self)
+        accept_loaders(self)
         self._exact_evaluation = None
         if self.world_size > 1 and exact_evaluation:
             splits = kwargs.get("use_distributed_sampler", True)

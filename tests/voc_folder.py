@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-
-from lit_mnist.data.segmentation.palette import palette_png
-from lit_mnist.data.segmentation.voc import IMAGES, LISTS, MASKS
+from segmentation.palette import palette_png
+from segmentation.voc import IMAGES, LISTS, MASKS
 
 # Width and height in pixels, and the image's mode, of image after image.
 KINDS = (((61, 47), "RGB"), ((33, 64), "L"), ((50, 50), "CMYK"), ((97, 40), "RGB"), ((40, 71), "RGB"))

@@ -30,14 +30,13 @@ def subject(found: Row) -> str:
         f"{data['name']}, batch {count(data['batch_size'])} {per}"
     )
     machine = f"{count(found['present'])} x {found['device']}" if found["kind"] == "cuda" else "the processor"
-    stand_in = f"; {found['stand_in']} stand in for the data" if found["stand_in"] else ""
     others = ""
     if found["elsewhere"] is not None and found["elsewhere"] >= _BUSY:
         others = (
             f" Other programs used up to {100 * found['elsewhere']:.0f}{SPACE}% of the cores: the times are too long, "
             "some more than others, so that the speed-ups are wrong."
         )
-    return f"{training}, on {machine}{stand_in}.{others}"
+    return f"{training}, on {machine}.{others}"
 
 
 def devices_table(topic: Row) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 from lit_mnist.cli.request import Request
 from lit_mnist.cli.validate import check_fault
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, RunSettings
+from lit_mnist.experiment import RunSettings
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.training.job import Splits
 
@@ -42,36 +42,3 @@ def check_lightning_limits(stated: Mapping[str, Any], plan: Plan) -> None:
     if isinstance(interval, int | float) and interval > batches and plan.validate_every:
         last = "an epoch" if batches == plan.batches_per_epoch else "the last epoch"
         raise InputError(f"trainer.val_check_interval is {interval}, but {last} has {batches} batches: lower it.")
-
-
-def check_batch_norm(experiment: Experiment, plan: Plan, devices: int) -> None:
-    """Rejects one segmentation image per rank without synchronized batch norm, whose statistics need two values.
-
-    Args:
-        experiment: The experiment.
-        plan: Its plan.
-        devices: Number of devices that share a micro-batch.
-
-    Raises:
-        InputError: A rank would have a single image.
-    """
-    synchronized = plan.world_size > 1 and experiment.trainer.sync_batchnorm is not False
-    if experiment.data.task.pixelwise and plan.batch_size // devices == 1 and not synchronized:
-        raise InputError(
-            f"data.batch_size {experiment.data.batch_size} leaves one image to each rank, too few for batch norm: "
-            "raise it, or with several ranks keep trainer.sync_batchnorm on."
-        )
-
-
-def check_deterministic(experiment: Experiment, kind: str) -> None:
-    """Rejects deterministic training where torch does not support it.
-
-    Args:
-        experiment: The experiment.
-        kind: Kind of the devices: `cpu` or `cuda`.
-
-    Raises:
-        InputError: The experiment trains on segmentation images, on GPUs, deterministically.
-    """
-    if experiment.trainer.deterministic and kind == "cuda" and experiment.data.task.pixelwise:
-        raise InputError("trainer.deterministic: torch has no deterministic per-pixel loss on GPUs: remove it.")

@@ -10,8 +10,6 @@ from typing import Any
 
 from lit_mnist.cli.claim import Output
 from lit_mnist.cli.experiment_checks import (
-    check_batch_norm,
-    check_deterministic,
     check_lightning_limits,
     check_split_sizes,
     check_steps,
@@ -32,11 +30,12 @@ from lit_mnist.experiment.learning_rate import explain_peak
 from lit_mnist.experiment.plan import Plan
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.models.build import build_net
-from lit_mnist.predict import digits, get_prediction_module, segmentation, write_predictions
+from lit_mnist.predict import digits, write_predictions
 from lit_mnist.report.run import report_experiment
 from lit_mnist.run.folder import RESULT
 from lit_mnist.run.imports import import_and_run
 from lit_mnist.run.job import Parts
+from lit_mnist.training.evaluation import VALIDATION_METRICS
 from lit_mnist.training.job import ExperimentJob, Splits, plan_for, split_dataset
 from lit_mnist.training.resume import SavedExperiment
 from lit_mnist.training.weights import read_weights
@@ -68,8 +67,6 @@ class ExperimentTarget(Target):
             self.engine, experiment, self._devices, self.world_size, request.options
         )
         check_launch(self.run, self.world_size)
-        if request.trains:
-            check_deterministic(experiment, self._devices.kind)
 
     def load(self) -> None:
         """Loads the data and the initial weights, and checks a network of the user."""
@@ -97,7 +94,6 @@ class ExperimentTarget(Target):
         check_steps(self.run, plan)
         if request.trains:
             check_lightning_limits(self._stated, plan)
-            check_batch_norm(experiment, plan, self.world_size)
         self._check_saved()
         if request.trains and (reason := explain_peak(experiment.model, self.world_size, plan.total_steps)):
             print_once(f"note: {reason}")
@@ -119,9 +115,9 @@ class ExperimentTarget(Target):
         return Output(
             name=self.folder_name(experiment.model.net),
             config=config,
-            predictions=(digits.TABLE, digits.GRID, segmentation.MASKS, segmentation.OVERLAYS),
+            predictions=(digits.TABLE, digits.GRID),
             complete=command == "train" and self.saved is not None and self.saved.step == self.total_steps,
-            every_rank_writes=self.run.trace != "none" or (command == "predict" and experiment.data.task.pixelwise),
+            every_rank_writes=self.run.trace != "none",
         )
 
     def work(self, folder: Path, checkpoint: Path | None) -> Callable[[Rank], None]:
@@ -150,7 +146,7 @@ class ExperimentTarget(Target):
             imports=self.request.imports,
             resumable=capabilities.resume,
             testable="test" in capabilities.commands,
-            columns=("train_loss", "train_accuracy", "lr", "images_per_s", *experiment.data.task.metrics),
+            columns=("train_loss", "train_accuracy", "lr", "images_per_s", *VALIDATION_METRICS),
             report=report_experiment,
             predictions=write_predictions,
             experiment=experiment,
@@ -202,8 +198,7 @@ class ExperimentTarget(Target):
         from lit_mnist.predict.user_images import find_images
 
         self._files = tuple(find_images([Path(image) for image in request.images]))
-        predict = get_prediction_module(experiment.data.task)
-        self._dataset = predict.load_user_images(self._files, experiment.data, fetch=fetch)
+        self._dataset = digits.load_user_images(self._files, experiment.data, fetch=fetch)
         self._splits = Splits(self._dataset.train, self._dataset.train, self._dataset.test)
 
     def _check_saved(self) -> None:

@@ -25,6 +25,7 @@ from lit_mnist.cli.plain_errors import explain
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
+from lit_mnist.training.evaluation import VALIDATION_METRICS
 
 
 class _Rejected(NamedTuple):
@@ -169,7 +170,7 @@ def _check_writable(key: str, folder: str | Path | None) -> None:
 
 def _check_monitored(metric: str, data: DataSettings) -> None:
     """Rejects an unknown metric, which Lightning would notice only after an epoch."""
-    known = ("train_loss", "train_accuracy", *data.task.metrics)
+    known = ("train_loss", "train_accuracy", *VALIDATION_METRICS)
     if data.val_size == 0 and metric.startswith("val_"):
         raise InputError(f"trainer.callbacks monitors {metric}, but data.val_size is 0: there is no validation.")
     if metric not in known:

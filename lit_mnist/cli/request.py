@@ -22,8 +22,8 @@ from lit_mnist.cli.trainer_options import POLICY, option_name
 from lit_mnist.cli.words import CONFIG_FLAGS, split_command, split_flags
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
+from lit_mnist.experiment.checks import check_experiment
 from lit_mnist.experiment.schema import make_experiment
-from lit_mnist.experiment.task import check_task
 from lit_mnist.run.imports import import_packages, split_imports
 
 _DOTTED = re.compile(r"\w+(\.\w+)+")
@@ -101,7 +101,7 @@ class Request:
             InputError: A value is out of range, or contradicts another.
         """
         experiment = make_experiment(self.settings, base)
-        check_task(experiment)
+        check_experiment(experiment)
         return experiment
 
 

@@ -19,8 +19,8 @@ class Batch(NamedTuple):
     """The share of one rank of a micro-batch.
 
     Attributes:
-        images: Normalized images, float [batch, 1, 28, 28], or for segmentation [batch, 3, height, width].
-        targets: Classes, int64 [batch], or for segmentation [batch, height, width] with `IGNORED` pixels.
+        images: Normalized images, float [batch, 1, 28, 28].
+        targets: Classes, int64 [batch].
         indices: Indices of the samples in their split, int64 [batch], on the CPU.
         rng: Identifies the random numbers of this micro-batch; None outside of training.
     """

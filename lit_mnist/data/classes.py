@@ -27,13 +27,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     ),
     "kmnist": ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
     "qmnist": _DIGITS,
-    "voc2012": (
-        *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
-        *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
-    ),
-    "shapes": ("background", "circle", "square", "triangle", "star", "ring", "cross"),
 }
-BORDER = "border"
 
 
 def class_names(settings: DataSettings) -> tuple[str, ...]:
@@ -50,4 +44,4 @@ def class_names(settings: DataSettings) -> tuple[str, ...]:
     if value not in known:
         names = known if key != "data.name" else (*known, "emnist")
         raise InputError(f"{key} {value!r} is unknown. Choose one of {', '.join(names)}.")
-    return (*known[value], BORDER) if settings.task.pixelwise and settings.border == "class" else known[value]
+    return known[value]

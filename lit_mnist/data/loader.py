@@ -3,7 +3,7 @@
 These steps run on the device of the rank, where the images stay. The indices and random numbers of an epoch are
 computed on the CPU and copied to the device once, at the first batch of the epoch.
 
-With `--data.pipeline per_sample`, and for segmentation images, the samples are loaded one by one: see `workers.py`.
+With `--data.pipeline per_sample`, the samples are loaded one by one: see `workers.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lit_mnist.data.batch import CPU, Batch, to_device
-from lit_mnist.data.dataset import AnySplit, Split
+from lit_mnist.data.dataset import Split
 from lit_mnist.data.digits.split import normalize, parameters, transform
 from lit_mnist.data.workers import load_batches
 from lit_mnist.distributed.rng import RandomKey
@@ -59,7 +59,7 @@ class TrainBatches:
         device: Device of the batches; samples that are loaded one by one stay on the CPU.
     """
 
-    split: AnySplit
+    split: Split
     _: KW_ONLY
     plan: Plan
     settings: DataSettings
@@ -91,7 +91,7 @@ class TrainBatches:
             yield self._batch(number, torch.from_numpy(chosen.copy()), images, targets)
 
     def _select(self, batches: range) -> list[Batch]:
-        split, epoch = _in_memory(self.split, self.device), self._epoch
+        split, epoch = self.split.to(self.device), self._epoch
         part = slice(batches.start - self.first, batches.stop - self.first)
         rows, numbers = epoch.rows[part].flatten(), epoch.numbers[:, part].flatten(1)
         # On a CPU, `split.images[rows]` takes four times as long: it copies pixel by pixel.
@@ -188,7 +188,7 @@ class EvaluationBatches:
         device: Device of the batches; samples that are loaded one by one stay on the CPU.
     """
 
-    split: AnySplit
+    split: Split
     _: KW_ONLY
     rank: int
     world_size: int
@@ -216,12 +216,7 @@ class EvaluationBatches:
             yield Batch(images, targets, torch.from_numpy(chosen), None)
 
     def _select(self, part: slice) -> Batch:
-        split = _in_memory(self.split, self.device)
+        split = self.split.to(self.device)
         # A slice is contiguous: indexing would take three times as long.
         images = normalize(split.images[part].unsqueeze(1).to(self.dtype))
         return Batch(images, split.labels[part], torch.arange(part.start, part.stop), None)
-
-
-def _in_memory(split: AnySplit, device: torch.device) -> Split:
-    assert isinstance(split, Split)
-    return split.to(device)

@@ -27,11 +27,3 @@ def digit_archives(name: str, emnist_split: str) -> dict[str, Archive]:
         for file, md5 in resources
     ]
     return {PurePosixPath(archive.name).stem: archive for archive in archives}
-
-
-def voc2012_archive() -> Archive:
-    """Returns the archive of Pascal VOC 2012."""
-    from torchvision.datasets import voc
-
-    published = voc.DATASET_YEAR_DICT["2012"]
-    return Archive(published["filename"], (published["url"],), published["md5"])

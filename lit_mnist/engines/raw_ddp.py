@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.data.batch import Batch
-from lit_mnist.data.dataset import AnySplit
+from lit_mnist.data.dataset import Split
 from lit_mnist.distributed.buffers import sync_buffers
 from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.distributed.precision import autocast, needs_scaler
@@ -171,7 +171,7 @@ def run(job: ExperimentJob, rank: Rank) -> None:
 
 
 @torch.no_grad()
-def _outputs(job: ExperimentJob, rank: Rank, net: nn.Module, split: AnySplit) -> Iterator[tuple[Batch, torch.Tensor]]:
+def _outputs(job: ExperimentJob, rank: Rank, net: nn.Module, split: Split) -> Iterator[tuple[Batch, torch.Tensor]]:
     """Yields the batches of this rank's part of a split with their logits, to validate, test and predict.
 
     Each sample is evaluated on one rank. Ranks may have different numbers of samples; no samples are padded.
@@ -187,7 +187,7 @@ def _outputs(job: ExperimentJob, rank: Rank, net: nn.Module, split: AnySplit) ->
 
 
 def _evaluate(
-    job: ExperimentJob, rank: Rank, net: nn.Module, split: AnySplit, *, keep_examples: bool = False
+    job: ExperimentJob, rank: Rank, net: nn.Module, split: Split, *, keep_examples: bool = False
 ) -> Evaluation:
     """Returns the metrics of a split; every rank must call it, and gets the same metrics."""
     sums = EvaluationSums(job.dataset.num_classes, job.devices.of(rank), examples=keep_examples)

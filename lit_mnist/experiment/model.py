@@ -9,14 +9,7 @@ from typing import Literal
 from lit_mnist.errors import require
 from lit_mnist.run.bounds import check_bounds
 
-Net = Literal[
-    "convnet",
-    "basicnet",
-    "deeplabv3_resnet101",
-    "deeplabv3_resnet50",
-    "deeplabv3_mobilenet_v3_large",
-    "deeplabv3_small",
-]
+Net = Literal["convnet", "basicnet"]
 
 
 @dataclass(frozen=True)
@@ -24,15 +17,10 @@ class ModelSettings:
     """The network, its optimizer and its learning rate schedule.
 
     Args:
-        net: For digits: `convnet` (5x5 convolutions with batch norm) or `basicnet` (3x3 convolutions with dropout). For
-            segmentation images: torchvision's `deeplabv3_resnet101`, `deeplabv3_resnet50` or
-            `deeplabv3_mobilenet_v3_large`, or `deeplabv3_small`, which is small enough for a CPU.
-        weights: Initial weights: `none` (random), `backbone` (torchvision's backbone, trained on ImageNet), a run
-            folder (its best weights), or a file of weights (.pt, .pth, .safetensors, or a checkpoint).
-        checkpoint_activations: Whether to recompute the activations of a deeplabv3's backbone in the backward pass. It
-            uses less memory and more time, and trains the same weights.
-        dropout: Dropout rate before the last layer of `basicnet` (its convolutions drop half as much), or after the
-            pyramid of dilated convolutions of a deeplabv3.
+        net: `convnet` (5x5 convolutions with batch norm) or `basicnet` (3x3 convolutions with dropout).
+        weights: Initial weights: `none` (random), a run folder (its best weights), or a file of weights (.pt, .pth,
+            .safetensors, or a checkpoint).
+        dropout: Dropout rate before the last layer of `basicnet` (its convolutions drop half as much).
         optimizer: `sgd`, `adam` or `adamw`.
         lr: Learning rate; the peak if the schedule is not `constant`. With the default of 0.1, `onecycle` and `sgd`, a
             run of fewer than 240 steps has a lower peak, which is logged.
@@ -55,7 +43,6 @@ class ModelSettings:
 
     net: Net = "convnet"
     weights: str = "none"
-    checkpoint_activations: bool = False
     dropout: float = 0.5
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.1
@@ -70,7 +57,7 @@ class ModelSettings:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        require(bool(self.weights), "model.weights is empty: set none, backbone, or a file of weights.")
+        require(bool(self.weights), "model.weights is empty: set none, or a file of weights.")
         require(0 < self.lr < math.inf, f"model.lr must be above 0 and finite, but is {self.lr}.")
         require(
             0 <= self.weight_decay < math.inf,

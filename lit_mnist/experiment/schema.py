@@ -23,6 +23,13 @@ SEED = "seed_everything"
 SECTIONS = ("model", "data", "trainer", "run")
 _LONGEST_VALUE = 3_000
 _FLOAT = r"[+-]?(\d+(\.\d*)?[eE][+-]?\d+|nan|inf)"
+# Settings of earlier releases, which a configuration or a checkpoint may state with these values, without effect.
+_REMOVED = {
+    "model.checkpoint_activations": False,
+    "data.download": False,
+    "data.image_size": 256,
+    "data.border": "ignore",
+}
 # Other spellings that Lightning's Trainer accepts.
 ALIASES: dict[str, dict[str, str]] = {
     "trainer.precision": {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"},
@@ -120,10 +127,16 @@ def convert(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     Raises:
         InputError: A key is unknown, or a value is of another type.
     """
+    values = without_removed(values)
     for key in values:
         if key not in options():
             raise InputError(f"Unknown key {key}{source}{nearest(key, options()) or '.'}")
     return {key: options()[key].convert(value) for key, value in values.items()}
+
+
+def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by dotted keys without those of earlier releases that had their default."""
+    return {key: value for key, value in values.items() if key not in _REMOVED or value != _REMOVED[key]}
 
 
 def make_experiment(values: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Experiment:

@@ -12,11 +12,10 @@ from torch import nn
 from lit_mnist.data.classes import class_names
 from lit_mnist.data.digits.mnist import load_mnist
 from lit_mnist.data.digits.split import PIXEL_MEAN, PIXEL_STD
-from lit_mnist.data.segmentation.split import MEAN, STD
 from lit_mnist.predict.trained import load_net
 
 # The images on which an export is compared with the network.
-_COMPARED, _COMPARED_LARGE = 64, 2
+_COMPARED = 64
 
 
 class PixelNet(nn.Module):
@@ -65,14 +64,8 @@ def load_exported(path: Path) -> Exported:
         InputError: The checkpoint is damaged, or its network is not registered.
     """
     net, experiment, num_classes = load_net(path)
-    pixelwise = experiment.data.task.pixelwise
-    mean, std = (MEAN, STD) if pixelwise else ((PIXEL_MEAN,), (PIXEL_STD,))
-    if pixelwise:
-        size = experiment.data.image_size
-        generator = torch.Generator().manual_seed(0)
-        pixels = torch.randint(0, 256, (_COMPARED_LARGE, 3, size, size), generator=generator).float()
-    else:
-        pixels = load_mnist(None)[3].images[:_COMPARED].unsqueeze(1).float()
+    mean, std = (PIXEL_MEAN,), (PIXEL_STD,)
+    pixels = load_mnist(None)[3].images[:_COMPARED].unsqueeze(1).float()
     metadata = {
         "network": experiment.model.net,
         "classes": json.dumps(class_names(experiment.data)[:num_classes]),

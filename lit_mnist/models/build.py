@@ -58,14 +58,4 @@ def _create_net(settings: ModelSettings, num_classes: int) -> nn.Module:
     from lit_mnist.experiment.registry import NETWORKS
     from lit_mnist.models.registered_network import build_registered_network
 
-    if user := NETWORKS.get(settings.net):
-        return build_registered_network(user, num_classes, settings.dropout, settings.views)
-    # torchvision takes more than a second to import.
-    from lit_mnist.models.deeplab import DeepLab
-
-    return DeepLab(
-        settings.net,
-        num_classes,
-        dropout=settings.dropout,
-        checkpoint_activations=settings.checkpoint_activations,
-    )
+    return build_registered_network(NETWORKS[settings.net], num_classes, settings.dropout, settings.views)

@@ -32,7 +32,7 @@ def load_user_images(files: Sequence[Path], settings: DataSettings, *, fetch: bo
     return replace(dataset, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64)))
 
 
-def collect_rows(_job: ExperimentJob, batches: Iterable[Prediction]) -> list[tuple[int, float, int]]:
+def collect_rows(batches: Iterable[Prediction]) -> list[tuple[int, float, int]]:
     """Returns index, probability and predicted class of each image of this rank."""
     rows = (zip(*(part.tolist() for part in batch), strict=True) for batch in batches)
     return [(int(index), float(share), int(predicted)) for batch in rows for index, predicted, share in batch]
@@ -45,7 +45,6 @@ def write(job: ExperimentJob, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
         InputError: A file cannot be written.
     """
     split = job.splits.test
-    assert isinstance(split, Split)
     predictions = [DigitPrediction(predicted, probability) for _, probability, predicted in rows]
     if job.files:
         for number, file in enumerate(job.files):

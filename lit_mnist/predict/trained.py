@@ -19,7 +19,6 @@ from lit_mnist.data.loader import normalize
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.schema import make_experiment
-from lit_mnist.experiment.task import SEGMENTATION
 from lit_mnist.models.build import build_net
 from lit_mnist.predict.user_images import read_images
 from lit_mnist.training.evaluation import predict_with_probability
@@ -79,12 +78,10 @@ def load(run_dir_or_ckpt: str | Path, device: str | torch.device = "cpu") -> Tra
         device: The device of the network, such as `cpu` or `cuda:0`.
 
     Raises:
-        InputError: There is no valid checkpoint, or it contains a segmentation network.
+        InputError: There is no valid checkpoint.
     """
     path = find_weights(Path(run_dir_or_ckpt).expanduser(), print)
     net, experiment, _ = load_net(path)
-    if experiment.data.task.pixelwise or experiment.model.net in SEGMENTATION.nets:
-        raise InputError(f"{path} contains a segmentation network: use the command predict, which writes its masks.")
     return TrainedNetwork(net, experiment, torch.device(device))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lit_mnist.report.formats import MISSING, SPACE, count, percent
+from lit_mnist.report.formats import MISSING, count, percent
 
 MAX_PAIRS = 5
 
@@ -16,13 +16,13 @@ Matrix = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class ClassScore:
-    """The error or the intersection over union of a class.
+    """The error of a class.
 
     Attributes:
         name: The name of the class.
         value: The score as text.
         bar: Length of its bar, from 0 to 1.
-        note: Its number of samples, or its share of all pixels.
+        note: Its number of errors and of samples.
     """
 
     name: str
@@ -36,14 +36,12 @@ class Confusion:
     """A confusion matrix: rows are the true classes, columns the predicted classes.
 
     Attributes:
-        matrix: Counts, or percentages of the row's pixels.
+        matrix: Counts.
         names: The class names.
-        unit: The unit of the numbers.
     """
 
     matrix: Matrix
     names: Sequence[str]
-    unit: str = ""
 
     @property
     def best(self) -> int:
@@ -64,7 +62,7 @@ class Confusion:
     def most_frequent(self) -> list[tuple[str, str, str]]:
         """Returns the most frequent errors: true class, predicted class and number."""
         pairs = sorted(self._errors(), key=lambda pair: (-pair[0], pair[1:]))[:MAX_PAIRS]
-        return [(self.names[n], self.names[m], count(value) + self.unit) for value, n, m in pairs]
+        return [(self.names[n], self.names[m], count(value)) for value, n, m in pairs]
 
     def _errors(self) -> list[tuple[int, int, int]]:
         return [
@@ -101,30 +99,6 @@ def classification(test: Mapping[str, Any], names: Sequence[str]) -> tuple[Confu
         for name, (error, total, note) in zip(names, rows, strict=False)
     ]
     return (None if matrix is None else Confusion(matrix, names)), scores
-
-
-def segmentation(test: Mapping[str, Any], names: Sequence[str]) -> tuple[Confusion | None, list[ClassScore]]:
-    """Returns the confusion matrix in percent of the pixels of each class, and the IoU of each class.
-
-    Args:
-        test: `test` of the result, with `confusion` (in pixels) and `iou`; each may be absent.
-        names: The class names.
-
-    Raises:
-        ValueError: The matrix does not match the class names.
-    """
-    matrix, ious = test.get("confusion"), test.get("iou")
-    if matrix is None or ious is None:
-        return None, []
-    _check(matrix, names)
-    assert len(ious) == len(names)
-    totals = [sum(row) for row in matrix]
-    parts = [[round(100 * value / (total or 1)) for value in row] for row, total in zip(matrix, totals, strict=True)]
-    scores = [
-        ClassScore(name, percent(iou), _finite(iou), percent(total / (sum(totals) or 1)))
-        for name, iou, total in zip(names, ious, totals, strict=True)
-    ]
-    return Confusion(parts, names, f"{SPACE}%"), scores
 
 
 def _check(matrix: Matrix, names: Sequence[str]) -> None:

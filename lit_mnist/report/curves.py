@@ -53,25 +53,21 @@ def _loss_plot(history: History, x: Axis) -> Plot | None:
 
 
 def _score_plot(history: History, steps: int | None, test: Mapping[str, Any], x: Axis) -> Plot | None:
-    """Returns the validation accuracy or mean IoU, with the test score as a mark at the last step."""
-    is_segmentation = "mean_iou" in test or bool(points_of(history, "val_mean_iou"))
-    metric, title, unit = ("accuracy", "Accuracy", "share of images")
-    if is_segmentation:
-        metric, title, unit = ("mean_iou", "Mean IoU", "over the classes")
+    """Returns the validation accuracy, with the test accuracy as a mark at the last step."""
     series = []
-    if points := points_of(history, f"val_{metric}"):
+    if points := points_of(history, "val_accuracy"):
         series.append(Series("valid", "validation", percent(points[-1][1]), points))
-    score = test.get(metric)
+    score = test.get("accuracy")
     if steps is not None and score is not None and math.isfinite(score):
-        samples = None if is_segmentation else test.get("count")
-        series.append(Series("test", "test, at the end", percent(score, samples), [(float(steps), float(score))]))
+        shown = percent(score, test.get("count"))
+        series.append(Series("test", "test, at the end", shown, [(float(steps), float(score))]))
     if not series:
         return None
     values = [y for one in series for _, y in one.points]
     # Leave room below values that are nearly equal, since there is none above 100 %.
     best = max(values)
     y = linear_axis([*values, best - 0.01 if best >= 0.01 else best + 0.01], least=0.01)
-    return Plot(title, unit, series, x, y, percent=True)
+    return Plot("Accuracy", "share of images", series, x, y, percent=True)
 
 
 def _lr_plot(result: Mapping[str, Any], x: Axis) -> Plot | None:

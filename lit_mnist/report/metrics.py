@@ -1,8 +1,9 @@
-"""The report of a run with the user's own module: a curve of everything that was logged."""
+"""The report of a run with the user's own module: a curve of everything that was logged, and its images."""
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from lit_mnist.report.html import write_page
 from lit_mnist.report.plot import STYLES, Axis, Plot, Series, linear_axis, loss_axis, step_axis
 
 _SPLITS = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid"}
+# Of the run folder. A callback may write files of these kinds, of at most this size together, which the page shows.
+_IMAGES, _KINDS, _MAX_BYTES = "images", {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}, 20_000_000
 _NAME = re.compile(r"(?:(train|val|valid|validation)[_/])?(.+?)(?:_(step|epoch))?")
 
 
@@ -28,7 +31,19 @@ def write_metrics_report(path: Path, *, result: Mapping[str, Any], history: Hist
     Raises:
         OSError: The file cannot be written.
     """
-    write_page(path, "lit_mnist.report", "metrics.html.jinja", result=result, plots=metric_curves(history))
+    plots, images = metric_curves(history), _shown_images(path.parent / _IMAGES)
+    write_page(path, "lit_mnist.report", "metrics.html.jinja", result=result, plots=plots, images=images)
+
+
+def _shown_images(folder: Path) -> list[tuple[str, str]]:
+    """Returns the name, without its ending, and the data URL of each image of a folder, in the order of the names."""
+    shown, size = [], 0
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.suffix in _KINDS and (size := size + path.stat().st_size) <= _MAX_BYTES:
+            shown.append(
+                (path.stem, f"data:image/{_KINDS[path.suffix]};base64,{b64encode(path.read_bytes()).decode()}")
+            )
+    return shown
 
 
 def metric_curves(history: History) -> list[Plot]:

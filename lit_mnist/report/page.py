@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lit_mnist.report import confusion
+from lit_mnist.report.confusion import classification
 from lit_mnist.report.curves import History, curves
 from lit_mnist.report.formats import count
 from lit_mnist.report.html import data_url, write_page
-from lit_mnist.report.segmentation import ShownImage, best_and_worst, colors
 
 MAX_MISTAKES = 40
 _SIDE = 28  # height and width in pixels of the digits
@@ -61,7 +60,6 @@ def write_report(
     history: History,
     mistakes: Sequence[Mistake],
     class_names: Sequence[str],
-    segmentation: Sequence[ShownImage] = (),
 ) -> None:
     """Writes the report of a run atomically.
 
@@ -71,7 +69,6 @@ def write_report(
         history: The rows of `metrics.csv` in order; missing metrics are absent or NaN.
         mistakes: Misclassified test images; those with the highest probabilities are shown.
         class_names: The class names.
-        segmentation: The best and worst test images of a segmentation.
 
     Raises:
         ValueError: The result or a mistake does not match the class names.
@@ -84,22 +81,18 @@ def write_report(
                 f"but there are {len(class_names)} class names."
             )
     test = result.get("test") or {}
-    is_segmentation = any("mean_iou" in (result.get(part) or {}) for part in ("test", "validation"))
-    matrix, scores = (confusion.segmentation if is_segmentation else confusion.classification)(test, class_names)
+    matrix, scores = classification(test, class_names)
     write_page(
         path,
         "lit_mnist.report",
         "report.html.jinja",
         result=result,
-        is_segmentation=is_segmentation,
         errors=_errors(test),
         covered=_covered(result),
         plots=curves(history, result),
         matrix=matrix,
         scores=scores,
         mistakes=sorted(mistakes, key=lambda mistake: (-mistake.probability, mistake.index))[:MAX_MISTAKES],
-        groups=best_and_worst(segmentation),
-        colors=colors(segmentation, class_names),
         class_names=class_names,
     )
 

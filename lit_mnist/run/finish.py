@@ -66,11 +66,6 @@ def _summarize_training(job: Job, rank: Rank, trained: Trained) -> None:
 
 def describe_metrics(metrics: Mapping[str, Any]) -> str:
     """Returns the metrics of an evaluation in one line: with the number of correct predictions, if it is known."""
-    if "confusion" in metrics and "mean_iou" in metrics:
-        return (
-            f"mean IoU {metrics['mean_iou']:.2%}, pixel accuracy {metrics['accuracy']:.2%} "
-            f"({metrics['count']} images), loss {metrics['loss']:.4f}"
-        )
     if "confusion" in metrics:
         right = sum(row[number] for number, row in enumerate(metrics["confusion"]))
         return f"{metrics['accuracy']:.2%} ({right} of {metrics['count']}), loss {metrics['loss']:.4f}"

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lit_mnist.data.batch import CPU
-from lit_mnist.data.dataset import AnySplit, load_dataset
+from lit_mnist.data.dataset import Split, load_dataset
 from lit_mnist.data.loader import EpochLoader, EvaluationBatches, TrainBatches
 from lit_mnist.distributed.precision import weight_dtype
 from lit_mnist.experiment import Experiment
@@ -61,7 +61,7 @@ class RankBatches:
         """Returns the training batches. The order changes with the epoch; a resumed epoch continues."""
         return EpochLoader(self._train_batches, self._next_batch, self.trainer.current_epoch if self.trainer else 0)
 
-    def evaluate(self, split: AnySplit, batch_size: int | None = None) -> EvaluationBatches:
+    def evaluate(self, split: Split, batch_size: int | None = None) -> EvaluationBatches:
         """Returns the batches of a split to evaluate, by default of `data.eval_batch_size` samples."""
         rank, world_size = self._rank_and_world_size
         return EvaluationBatches(

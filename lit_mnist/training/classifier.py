@@ -17,10 +17,9 @@ from lit_mnist.training.evaluation import (
     Evaluation,
     compute_batch_sums,
     compute_evaluation,
-    predict_classes,
     predict_with_probability,
 )
-from lit_mnist.training.examples import Example, Examples
+from lit_mnist.training.examples import Examples, Wrong
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer
 from lit_mnist.training.schedule import make_schedule, schedule_length
@@ -83,38 +82,35 @@ class ClassifierMetrics(Metric):
         confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
         self.add_state("confusion", confusion, dist_reduce_fx="sum")
         self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
-        self.segmentation = False
-        self._examples = Examples(num_classes)
+        self._examples = Examples()
         self.last: Evaluation | None = None
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
         """Adds a batch.
 
         Args:
-            logits: Float [batch, classes], or for segmentation [batch, classes, height, width].
-            targets: Classes, int64 [batch] or [batch, height, width].
+            logits: Float [batch, classes].
+            targets: Classes, int64 [batch].
             indices: Indices of the samples in their split, int64 [batch], of which examples are kept.
         """
         confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
         self.confusion += confusion
         self.sums += sums
-        self.segmentation = targets.ndim > 1
         if indices is not None:
             self._examples.add(logits, targets, indices)
 
     def compute(self) -> dict[str, torch.Tensor]:
-        """Returns loss, accuracy and for segmentation mean IoU over all ranks, float64. Every rank must call it.
+        """Returns loss and accuracy over all ranks, float64. Every rank must call it.
 
         Raises:
             NonFiniteError: The loss is infinite or NaN; all ranks raise it together.
         """
-        self.last = last = compute_evaluation(self.confusion, self.sums, expected=None, segmentation=self.segmentation)
-        values = {"loss": last.loss, "accuracy": last.accuracy, "mean_iou": last.mean_iou}
+        self.last = last = compute_evaluation(self.confusion, self.sums, expected=None)
+        values = {"loss": last.loss, "accuracy": last.accuracy}
         return {
             # Double precision represents each value exactly.
             name: torch.tensor(value, dtype=torch.float64, device=self.sums.device)
             for name, value in values.items()
-            if value is not None
         }
 
     def log(self, module: LightningModule, stage: str) -> None:
@@ -128,9 +124,9 @@ class ClassifierMetrics(Metric):
         """Returns the last evaluation for `result.json`, with the confusion matrix and the accuracy of each class."""
         return self.last.to_dict() if self.last else None
 
-    def examples(self) -> list[Example]:
+    def examples(self) -> list[Wrong]:
         """Returns the samples of the last evaluation for the report; every rank must call it."""
-        examples, self._examples = self._examples.gather(), Examples(len(self.confusion))
+        examples, self._examples = self._examples.gather(), Examples()
         return examples
 
 
@@ -165,8 +161,8 @@ class TrainMetrics:
         Args:
             module: The module that trains.
             loss: Mean loss of the micro-batch, a scalar.
-            logits: Its logits, float [batch, classes] or [batch, classes, height, width].
-            targets: Its classes, int64 [batch] or [batch, height, width].
+            logits: Its logits, float [batch, classes].
+            targets: Its classes, int64 [batch].
             batch_idx: Its number in the epoch.
         """
         self.update(loss)
@@ -182,17 +178,16 @@ class TrainMetrics:
         Every rank must call it.
 
         Args:
-            logits: Logits of the last micro-batch, float [batch, classes] or [batch, classes, height, width].
-            targets: Classes of the last micro-batch, int64 [batch] or [batch, height, width].
+            logits: Logits of the last micro-batch, float [batch, classes].
+            targets: Classes of the last micro-batch, int64 [batch].
 
         Returns:
             `train_loss` in nats, and `train_accuracy` from 0 to 1.
         """
         mean_loss = torch.stack(self._losses).double().mean()
         self._losses = []
-        predicted, true = predict_classes(logits.detach(), targets)
-        correct = (predicted == true).sum().double()
-        sums = torch.stack([mean_loss, correct, torch.full_like(correct, len(true))])
+        correct = (logits.detach().argmax(dim=1) == targets).sum().double()
+        sums = torch.stack([mean_loss, correct, torch.full_like(correct, len(targets))])
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         if world_size > 1:
             dist.all_reduce(sums)

@@ -1,7 +1,4 @@
-"""Exact evaluation on any number of ranks, from sums that are reduced once.
-
-A prediction is a sample in classification, and a pixel with a class in segmentation.
-"""
+"""Exact evaluation on any number of ranks, from sums that are reduced once."""
 
 from __future__ import annotations
 
@@ -13,15 +10,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lit_mnist.data.dataset import IGNORED
 from lit_mnist.data.loader import EvaluationBatches
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.training.examples import Example, Examples
+from lit_mnist.training.examples import Examples, Wrong
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-# Indices int64 [batch], predicted classes int64 [batch] or uint8 [batch, height, width], probabilities float32 [batch].
+# The names of the validation metrics; the last one selects the best weights.
+VALIDATION_METRICS = ("val_loss", "val_accuracy")
+# Indices int64 [batch], predicted classes int64 [batch], probabilities float32 [batch].
 Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -35,8 +33,6 @@ class Evaluation:
         count: Number of samples.
         per_class: Accuracy of each class; 0 for a class without predictions.
         confusion: Number of predictions, by true class (rows) and predicted class (columns).
-        iou: For segmentation, the intersection over union of each class; None for a class without pixels.
-        mean_iou: For segmentation, the mean of `iou` over the classes with pixels.
         examples: Samples for the report, if they were kept.
     """
 
@@ -45,18 +41,16 @@ class Evaluation:
     count: int
     per_class: list[float]
     confusion: list[list[int]]
-    iou: list[float | None] | None = None
-    mean_iou: float | None = None
-    examples: list[Example] = field(default_factory=list, compare=False)
+    examples: list[Wrong] = field(default_factory=list, compare=False)
 
     @property
     def score(self) -> float:
-        """The metric that selects the best weights: mean IoU for segmentation, otherwise accuracy."""
-        return self.accuracy if self.mean_iou is None else self.mean_iou
+        """The metric that selects the best weights: the accuracy."""
+        return self.accuracy
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the metrics that are not None, as plain values."""
-        return {name: value for name, value in vars(self).items() if name != "examples" and value is not None}
+        """Returns the metrics as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "examples"}
 
 
 class EvaluationSums:
@@ -77,18 +71,16 @@ class EvaluationSums:
     def __init__(self, num_classes: int, device: torch.device, *, examples: bool = False) -> None:
         self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
         self.sums = torch.zeros(2, dtype=torch.float64, device=device)
-        self.examples = Examples(num_classes) if examples else None
-        self._segmentation = False
+        self.examples = Examples() if examples else None
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> None:
         """Adds a batch.
 
         Args:
-            logits: Float [batch, classes], or for segmentation [batch, classes, height, width].
-            targets: Classes, int64 [batch] or [batch, height, width]; pixels of class `IGNORED` are left out.
+            logits: Float [batch, classes].
+            targets: Classes, int64 [batch].
             indices: Indices of the samples in the split, int64 [batch]; used for examples only.
         """
-        self._segmentation = targets.ndim > 1
         confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
         self.confusion += confusion
         self.sums += sums
@@ -111,7 +103,7 @@ class EvaluationSums:
             NonFiniteError: The loss is infinite or NaN.
         """
         examples = self.examples.gather() if self.examples else []
-        evaluation = compute_evaluation(self.confusion, self.sums, expected, segmentation=self._segmentation)
+        evaluation = compute_evaluation(self.confusion, self.sums, expected)
         return replace(evaluation, examples=examples)
 
 
@@ -120,16 +112,14 @@ def compute_batch_sums(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the summands of a batch for `confusion` and `sums` of `EvaluationSums`."""
     logits = logits.float() if logits.dtype in {torch.float16, torch.bfloat16} else logits
-    predicted, true = predict_classes(logits, targets)
-    confusion = (true * num_classes + predicted).bincount(minlength=num_classes**2).view(num_classes, num_classes)
-    ignored = IGNORED if targets.ndim > 1 else -100
-    loss = F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum").double()
+    confusion = (
+        (targets * num_classes + logits.argmax(dim=1)).bincount(minlength=num_classes**2).view(num_classes, num_classes)
+    )
+    loss = F.cross_entropy(logits, targets, reduction="sum").double()
     return confusion, torch.stack([loss, torch.full_like(loss, len(targets))])
 
 
-def compute_evaluation(
-    confusion: torch.Tensor, sums: torch.Tensor, expected: int | None, *, segmentation: bool
-) -> Evaluation:
+def compute_evaluation(confusion: torch.Tensor, sums: torch.Tensor, expected: int | None) -> Evaluation:
     """Computes the metrics from the sums of all ranks.
 
     All metrics but the loss are computed from the confusion matrix, so that they cannot contradict each other. Accuracy
@@ -139,7 +129,6 @@ def compute_evaluation(
         confusion: Number of predictions, by true class (rows) and predicted class (columns), int64 [classes, classes].
         sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2].
         expected: Number of samples in the split; None if it is unknown or only a part was evaluated.
-        segmentation: Whether the predictions are pixels.
 
     Raises:
         NonFiniteError: The loss is infinite or NaN.
@@ -147,29 +136,23 @@ def compute_evaluation(
     confusion = confusion.long().cpu()
     loss_sum, samples = sums.tolist()
     assert expected in {samples, None}, f"{samples:.0f} samples were evaluated, but the split has {expected}"
-    # All pixels of a segmentation image may be ignored.
-    counted = max(int(confusion.sum()), 1)
+    counted = max(int(samples), 1)
     loss = loss_sum / counted
     if not math.isfinite(loss):
         raise NonFiniteError("The network's outputs are not finite: the training has diverged; lower --lr.")
     correct, of_class = confusion.diagonal().double(), confusion.sum(dim=1)
-    iou = _intersection_over_union(confusion) if segmentation else None
-    known = [share for share in iou or [] if share is not None]
     return Evaluation(
         accuracy=float(correct.sum() / counted),
         loss=loss,
         count=int(samples),
         per_class=(correct / of_class.clamp(min=1)).tolist(),
         confusion=confusion.tolist(),
-        iou=iou,
-        mean_iou=sum(known) / max(len(known), 1) if segmentation else None,
     )
 
 
 def name_metrics(evaluation: Evaluation, stage: str) -> dict[str, float]:
     """Returns the metrics to log, with the prefix `val` or `test` in their names."""
-    values = {f"{stage}_{name}": getattr(evaluation, name) for name in ("loss", "accuracy", "mean_iou")}
-    return {name: value for name, value in values.items() if value is not None}
+    return {f"{stage}_loss": evaluation.loss, f"{stage}_accuracy": evaluation.accuracy}
 
 
 def check_count(trainer: Trainer, count: int) -> None:
@@ -185,37 +168,14 @@ def check_count(trainer: Trainer, count: int) -> None:
         assert count == len(loader.split), f"{count} samples were evaluated, but the split has {len(loader.split)}"
 
 
-def _intersection_over_union(confusion: torch.Tensor) -> list[float | None]:
-    both = confusion.diagonal()
-    either = confusion.sum(dim=0) + confusion.sum(dim=1) - both
-    return [int(n) / int(of) if of else None for n, of in zip(both, either, strict=True)]
-
-
-def predict_classes(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the predicted and the true class of each prediction, both int64 [n].
-
-    Args:
-        logits: Float [batch, classes] or [batch, classes, height, width].
-        targets: Classes, int64 [batch] or [batch, height, width].
-    """
-    predicted = logits.argmax(dim=1)
-    if targets.ndim == 1:
-        return predicted, targets
-    counts = targets != IGNORED
-    return predicted[counts], targets[counts]
-
-
 def predict_with_probability(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the predicted classes of each sample, and their probability.
 
     Args:
-        logits: Float [batch, classes] or [batch, classes, height, width].
+        logits: Float [batch, classes].
 
     Returns:
-        Classes, int64 [batch], or for segmentation uint8 [batch, height, width]; probabilities, float32 [batch], for
-        segmentation the mean over the pixels.
+        Classes, int64 [batch]; probabilities, float32 [batch].
     """
     probability, predicted = logits.float().softmax(dim=1).max(dim=1)
-    if predicted.ndim == 1:
-        return predicted, probability
-    return predicted.to(torch.uint8), probability.mean(dim=(1, 2))
+    return predicted, probability

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lit_mnist.checkpoint.format import BEST, read_checkpoint
-from lit_mnist.data.dataset import AnySplit
+from lit_mnist.data.dataset import Split
 from lit_mnist.distributed.buffers import sync_buffers
 from lit_mnist.distributed.precision import autocast
 from lit_mnist.distributed.rank import Rank
@@ -20,7 +20,7 @@ from lit_mnist.training.state import net_weights
 
 @torch.no_grad()
 def evaluate(
-    job: ExperimentJob, rank: Rank, net: nn.Module, split: AnySplit, *, keep_examples: bool = False
+    job: ExperimentJob, rank: Rank, net: nn.Module, split: Split, *, keep_examples: bool = False
 ) -> Evaluation:
     """Evaluates a split; every rank must call it, and gets the same metrics.
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lit_mnist.checkpoint.lightning_internals import lightning_loops
-from lit_mnist.data.dataset import AnySplit, Dataset
+from lit_mnist.data.dataset import Dataset, Split
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.distributed.precision import weight_dtype
 from lit_mnist.distributed.rank import Rank
@@ -29,9 +29,9 @@ from lit_mnist.run.job import Job
 class Splits:
     """The samples that an experiment trains, validates and tests on."""
 
-    train: AnySplit
-    validation: AnySplit
-    test: AnySplit
+    train: Split
+    validation: Split
+    test: Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,14 +160,14 @@ class ExperimentJob(Job):
             device=self.devices.of(rank),
         )
 
-    def evaluation_batches(self, split: AnySplit, rank: Rank) -> EvaluationBatches:
+    def evaluation_batches(self, split: Split, rank: Rank) -> EvaluationBatches:
         """Returns the batches that a rank evaluates of a split."""
         data = self.experiment.data
         return EvaluationBatches(
             split,
             rank=rank.rank,
             world_size=rank.world_size,
-            batch_size=data.prediction_batch if self.command == "predict" else data.evaluation_batch,
+            batch_size=data.evaluation_batch,
             settings=data,
             dtype=weight_dtype(self.precision),
             device=self.devices.of(rank),

@@ -44,13 +44,12 @@ class SavedExperiment(Saved):
         return {"num_classes": num_classes}, experiment
 
     def to_resume(self) -> dict[str, Any]:
-        """Returns the default settings of a resumed run, with the data folder but without `data.download`."""
+        """Returns the default settings of a resumed run, with the data folder."""
         # The machine may differ, but not the precision.
         trainer = {**self.config["trainer"], "precision": self.section["precision"]}
         if launched_from_outside():
             trainer["devices"] = "auto"
-        data, run = {**self.config["data"], "download": False}, {"threads": self.config["run"]["threads"]}
-        return {**self.config, "data": data, "trainer": trainer, "run": run}
+        return {**self.config, "trainer": trainer, "run": {"threads": self.config["run"]["threads"]}}
 
     def to_evaluate(self) -> dict[str, Any]:
         """Returns the default settings of an evaluation, without those for devices and the data folder."""
@@ -58,11 +57,11 @@ class SavedExperiment(Saved):
         trainer = {"precision": "64-true" if is_double else "auto"}
         model = {**self.config["model"], "compile": False}
         data = self.config.get("data", {})
-        data = {key: value for key, value in data.items() if key not in {"root", "download"}}
+        data = {key: value for key, value in data.items() if key != "root"}
         return {**self.config, "model": model, "data": data, "trainer": trainer, "run": {}}
 
     def may_fetch(self, given: Mapping[str, Any], data: DataSettings, *, trains: bool) -> bool:
-        """Returns whether missing data may be downloaded or generated, which the user and not the checkpoint decides.
+        """Returns whether missing data may be downloaded, which the user and not the checkpoint decides.
 
         Args:
             given: The settings of the command line and its configuration files, by dotted keys.
@@ -73,7 +72,7 @@ class SavedExperiment(Saved):
             return True
         if trains:
             return data.root is None or given.get("data.root") is not None
-        return data.download or given.get("data.name") == data.name
+        return given.get("data.name") == data.name
 
     def _identity(self) -> dict[str, Any]:
         names = [*_IDENTITY, *([] if self._is_extendable else ["total_steps"])]

@@ -14,8 +14,8 @@ from lit_mnist.checkpoint.format import SECTION
 from lit_mnist.distributed.precision import UsedPrecision
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import ModelSettings
-from lit_mnist.experiment.schema import convert, make_experiment, options
-from lit_mnist.experiment.task import check_task
+from lit_mnist.experiment.checks import check_experiment
+from lit_mnist.experiment.schema import convert, make_experiment, options, without_removed
 from lit_mnist.models.build import build_net
 
 # Text settings, except those that are paths.
@@ -103,7 +103,7 @@ def _parse_experiment(values: object, source: Path) -> dict[str, Any]:
     if not isinstance(values, Mapping) or not values:
         raise InputError(f"{source} has no experiment.")
     try:
-        flat = dict(flatten(values))
+        flat = without_removed(dict(flatten(values)))
     except TypeError as error:
         raise InputError(f"{source} has an experiment with a key that is not text.") from error
     unknown = [key for key in flat if key not in options()]
@@ -114,7 +114,7 @@ def _parse_experiment(values: object, source: Path) -> dict[str, Any]:
         raise InputError(f"{source} holds an experiment that this version does not know ({', '.join(unknown)[:200]}).")
     try:
         experiment = make_experiment(convert(flat))
-        check_task(experiment)
+        check_experiment(experiment)
     except InputError as error:
         raise InputError(f"{source} holds an experiment that this version does not accept: {error}") from error
     return experiment.to_dict()

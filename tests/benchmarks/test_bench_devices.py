@@ -12,66 +12,54 @@ import pytest
 from bench_page import bench_page
 from conftest import Program
 from html_page import SPACE, Page
-from voc_folder import write_voc
 
 from benchmarks import stage
 from benchmarks.devices import analyse, devices, name_of, topic_of
 from benchmarks.pages.page import text, write_bench
 from benchmarks.programs import run_python
-from benchmarks.recipe import VOC_TRAIN, Recipe
+from benchmarks.recipe import Recipe
 from benchmarks.rounds import Measurement, Numbers, Ratio, Topic, run_rounds
 from benchmarks.scaling import RAW_DDP, SERVER
 from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage
-from lit_mnist.data.segmentation.shapes import NAME, write_shapes
 from lit_mnist.distributed.devices import Devices
-from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 
 TINY = """
-model: {net: deeplabv3_small}
-data: {name: voc2012, image_size: 32, batch_size: 2, batch_per: rank, val_size: 64, border: class}
+model: {net: basicnet}
+data: {batch_size: 2, batch_per: rank, val_size: 64, train_size: 1400}
 trainer: {max_epochs: 3}
 """
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's cache without VOC, but with a few shapes."""
-    folder = tmp_path / "cache" / "lit_mnist"
-    write_shapes(folder / NAME, train=24, test=2, side=32)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return folder
-
-
 @pytest.fixture(scope="module")
-def tutorial() -> Recipe:
-    """The tutorial's training, as the configuration has it."""
+def recipe() -> Recipe:
+    """A training whose batch grows with the devices."""
     experiment = (
         Experiment()
-        .replace("model", net="deeplabv3_resnet101", lr_scale="linear", optimizer="adam", schedule="constant")
-        .replace("data", name="voc2012", batch_size=8, batch_per="rank", val_size=0, border="class")
+        .replace("model", net="basicnet", lr_scale="linear", optimizer="adam", schedule="constant")
+        .replace("data", batch_size=8, batch_per="rank", val_size=0)
         .replace("trainer", max_epochs=20)
     )
-    return Recipe(experiment, None, VOC_TRAIN, 2000, Path("shapes"))
+    return Recipe(experiment, None, 1464, 2000)
 
 
-def test_the_tutorial_s_training_has_the_steps_of_its_batches(tutorial: Recipe) -> None:
+def test_a_training_has_the_steps_of_its_batches(recipe: Recipe) -> None:
     # 183 batches of 8 an epoch, 45 of 32, and 22 of 64.
-    assert [tutorial.plan(count).total_steps for count in (1, 4, 8)] == [3660, 900, 440]
-    together = replace(tutorial, experiment=tutorial.experiment.replace("data", batch_per="global"))
+    assert [recipe.plan(count).total_steps for count in (1, 4, 8)] == [3660, 900, 440]
+    together = replace(recipe, experiment=recipe.experiment.replace("data", batch_per="global"))
     assert [together.plan(count).total_steps for count in (1, 4, 8)] == [3660] * 3
 
 
 @pytest.mark.parametrize(("gpus", "several"), [(0, (2,)), (1, ()), (2, (2,)), (3, (2,)), (4, (4,)), (8, (4, 8))])
-def test_the_devices_of_this_machine_are_measured(tutorial: Recipe, gpus: int, several: tuple[int, ...]) -> None:
+def test_the_devices_of_this_machine_are_measured(recipe: Recipe, gpus: int, several: tuple[int, ...]) -> None:
     found = Devices("cuda", tuple(range(gpus))) if gpus else Devices("cpu", (0,))
     engines = (RAW_DDP, DATA_PARALLEL, SERVER)
     pairs = [(SINGLE, 1), *((engine, count) for count in several for engine in engines)]
-    assert Stage(tutorial, found, 4).pairs() == pairs
+    assert Stage(recipe, found, 4).pairs() == pairs
 
 
-def test_an_engine_that_cannot_train_it_is_left_out_with_its_own_reason(tutorial: Recipe) -> None:
-    stage = Stage(tutorial, Devices("cpu", (0,)), 4)
+def test_an_engine_that_cannot_train_it_is_left_out_with_its_own_reason(recipe: Recipe) -> None:
+    stage = Stage(recipe, Devices("cpu", (0,)), 4)
     assert stage.refusal(SINGLE, 1) is None
     assert stage.refusal(RAW_DDP, 2) is None
     assert "no GPU" in str(stage.refusal(DATA_PARALLEL, 2))
@@ -79,17 +67,14 @@ def test_an_engine_that_cannot_train_it_is_left_out_with_its_own_reason(tutorial
     assert gpus.refusal(DATA_PARALLEL, 8) is None
     # 16-mixed is what auto is there.
     assert "float16" in str(gpus.refusal(SERVER, 8))
-    few = replace(stage, recipe=replace(tutorial, timed_count=10))
+    few = replace(stage, recipe=replace(recipe, timed_count=10))
     assert "16 is more than the 10" in str(few.refusal(RAW_DDP, 2))
-    alone = replace(tutorial, experiment=tutorial.experiment.replace("data", batch_size=1))
-    assert "one image" in str(replace(stage, recipe=alone).refusal(SINGLE, 1))
-    assert replace(stage, recipe=alone).refusal(RAW_DDP, 2) is None
 
 
 def test_ranks_that_would_not_fit_into_the_memory_are_not_started(
-    tutorial: Recipe, monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = topic_of(Stage(tutorial, Devices("cpu", (0,)), 4))
+    topic = topic_of(Stage(recipe, Devices("cpu", (0,)), 4))
     alone = {name_of(SINGLE, 1): [{"step_ms": 1.0, "memory_bytes": 500.0}]}
     ddp = next(each for each in topic.measurements if each.name == name_of(RAW_DDP, 2))
     assert ddp.unless is not None
@@ -131,30 +116,13 @@ def test_what_stands_in_the_way_of_one_leaves_the_others_measured(tmp_path: Path
         assert "Not measured: b. There is no room." in told
 
 
-def test_where_voc_is_not_here_shapes_stand_in_with_voc_s_classes_and_epochs(cache: Path, tmp_path: Path) -> None:
+def test_the_timed_runs_train_the_experiment_for_a_few_steps(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     recipe = Recipe.read(tmp_path / "tiny.yaml")
-    assert recipe.stand_in == cache / NAME
-    assert (recipe.train_count, recipe.timed_count) == (1464 - 64, 24)
+    assert (recipe.train_count, recipe.timed_count) == (1400, 60_000)
     timed = recipe.timed(6, "cpu")
-    assert (timed.data.name, timed.data.root, timed.data.image_size) == ("voc2012", str(cache / NAME), 32)
     assert (timed.trainer.max_steps, timed.data.val_size, timed.data.batch_per) == (6, 0, "rank")
-    assert any("Stand-in" in note and "1,464" in note for note in recipe.notes())
-
-
-def test_where_voc_is_here_it_is_read(cache: Path, tmp_path: Path) -> None:
-    write_voc(cache, train=16, test=2)
-    (tmp_path / "tiny.yaml").write_text(TINY.replace("val_size: 64", "val_size: 6"))
-    recipe = Recipe.read(tmp_path / "tiny.yaml")
-    assert (recipe.stand_in, recipe.train_count, recipe.timed_count) == (None, 10, 16)
-    assert recipe.timed(6, "cpu").data.root is None
     assert not list(recipe.notes())
-
-
-def test_who_names_a_place_for_voc_gets_no_stand_in(cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(TINY.replace("name: voc2012", f"name: voc2012, root: {tmp_path}"))
-    with pytest.raises(InputError, match="voc2012 is not in"):
-        Recipe.read(tmp_path / "tiny.yaml")
 
 
 def test_the_default_experiment_needs_no_file() -> None:
@@ -192,8 +160,8 @@ def test_what_other_programs_take_of_the_cores_is_noticed(
 
 
 @pytest.fixture(scope="module")
-def topic(tutorial: Recipe) -> dict[str, Any]:
-    return made_topic(tutorial, {SINGLE: [400.0, 600.0, 500.0], RAW_DDP: [1000.0, 500.0, 1000.0]})
+def topic(recipe: Recipe) -> dict[str, Any]:
+    return made_topic(recipe, {SINGLE: [400.0, 600.0, 500.0], RAW_DDP: [1000.0, 500.0, 1000.0]})
 
 
 def test_a_time_is_the_steps_times_the_median_step_and_a_speed_up_a_round_s(topic: dict[str, Any]) -> None:
@@ -210,13 +178,13 @@ def test_a_time_is_the_steps_times_the_median_step_and_a_speed_up_a_round_s(topi
 def test_the_page_shows_what_was_measured(topic: dict[str, Any], tmp_path: Path) -> None:
     shown = bench_page(tmp_path, topic).text.replace(SPACE, " ")
     assert "30 min 30 s" in shown
-    for words in ("shapes stand in for the data", "shared cores"):
+    for words in ("basicnet", "shared cores"):
         assert words in shown
-    assert "20 epochs of 1,464 samples of voc2012" in shown
+    assert "20 epochs of 1,464 samples of mnist" in shown
 
 
 def test_the_section_escapes_what_it_is_given(topic: dict[str, Any], tmp_path: Path) -> None:
-    hostile = json.loads(re.sub(r'"(raw_ddp|voc2012|shapes)"', '"<script>\\\\"\\1\'&"', json.dumps(topic)))
+    hostile = json.loads(re.sub(r'"(raw_ddp|mnist|basicnet)"', '"<script>\\\\"\\1\'&"', json.dumps(topic)))
     page = bench_page(tmp_path, hostile)
     assert "<script>" in page.text
     assert "<script>" not in page.content
@@ -228,7 +196,6 @@ def test_the_section_escapes_what_it_is_given(topic: dict[str, Any], tmp_path: P
         (("--config", "no.yaml"), "no.yaml cannot be read"),
         (("--config", "wrong.yaml"), "model.nett"),
         (("--config", "callbacks.yaml"), "trainer.callbacks"),
-        (("--config", "alone.yaml"), "one image"),
         (("--config", "right.yaml", "--config", "wrong.yaml"), "--config is given 2 times"),
         (("--config", "right.yaml", "--topics", "start"), "--config is for the topic devices alone"),
         (("--config", "right.yaml", "--topics", "devices,start"), "--config is for the topic devices alone"),
@@ -238,14 +205,13 @@ def test_the_section_escapes_what_it_is_given(topic: dict[str, Any], tmp_path: P
     ],
 )
 def test_what_cannot_be_timed_is_refused_before_anything_is_measured(
-    program: Program, cache: Path, words: tuple[str, ...], message: str
+    program: Program, words: tuple[str, ...], message: str
 ) -> None:
     callback = "{class_path: lightning.pytorch.callbacks.RichModelSummary}"
     files = {
         "right": TINY,
         "wrong": TINY.replace("net:", "nett:"),
         "callbacks": TINY.replace("max_epochs: 3", f"max_epochs: 3, callbacks: [{callback}]"),
-        "alone": TINY.replace("batch_size: 2", "batch_size: 1"),
     }
     for name, content in files.items():
         (program.folder / f"{name}.yaml").write_text(content)
@@ -258,7 +224,7 @@ def test_what_cannot_be_timed_is_refused_before_anything_is_measured(
 
 
 @pytest.mark.slow
-def test_a_training_is_timed_from_the_command_line_to_the_page(program: Program, cache: Path) -> None:
+def test_a_training_is_timed_from_the_command_line_to_the_page(program: Program) -> None:
     (program.folder / "tiny.yaml").write_text(TINY)
     words = ("--config", "tiny.yaml", "--steps", 4, "--repeats", 1, "--run-dir", "bench")
     done = program(*words, timeout=200, engine="benchmarks")
@@ -274,10 +240,8 @@ def test_a_training_is_timed_from_the_command_line_to_the_page(program: Program,
     seconds = [count * step for count, step in zip(steps, rows.values(), strict=True)]
     assert [row["seconds"]["median"] for row in times["measured"]] == pytest.approx(seconds)
     assert [row["speed_up"]["median"] for row in times["measured"]] == pytest.approx([seconds[0] / s for s in seconds])
-    assert times["stand_in"] == "shapes"
     assert [each["name"] for each in topic["left_out"]] == ["data_parallel, 2 devices"]
     page = Page((program.folder / "bench" / "bench.html").read_text()).text
     for told in (done.out, page):
         plain = " ".join(told.split())
-        assert "Stand-in: Pascal VOC is not on this machine." in plain
         assert "Not measured: data_parallel, 2 devices." in plain

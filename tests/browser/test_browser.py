@@ -88,8 +88,9 @@ def test_the_report_of_a_run(browser: Chromium, program: Program, tmp_path: Path
     flags: dict[str, tuple[object, ...]] = {
         "digits": ("--max-steps", 40),
         "segmentation": (
-            *("--data.name", "voc2012", "--data.root", write_voc(tmp_path), "--data.val_size", 4),
-            *("--data.image_size", 32, "--model.net", "deeplabv3_small", "--batch-size", 4, "--max-steps", 6),
+            *("--config", ROOT / "examples" / "segmentation" / "shapes.yaml", "--import", "segmentation"),
+            *("--data.name", "voc2012", "--model.num_classes", 21, "--data.root", write_voc(tmp_path)),
+            *("--data.val_size", 4, "--data.image_size", 32, "--data.batch_size", 4, "--max-steps", 6),
         ),
         "user module": ("--config", "spirals.yaml", "--import", "spirals"),
     }

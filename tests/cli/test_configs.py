@@ -43,7 +43,7 @@ def test_a_recipe_states_only_what_makes_it(path: Path) -> None:
             assert key in {"optimizer", "lr", "batch_size"} or default[section][key] != value, f"{section}.{key}"
 
 
-@pytest.mark.parametrize("name", ["default", "all-options", "seed", "basicnet", "gpu", "voc", "voc_modern", "shapes"])
+@pytest.mark.parametrize("name", ["default", "all-options", "seed", "basicnet", "gpu"])
 def test_a_configuration_says_only_what_is_accepted(name: str) -> None:
     path = ROOT / "configs" / f"{name}.yaml"
     found = parse([f"--config={path}"]).experiment().to_dict()

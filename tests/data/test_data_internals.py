@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lit_mnist.data.torch_internals import CLASSES, digit_archives, voc2012_archive
+from lit_mnist.data.torch_internals import CLASSES, digit_archives
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -21,10 +21,3 @@ def test_torchvision_states_the_archives_of_each_data_set(name: str) -> None:
         assert re.fullmatch(r"[\w.-]+\.(gz|zip)", archive.name)
         assert all(re.fullmatch(rf"https?://.+/{archive.name}", address) for address in archive.addresses)
         assert re.fullmatch(r"[0-9a-f]{32}", archive.md5)
-
-
-def test_torchvision_states_the_archive_of_voc() -> None:
-    archive = voc2012_archive()
-    assert archive.name == "VOCtrainval_11-May-2012.tar"
-    assert all(address.endswith(archive.name) for address in archive.addresses)
-    assert re.fullmatch(r"[0-9a-f]{32}", archive.md5)

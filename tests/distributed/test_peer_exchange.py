@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,7 +25,7 @@ from lit_mnist.distributed.private_folder import VARIABLE, launch_private_folder
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import reachable_address
 from lit_mnist.errors import InputError
-from lit_mnist.training.examples import Examples, Scored
+from lit_mnist.training.examples import Examples
 
 
 def leave_private_folder() -> None:
@@ -236,13 +235,7 @@ def test_all_gather_json_is_exact_and_uses_no_pickle(tmp_path: Path) -> None:
         odd = all_gather_json([math.inf, -math.inf, math.nan])[rank.rank]
         assert odd[:2] == [math.inf, -math.inf]
         assert math.isnan(odd[2])
-        examples = Examples(2)
-        examples.scored = [Scored(rank.rank, rank.rank / 3, np.full((2, 3), rank.rank, np.uint8))]
-        found = [image for image in examples.gather() if isinstance(image, Scored)]
-        assert [(image.sample, image.score, image.mask.tolist()) for image in found] == [
-            (other, other / 3, [[other] * 3] * 2) for other in (3, 2, 1, 0)
-        ]
-        examples = Examples(2)
+        examples = Examples()
         examples.wrong = [torch.tensor([[rank.rank, 7, 0.1 * rank.rank]], dtype=torch.float64)]
         wrong = examples.gather()
         assert wrong == [(other, 7, 0.1 * other) for other in (3, 2, 1, 0)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ from faults.hostile import ALIASES, CHECKPOINTS
 from faults.limits import assert_rejected_safely, limited, measurements, parts, reading, slug
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
 from lit_mnist.data.dataset import class_names
-from lit_mnist.data.segmentation.shapes import NAME as SHAPES
-from lit_mnist.data.segmentation.shapes import load_shapes
+from lit_mnist.data.download import locked_folder, partial_folder
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment, ModelSettings
-from lit_mnist.experiment.task import SEGMENTATION
 from lit_mnist.models.build import build_net
 from lit_mnist.run.folder import RunFolder
 
@@ -156,25 +153,23 @@ def test_other_entries_of_a_valid_checkpoint_are_never_used(tmp_path: Path, trai
 def of_another_data_set(trained: Path, **data: Any) -> dict[str, Any]:
     """Returns a checkpoint whose experiment names data other than those it was trained on."""
     content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
-    net = "deeplabv3_small" if data["name"] in SEGMENTATION.data_names else "convnet"
-    settings = ModelSettings(net=net, schedule="constant")
+    settings = ModelSettings(schedule="constant")
     classes = len(class_names(DataSettings(name=data["name"])))
     weights = build_net(settings, num_classes=classes, seed=0).state_dict()
     content["state_dict"] = {f"net.{name}": tensor for name, tensor in weights.items()}
-    sizes = {"batch_size": 2, "val_size": 1, "image_size": 96} if net == "deeplabv3_small" else {}
-    experiment = Experiment(model=settings, data=DataSettings(**data, **sizes))
+    experiment = Experiment(model=settings, data=DataSettings(**data))
     content[SECTION] |= {"config": experiment.to_dict(), "num_classes": classes}
     return content
 
 
-@pytest.mark.parametrize(("name", "download"), [("shapes", False), ("fashion_mnist", False), ("voc2012", True)])
+@pytest.mark.parametrize("name", ["fashion_mnist", "emnist"])
 def test_a_checkpoint_chooses_no_place_to_write_or_download_to(
-    program: Program, trained: Path, monkeypatch: pytest.MonkeyPatch, name: str, download: bool
+    program: Program, trained: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     victim, cache = program.folder / "victim", program.folder / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     hostile = program.folder / "hostile.ckpt"
-    write_checkpoint(hostile, of_another_data_set(trained, name=name, root=str(victim), download=download))
+    write_checkpoint(hostile, of_another_data_set(trained, name=name, root=str(victim)))
     for words in (("test", "--ckpt"), ("validate", "--ckpt"), ("predict", "--ckpt"), ("--resume",)):
         done = program(*words, hostile, timeout=60)
         assert done.code == 2, done.out + done.err
@@ -182,12 +177,6 @@ def test_a_checkpoint_chooses_no_place_to_write_or_download_to(
         assert "data.root" in done.err, done.err
         assert not victim.exists(), words
         assert not cache.exists(), words
-    if name == "voc2012":
-        # A user who requests a download also names the folder.
-        done = program("--resume", hostile, "--data.download", "true", timeout=60)
-        assert done.code == 2
-        assert f"--data.name voc2012 --data.root {victim}" in done.err
-        assert not victim.exists()
 
 
 def test_an_evaluation_reads_the_data_where_the_command_line_says(program: Program, trained: Path) -> None:
@@ -203,31 +192,6 @@ def test_an_evaluation_reads_the_data_where_the_command_line_says(program: Progr
     done = program("--resume", elsewhere, "--max-steps", 3)
     assert done.code == 2
     assert "MNIST is not in /nowhere" in done.err
-
-
-def test_shapes_of_a_checkpoint_are_written_to_the_folder_of_the_user(
-    program: Program, trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lit_mnist.data.segmentation.shapes.TRAIN", 4)
-    monkeypatch.setattr("lit_mnist.data.segmentation.shapes.TEST", 2)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(program.folder / "cache"))
-    checkpoint, own = program.folder / "shapes.ckpt", program.folder / "own"
-    write_checkpoint(checkpoint, of_another_data_set(trained, name="shapes"))
-    own.mkdir()
-    words = ("test", "--ckpt", checkpoint, "--run.threads", 1)
-    refused = program(*words, "--data.root", own)
-    assert refused.code == 2
-    assert f"The checkpoint names the data set shapes, which is not in {own}" in refused.err
-    assert not list(own.iterdir())
-    for name, flags in (("asked for", ("--data.name", "shapes")), ("made before", ())):
-        done = program(*words, *flags, "--data.root", own, "--run-dir", program.folder / name)
-        assert done.code == 0, done.out + done.err
-        assert result_of(program.folder / name)["test"]["count"] > 0
-    assert (own / SHAPES).is_dir()
-    # The default folder is used if it has the data.
-    shutil.copytree(own / SHAPES, program.folder / "cache" / "lit_mnist" / SHAPES)
-    done = program(*words)
-    assert done.code == 0, done.out + done.err
 
 
 def test_torch_s_variable_does_not_change_a_command(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,8 +263,8 @@ def test_a_lock_that_another_user_has_planted_is_not_followed(tmp_path: Path, ki
     else:
         lock.symlink_to(victim)
     if kind != "FIFO":
-        with pytest.raises(InputError, match=r"symbolic links.*\.download\.lock"):
-            load_shapes(lock.parent, 7)
+        with pytest.raises(InputError, match=r"symbolic links.*\.download\.lock"), locked_folder(lock.parent):
+            pass
     assert [path.name for path in lock.parent.iterdir()] == [".download.lock"]
     assert victim.exists() == (kind == "link")
     assert kind != "link" or victim.read_text() == "precious"
@@ -313,10 +277,10 @@ def test_a_lock_that_another_user_has_planted_is_not_followed(tmp_path: Path, ki
 
 def test_a_folder_that_another_user_has_planted_is_not_filled(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / f".{SHAPES}.partial").symlink_to(tmp_path / "victim")
+    (tmp_path / "shared" / ".partial").symlink_to(tmp_path / "victim")
     (tmp_path / "victim").mkdir()
-    with pytest.raises(InputError, match="File exists"):
-        load_shapes(tmp_path / "shared", 7)
+    with pytest.raises(FileExistsError), partial_folder(tmp_path / "shared" / ".partial"):
+        pass
     assert not list((tmp_path / "victim").iterdir())
 
 

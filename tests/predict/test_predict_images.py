@@ -17,8 +17,6 @@ from digit_images import Array, crop_to_ink, load_test_digits
 from PIL import Image
 
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import DataSettings
-from lit_mnist.predict.segmentation import load_user_images
 from lit_mnist.predict.table import DigitPrediction, write_table
 from lit_mnist.predict.user_images import find_images, read_digits
 
@@ -269,10 +267,9 @@ def test_one_message_names_all_images_that_cannot_be_read(tmp_path: Path, digits
         "4.png: no such",
         "5.png: neither",
     )
-    for read in (read_digits, lambda files: load_user_images(files, DataSettings(name="shapes"))):
-        with pytest.raises(InputError, match=r"^5 of 6 images cannot be read: ") as caught:
-            read(find_images([tmp_path]))
-        assert all(problem in str(caught.value) for problem in problems), caught.value
+    with pytest.raises(InputError, match=r"^5 of 6 images cannot be read: ") as caught:
+        read_digits(find_images([tmp_path]))
+    assert all(problem in str(caught.value) for problem in problems), caught.value
 
 
 def test_values_that_are_not_finite_are_rejected(tmp_path: Path) -> None:

@@ -56,10 +56,6 @@ class Split:
         """Returns the split on a device. The copy is cached for all epochs."""
         return self if self.images.device == device else _copy_to(self, device)
 
-    def display_sample(self, index: int, _settings: DataSettings) -> tuple[str, npt.NDArray[np.uint8], int]:
-        """Returns a sample for display: a name, the image, uint8 [28, 28], and its class."""
-        return str(index), self.images[index].numpy(), int(self.labels[index])
-
     def samples(self, settings: DataSettings, dtype: torch.dtype, draws: tuple[int, int] | None = None) -> Samples:
         """Returns the samples for a DataLoader; see `Samples`."""
         return Samples(self, settings, dtype, draws)
@@ -100,10 +96,6 @@ class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
             seed, epoch = self.draws
             image = augment(image[None], np.array([index]), settings=self.settings, seed=seed, epoch=epoch)[0]
         return self.normalize(image), int(self.split.labels[index])
-
-    def batch(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the stacked samples unchanged; see `SegmentationSamples.batch`."""
-        return images, labels
 
 
 def augment(images: torch.Tensor, indices: Indices, *, settings: DataSettings, seed: int, epoch: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from lit_mnist.plugins.evaluation.lightning_internals import copied_loader, predicted_loader, wrap_prepare_loader
+from lit_mnist.plugins.loader_kinds import index_sampler
 from lit_mnist.plugins.sampler import ExactDistributedSampler
 
 
@@ -69,10 +70,13 @@ def inexact_loader(loader: object, trainer: Trainer) -> str | None:
     return None
 
 
-def prepare_predictions(trainer: Trainer) -> None:
-    """Makes a Trainer predict with loaders that Lightning cannot construct anew, such as of a subclass."""
+def accept_loaders(trainer: Trainer) -> None:
+    """Makes a Trainer accept loaders that Lightning cannot construct anew: with an exact sampler, or of a subclass."""
 
     def prepare(stock: Callable[[], object], loader: Any, stage: RunningStage) -> object:
+        if stage is RunningStage.TRAINING and isinstance(index_sampler(loader), ExactDistributedSampler):
+            # It already splits the batches over the ranks.
+            return loader
         try:
             return stock()
         except (MisconfigurationException, TypeError):

@@ -1,4 +1,4 @@
-"""The data set `shapes`: images of colored, textured, overlapping shapes, generated once per machine as a VOC folder.
+"""The data set `shapes`: images of colored, textured, overlapping shapes, generated once as a VOC folder.
 
 Each image is a function of (seed, number). It uses only sums, products, quotients and square roots, which every machine
 rounds alike, so that an image has the same pixels everywhere. The color identifies the class of a shape only in part:
@@ -8,6 +8,7 @@ neighboring classes share a third of their hues, so that a network must also lea
 from __future__ import annotations
 
 import io
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,20 +16,22 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from lit_mnist.data.download import check_allowed, locked_folder, partial_folder, user_cache
-from lit_mnist.data.segmentation.palette import palette_png
-from lit_mnist.data.segmentation.split import IGNORED
-from lit_mnist.data.segmentation.voc import IMAGES, LISTS, MASKS, Loaded, folder_sha256, load_folder
-from lit_mnist.distributed.rng import uniform
 from lit_mnist.errors import InputError
+from segmentation.images import IGNORED, Pixels
+from segmentation.palette import palette_png
+from segmentation.random_numbers import uniform
+from segmentation.verification import content_sha256
+from segmentation.voc import IMAGES, LISTS, MASKS, read_splits
 
 # Increase the number with every change of a byte, so that existing folders stay valid.
 NAME = "shapes-1"
+CLASSES = ("background", "circle", "square", "triangle", "star", "ring", "cross")
 TRAIN, TEST, SIDE = 2000, 500, 96
 _SEED = 2012
 _JPEG_QUALITY = 92
 # The file with the digest of the generated files.
 _DIGEST = "sha256.txt"
+ADVICE = "Delete {} to have the shapes generated again."
 
 _MAX_SHAPES = 4
 # Range of the radius of a shape, as shares of the side of the image.
@@ -49,41 +52,38 @@ _FIVE = (
 _THREE = ((0.0, 1.0), (-0.8660254037844386, -0.5), (0.8660254037844386, -0.5))
 
 Floats = npt.NDArray[np.float64]
-Pixels = npt.NDArray[np.uint8]
 
 
-def load_shapes(root: Path | None, num_classes: int, *, generate: bool = True) -> Loaded:
-    """Loads the shapes, and generates them if they are missing; returns what `voc.load_folder` returns.
+def generate_shapes(root: Path) -> Path:
+    """Returns the folder `shapes-1` in a folder, and generates it if it is missing, which takes about ten seconds.
 
-    Args:
-        root: The folder that contains `shapes-1`; by default the user's cache.
-        num_classes: Number of classes without the border.
-        generate: Whether missing shapes may be generated.
+    The complete folder is moved into place, so that a process that is killed leaves nothing that counts as the data.
 
     Raises:
-        InputError: The folder cannot be written, or a file in it is damaged.
+        InputError: The folder cannot be written.
     """
-    root = root or user_cache()
     folder = root / NAME
-    if not folder.is_dir():
-        check_allowed("shapes", root, allowed=generate)
-        with locked_folder(root, "generate the shapes in"):
-            if not folder.is_dir():
-                with partial_folder(root / f".{NAME}.partial") as partial:
-                    write_shapes(partial, train=TRAIN, test=TEST, side=SIDE)
-                    (partial / _DIGEST).write_text(folder_sha256(partial))
-                    partial.replace(folder)
-    advice = f"Delete {folder} to have the shapes generated again."
     try:
-        loaded = load_folder(folder, num_classes)
-        digest = (folder / _DIGEST).read_text()
-    except InputError as error:
-        raise InputError(f"{error}. {advice}") from error
+        root.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(dir=root, prefix=f".{NAME}-") as partial:
+                write_shapes(Path(partial) / NAME, train=TRAIN, test=TEST, side=SIDE)
+                (Path(partial) / NAME).replace(folder)
+    except OSError as error:
+        # Another process may have generated the folder meanwhile.
+        if not folder.is_dir():
+            raise InputError(f"The shapes cannot be written to {folder} ({error}). Set data.root.") from error
+    return folder
+
+
+def check_generated(folder: Path, sha256: str) -> None:
+    """Raises InputError if the files of a folder, of which `sha256` is the digest, are not the generated ones."""
+    try:
+        if (folder / _DIGEST).read_text() == sha256:
+            return
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{folder / _DIGEST} cannot be read ({error}). {advice}") from error
-    if loaded[1] != digest:
-        raise InputError(f"{folder}: these are not the generated shapes, but other files. {advice}")
-    return loaded
+        raise InputError(f"{folder / _DIGEST} cannot be read ({error}). {ADVICE.format(folder)}") from error
+    raise InputError(f"{folder}: these are not the generated shapes, but other files. {ADVICE.format(folder)}")
 
 
 def write_shapes(folder: Path, *, train: int, test: int, side: int) -> None:
@@ -100,6 +100,7 @@ def write_shapes(folder: Path, *, train: int, test: int, side: int) -> None:
         (folder / MASKS / f"{name}.png").write_bytes(palette_png(mask))
     for split, members in (("train", names[:train]), ("val", names[train:])):
         (folder / LISTS / f"{split}.txt").write_text("".join(f"{name}\n" for name in members), encoding="utf-8")
+    (folder / _DIGEST).write_text(content_sha256(read_splits(folder)))
 
 
 def make_image(*, seed: int, number: int, side: int) -> tuple[Pixels, Pixels]:

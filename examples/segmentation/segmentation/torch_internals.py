@@ -1,4 +1,4 @@
-"""The undocumented parts of torchvision that the networks use."""
+"""The undocumented parts of torchvision that the small network uses."""
 
 from __future__ import annotations
 

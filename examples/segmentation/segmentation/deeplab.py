@@ -6,18 +6,20 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.models import segmentation
+from torchvision.models import get_model_weights
+from torchvision.models import segmentation as networks
 from torchvision.models.segmentation import DeepLabV3
 
-from lit_mnist.distributed.rng import RandomKey
-from lit_mnist.experiment import Net
-from lit_mnist.models.layers import SeededDropout, channels_last
-from lit_mnist.models.torch_internals import deeplab_parts
+from segmentation.dropout import DropoutKey, SeededDropout
+from segmentation.torch_internals import deeplab_parts
+
+Net = Literal["deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "deeplabv3_small"]
 
 # The stages of the small network: inner channels of its block, stride, and dilation.
 _STAGES = ((16, 1, 1), (32, 2, 1), (32, 1, 2), (32, 1, 4))
@@ -47,22 +49,22 @@ class DeepLab(nn.Module):
         if net == "deeplabv3_small":
             deeplab = _build_small_deeplab(num_classes)
         else:
-            build = getattr(segmentation, net)
+            build = getattr(networks, net)
             deeplab = build(weights=None, weights_backbone=None, num_classes=num_classes, aux_loss=None)
         self.backbone, self.classifier = deeplab.backbone, deeplab.classifier
         pyramid = self.classifier[0].project
         assert isinstance(pyramid[-1], nn.Dropout)
         # torch's dropout depends on the state of a generator.
         pyramid[-1] = nn.Identity()
-        self.dropout = SeededDropout(dropout, layer=1)
+        self.dropout = SeededDropout(dropout)
 
-    def forward(self, images: torch.Tensor, rng: RandomKey | None = None) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, key: DropoutKey | None = None) -> torch.Tensor:
         """Returns logits, [batch, classes, height, width], of images [batch, 3, height, width].
 
-        Training needs `rng`. Batch norm needs more than one image (over all ranks if it is synchronized), because a
+        Training needs `key`. Batch norm needs more than one image (over all ranks if it is synchronized), because a
         branch of the pyramid reduces each image to one pixel.
         """
-        x = channels_last(images)
+        x = images.contiguous(memory_format=torch.channels_last)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         for block in _iterate_blocks(self.backbone):
             if recompute and any(True for _ in block.children()):
@@ -76,7 +78,7 @@ class DeepLab(nn.Module):
             else:
                 x = block(x)
         pyramid, *head = self.classifier
-        x = self.dropout(pyramid(x), rng)
+        x = self.dropout(pyramid(x), key)
         for layer in head:
             x = layer(x)
         return F.interpolate(x, size=images.shape[-2:], mode="bilinear", align_corners=False)
@@ -146,3 +148,16 @@ def _build_small_deeplab(num_classes: int) -> DeepLabV3:
         if isinstance(layer, nn.Conv2d) and layer.bias is None:
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return net
+
+
+def published_backbone(net: Net) -> dict[str, torch.Tensor]:
+    """Returns torchvision's weights of a backbone, trained on ImageNet, by their names in a `DeepLab`.
+
+    They are downloaded once into torch's cache, and their hash is checked.
+    """
+    published = get_model_weights(net.removeprefix("deeplabv3_"))["IMAGENET1K_V1"].get_state_dict(check_hash=True)
+    renamed = {f"backbone.{name.removeprefix('features.')}": tensor for name, tensor in published.items()}
+    # Tensors on the meta device have no data. The last layers of the classifier are not used.
+    with torch.device("meta"):
+        wanted = DeepLab(net, num_classes=1).state_dict()
+    return {name: renamed[name] for name in wanted if name.startswith("backbone.")}

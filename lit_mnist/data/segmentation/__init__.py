@@ -1,1 +1,0 @@
-"""Segmentation data sets: Pascal VOC and generated shapes."""
