@@ -25,12 +25,12 @@ from torch import nn
 
 from lit_mnist.data.dataset import AnySplit, Split, load_dataset
 from lit_mnist.data.loader import normalize
+from lit_mnist.distributed.precision import UsedPrecision, autocast, resolve_precision
 from lit_mnist.distributed.rank import keep_memory, threads_per_rank
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.run.timing import WARM_UP_STEPS, unshared_memory
+from lit_mnist.profiling.timing import WARM_UP_STEPS, unshared_memory
 from lit_mnist.training.optimizer import make_optimizer
-from lit_mnist.training.precision import UsedPrecision, autocast, resolve_precision
 
 _CPU = torch.device("cpu")
 _EVALUATIONS = 7
@@ -99,7 +99,7 @@ def infer_by_lightning(precision: UsedPrecision) -> dict[str, float]:
         enable_model_summary=False,
     )
     module = LitClassifier()
-    return _speed(lambda: trainer.test(module, datamodule=data, verbose=False), data.splits.test)
+    return _speed(lambda: trainer.test(module, datamodule=data, verbose=False), data.batches.splits.test)
 
 
 def _net() -> nn.Module:

@@ -35,7 +35,7 @@ from torchvision.datasets import MNIST
 
 from lit_mnist.data.digits.mnist import EMBEDDED, FILES
 from lit_mnist.distributed.rendezvous import use_loopback
-from lit_mnist.run.timing import WARM_UP_STEPS, unshared_memory
+from lit_mnist.profiling.timing import WARM_UP_STEPS, unshared_memory
 
 SEED = 3407
 BATCH_SIZE = 32

@@ -5,8 +5,8 @@
     python -m benchmarks --config configs/voc.yaml
 
 The run folder gets `bench.json` and `bench.html`, the page of it. Run nothing else on the machine meanwhile.
-With --config, the whole training of an experiment is measured on the devices of this machine, and predicted on more:
-the topic `devices`. It and the topic `gpu` use the GPUs, if there are any; all others measure the processor.
+With --config, the whole training of an experiment is measured on the devices of this machine: the topic `devices`. It
+and the topic `gpu` use the GPUs, if there are any; all others measure the processor.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from lit_mnist.distributed.rank import count_cores, launched_from_outside
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_error
 from lit_mnist.errors import InputError, LitMnistError, StoppedError, nearest
+from lit_mnist.profiling.timing import commit, versions
 from lit_mnist.run.folder import RunFolder
-from lit_mnist.run.timing import commit, versions
 
 JSON, PAGE = "bench.json", "bench.html"
 DEVICES, GPU = "devices", "gpu"

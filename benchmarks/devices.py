@@ -1,16 +1,14 @@
-"""The time of a whole training on 1 to N devices: measured on those of this machine, predicted on more.
+"""The time of a whole training on 1 to N devices of this machine.
 
     python -m benchmarks --config configs/voc.yaml
     python -m benchmarks.devices 2 raw_ddp fit --devices 2 --max-steps 4    a run whose first 2 steps do not count
 
-It repeats the plot of the tutorial "Data-Distributed Training": DeepLabV3-ResNet101 on Pascal VOC for 20 epochs,
-on 1, 4 and 8 GPUs. A few steps of each engine are timed, and the median step, times the steps that the training has on
+A few steps of each engine are timed, and the median step, times the steps that the training has on
 so many devices, is its time, without validation and saving.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,25 +18,13 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.forecast import forecast, gradient_of, network_of
 from benchmarks.programs import result_of, run_python
 from benchmarks.recipe import Recipe
 from benchmarks.rounds import Measurement, Numbers, Rows, Topic
-from benchmarks.scaling import RAW_DDP
-from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, free_memory, memory_of_ranks
+from benchmarks.stage import DATA_PARALLEL, SINGLE, Elsewhere, Stage, free_memory
 from lit_mnist.errors import InputError
-from lit_mnist.run import timing as measure
-from lit_mnist.run.timing import spread
-
-PUBLISHED = {
-    "source": "the tutorial's plot, in words: DeepLabV3-ResNet101, Pascal VOC, 20 epochs, V100 GPUs",
-    "rows": [
-        {"engine": RAW_DDP, "devices": 4, "speed_up": 3.0, "said": "3 times faster than 1"},
-        {"engine": RAW_DDP, "devices": 8, "speed_up": 3.9, "said": "about 30 % above 4 GPUs"},
-        {"engine": DATA_PARALLEL, "devices": 4, "speed_up": None, "said": "less than DDP"},
-        {"engine": DATA_PARALLEL, "devices": 8, "speed_up": None, "said": "almost that of DDP"},
-    ],
-}
+from lit_mnist.profiling import timing as measure
+from lit_mnist.profiling.timing import spread
 
 
 def devices(config: Path | None = None, steps: int | None = None) -> Topic:
@@ -96,7 +82,8 @@ def _obstacle(stage: Stage, engine: str, count: int, rows: Rows) -> str | None:
     free = free_memory()
     if not alone or stage.gpu or free is None:
         return None
-    need = memory_of_ranks(stage.recipe, count, alone[0]["memory_bytes"])
+    # Each rank of a batch per rank needs what one process does.
+    need = count * alone[0]["memory_bytes"]
     if need <= free:
         return None
     sizes = " and ".join(f"{each / 2**30:.1f} GiB" for each in (need, free))
@@ -104,17 +91,13 @@ def _obstacle(stage: Stage, engine: str, count: int, rows: Rows) -> str | None:
 
 
 def analyse(stage: Stage, rows: Rows) -> dict[str, Any]:
-    """Returns the times of the whole training, measured, predicted and published, as plain values."""
+    """Returns the times of the whole training as plain values."""
     recipe = stage.recipe
     alone, plan = rows[name_of(SINGLE, 1)], recipe.plan(1)
-    net = network_of(recipe)
-    per_sample = statistics.median(each["step_ms"] for each in alone) / 1000 / (plan.batch_size * plan.accumulate)
-    experiment = recipe.experiment
-    is_tutorial_s = (experiment.model.net, experiment.data.name) == ("deeplabv3_resnet101", "voc2012")
     return {
         "devices": {
             "config": str(recipe.config) if recipe.config else None,
-            "experiment": experiment.to_dict(),
+            "experiment": recipe.experiment.to_dict(),
             "kind": stage.devices.kind,
             "device": torch.cuda.get_device_name(0) if stage.gpu else None,
             "present": stage.devices.count if stage.gpu else 1,
@@ -123,7 +106,6 @@ def analyse(stage: Stage, rows: Rows) -> dict[str, Any]:
             "stand_in": "shapes" if recipe.stand_in else None,
             "steps_timed": stage.steps,
             "steps_left_out": stage.left_out,
-            "seconds_per_sample": per_sample,
             "elsewhere": max(
                 (each["elsewhere"] for row in rows.values() for each in row if "elsewhere" in each), default=None
             ),
@@ -132,9 +114,6 @@ def analyse(stage: Stage, rows: Rows) -> dict[str, Any]:
                 for engine, count in stage.pairs()
                 if rows[name_of(engine, count)]
             ],
-            "predicted": forecast(recipe, net, stage.absent(), per_sample, gpu=stage.gpu),
-            "gradient": gradient_of(net),
-            "published": PUBLISHED if is_tutorial_s else None,
         }
     }
 

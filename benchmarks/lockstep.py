@@ -31,17 +31,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.loader import TrainBatches
+from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS
 from lit_mnist.distributed.launcher import launch
+from lit_mnist.distributed.precision import autocast, resolve_precision
 from lit_mnist.distributed.rank import Rank, keep_memory, threads_per_rank
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.experiment import Experiment
 from lit_mnist.models.build import build_net
-from lit_mnist.run.timing import WARM_UP_STEPS, StepClock
-from lit_mnist.training.ddp_arguments import DDP_OPTIONS
+from lit_mnist.profiling.timing import WARM_UP_STEPS, StepClock
 from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.optimizer import make_optimizer
-from lit_mnist.training.precision import autocast, resolve_precision
 from lit_mnist.training.schedule import make_schedule
 
 Shared = Literal["step", "nothing", "ddp", "flat"]
@@ -101,7 +101,7 @@ def train_in_step(options: Options, splits: Splits, rank: Rank) -> None:
     schedule = make_schedule(optimizer, experiment.model, plan.total_steps)
     # Without anything shared a rank's time is its own, and so are the images that it counts.
     counted = plan.batch_size // rank.world_size if shared == "nothing" else plan.batch_size
-    clock = StepClock(counted, first_process=0)
+    clock = StepClock(first_process=0)
     beat = torch.zeros(1)
     dist.barrier()
     for epoch in range(plan.epochs):
@@ -125,7 +125,7 @@ def train_in_step(options: Options, splits: Splits, rank: Rank) -> None:
                 dist.all_reduce(beat)
             clock.on_step_end()
     clock.update_peak_memory()
-    _report(clock, options, rank)
+    _report(clock, counted, options, rank)
     dist.destroy_process_group()
 
 
@@ -140,11 +140,11 @@ def average_flat(net: nn.Module, world_size: int) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def _report(clock: StepClock, options: Options, rank: Rank) -> None:
+def _report(clock: StepClock, counted: int, options: Options, rank: Rank) -> None:
     """Combines the numbers of the ranks; rank 0 prints them."""
-    speed = clock.images_per_s()
-    assert speed is not None
-    own = torch.tensor([[speed, float(clock.peak_memory)]], dtype=torch.float64)
+    steps = clock.steps_per_s()
+    assert steps is not None
+    own = torch.tensor([[steps * counted, float(clock.peak_memory)]], dtype=torch.float64)
     ranks = own.new_empty(rank.world_size, 2)
     dist.all_gather_into_tensor(ranks, own)
     speeds, memory = ranks.T.tolist()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_mnist.cli.parser import parse
-from lit_mnist.data.dataset import class_names, load_dataset
+from lit_mnist.cli.request import parse
+from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.download import user_cache
-from lit_mnist.data.sampler import validation_split
+from lit_mnist.distributed.sample_order import validation_split
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment, RunSettings
 from lit_mnist.experiment.plan import Plan, make_plan
@@ -58,12 +58,6 @@ class Recipe:
     def is_segmentation(self) -> bool:
         """Whether each pixel has a class."""
         return self.experiment.data.task.pixelwise
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        data = self.experiment.data
-        return len(class_names(data))
 
     def plan(self, devices: int) -> Plan:
         """Returns the plan of the whole training on so many devices.

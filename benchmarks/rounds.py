@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.errors import InputError
-from lit_mnist.run.timing import spread
+from lit_mnist.profiling.timing import spread
 
 # What can be measured, and in which unit.
 UNITS = {

@@ -6,26 +6,22 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.forecast import network_of
 from benchmarks.recipe import Recipe
 from benchmarks.scaling import RAW_DDP, SERVER
-from lit_mnist.cli.prepare import check_batch_norm
+from lit_mnist.cli.experiment_checks import check_batch_norm
 from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.engines.capabilities import CAPABILITIES, check_engine
 from lit_mnist.engines.device_checks import check_devices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import flatten
-from lit_mnist.run.timing import WARM_UP_STEPS
+from lit_mnist.profiling.timing import WARM_UP_STEPS
 
 SINGLE, DATA_PARALLEL = "single", "data_parallel"
 SEVERAL = (RAW_DDP, DATA_PARALLEL, SERVER)
-# The numbers of GPUs in the tutorial.
 COUNTS = (4, 8)
 _FEWEST_STEPS, _STEPS, _LONG_STEPS = 4, 60, 4
 # A step of them at 256 x 256 takes tens of seconds on a few cores.
 _LARGE = ("deeplabv3_resnet101", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large")
-# The memory of one process was sampled at a few moments, and a server also stores the gradients of all ranks.
-_ROOM = 1.25
 
 
 @dataclass(frozen=True)
@@ -79,10 +75,6 @@ class Stage:
         """Returns what is measured: engines on numbers of devices."""
         return [(SINGLE, 1), *((engine, count) for count in self.counts() for engine in SEVERAL)]
 
-    def absent(self) -> list[int]:
-        """Returns the numbers of devices to predict."""
-        return [count for count in COUNTS if not self.gpu or count > self.devices.count]
-
     def refusal(self, engine: str, count: int) -> str | None:
         """Returns why an engine cannot train the experiment on a number of devices, or None."""
         timed, kind = self.recipe.timed(self.steps, self.devices.kind), self.devices.kind
@@ -99,21 +91,6 @@ class Stage:
         except InputError as error:
             return str(error)
         return None
-
-
-def memory_of_ranks(recipe: Recipe, count: int, alone: float) -> float:
-    """Returns the bytes that a number of ranks is expected to need together, with some margin.
-
-    Args:
-        recipe: The experiment.
-        count: Number of ranks.
-        alone: Bytes that one process was seen to need.
-    """
-    weights = 4.0 * sum(parameter.numel() for parameter in network_of(recipe).parameters())
-    # Weights, gradients and what the optimizer keeps stay as they are, and a copy of the gradients to send is added.
-    fixed = min(4 * weights, alone)
-    share = recipe.plan(count).batch_size / count / recipe.plan(1).batch_size
-    return _ROOM * count * (fixed + weights + (alone - fixed) * share)
 
 
 def free_memory() -> int | None:

@@ -45,7 +45,7 @@ _ALL_PACKAGES = """
 import json, os
 import torch, torchvision, lightning.pytorch, torchmetrics, jsonargparse
 from lit_mnist.data.dataset import load_dataset
-from lit_mnist.run.timing import unshared_memory
+from lit_mnist.profiling.timing import unshared_memory
 data = load_dataset()
 print(json.dumps({"memory_bytes": unshared_memory(os.getpid())}))
 """

@@ -1,131 +1,151 @@
-"""The command `doctor`. Its explanations and every rejected flag import no torch."""
+"""The command `ddp-doctor`. Its help, its explanations and every rejected flag import no torch."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_doctor.checks import describe
-from ddp_doctor.flags import FLAGS, SWITCHES
-from lit_mnist.distributed.rank import launched_from_outside
-from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.terminal import print_line
-from lit_mnist.errors import InputError, nearest
+from ddp_doctor.errors import DoctorError, InputError, StoppedError, nearest
+from ddp_doctor.output.terminal import print_text, report_text
+from ddp_doctor.stop import recorded_signals
 
-_NUMBERS = {"--devices": int, "--steps": int, "--samples": int, "--timeout": float}
+_USAGE = """\
+ddp-doctor TARGET [--data TARGET] [FLAGS]
+       ddp-doctor --config theirs.yaml [FLAGS]
+       ddp-doctor [FLAGS] -- COMMAND"""
+_ABOUT = """\
+Examines distributed training for silent faults. It runs your code in the current folder, with your rights, for a few
+steps on one process and on several ranks, and compares them. It needs no GPU and no change of the code. The code sees
+the files that it writes, but your files stay as they are.
 
-
-@dataclass
-class Request:
-    """A parsed command line.
-
-    Attributes:
-        target: The target, or empty.
-        values: Values by flag.
-        args: The words after `--args`.
-        command: The words after `--`.
-    """
-
-    target: str = ""
-    values: dict[str, str] = field(default_factory=dict)
-    args: list[str] = field(default_factory=list)
-    command: list[str] = field(default_factory=list)
-
-    def number(self, flag: str, default: float) -> float:
-        """Returns the value of a flag as a number.
-
-        Raises:
-            InputError: It is none.
-        """
-        text = self.values.get(flag)
-        if text is None:
-            return default
-        try:
-            return _NUMBERS[flag](text)
-        except ValueError as error:
-            kind = "a whole number" if _NUMBERS[flag] is int else "a number"
-            raise InputError(f"{flag} must be {kind}, but is {text}.") from error
-
-    def codes(self, flag: str) -> tuple[str, ...]:
-        """Returns the codes that a flag names.
-
-        Raises:
-            InputError: There is no such check.
-        """
-        if flag not in self.values:
-            return ()
-        codes = tuple(_known_code(code.strip()) for code in self.values[flag].split(",") if code.strip())
-        if not codes:
-            raise InputError(f"{flag} needs a code, such as LD001.")
-        return codes
+TARGET is package.module:name or path/to/file.py:name: a LightningModule, or a function that runs on each rank without
+arguments or with (rank, world_size). COMMAND starts its ranks itself, as torchrun does."""
+_EXIT_CODES = """\
+exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on one process; 3 a rank hung or was
+lost"""
+_LAUNCHED = ({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}, {"SLURM_STEP_ID", "SLURM_PROCID"})
 
 
-def run_doctor(words: Sequence[str]) -> int:
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise InputError(f"{message[0].upper()}{message[1:]}; see ddp-doctor --help.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command, and returns its exit code.
 
-    Raises:
-        InputError: The command line or the target is rejected.
-        StoppedError: A signal ended the command.
+    Args:
+        argv: The words after the program; by default those of the process.
     """
-    request = _parse(words)
-    if code := request.values.get("--explain"):
-        print_line(explain(_known_code(code)))
-        return 0
-    options = {
-        "only": request.codes("--only"),
-        "skip": request.codes("--skip"),
-        "devices": int(request.number("--devices", 2)),
-        "steps": int(request.number("--steps", 3)),
-        "samples": int(request.number("--samples", 512)),
-        "timeout": request.number("--timeout", 60.0),
-    }
-    _check(request)
-    what = request.target or request.values.get("--config") or shlex.join(request.command)
-    print_line(f"The doctor runs {what} several times, with your rights, in {Path.cwd()}. Your files stay as they are.")
-    from ddp_doctor.examination import examine
-    from ddp_doctor.page import write_page
-    from ddp_doctor.terminal import report_text
-    from lit_mnist.checkpoint.atomic_io import write_text
-
-    with STOP.record_only():
-        report = examine(
-            request.target,
-            request.values.get("--data"),
-            args=request.args,
-            config=request.values.get("--config", ""),
-            command=request.command,
-            keep_output="--keep-output" in request.values,
-            **options,  # type: ignore[arg-type]
-        )
-    print_line(report_text(report, program_of_doctor()))
     try:
-        if path := request.values.get("--json"):
-            write_text(Path(path), json.dumps(report.to_json(), indent=2) + "\n")
-        if path := request.values.get("--html"):
-            write_page(Path(path), report)
+        with recorded_signals():
+            return _run(sys.argv[1:] if argv is None else argv)
+    except DoctorError as error:
+        print_text(str(error) if isinstance(error, StoppedError) else f"error: {error}", sys.stderr)
+        return error.exit_code
+
+
+def _run(words: Sequence[str]) -> int:
+    request = parse(words)
+    if request.help:
+        print_text(_parser().format_help().rstrip())
+        return 0
+    if request.explain:
+        print_text(explain(_known_code(request.explain)))
+        return 0
+    only, skip = ([_known_code(code) for code in _codes(request, flag)] for flag in ("only", "skip"))
+    _check(request)
+    what = request.target or request.config or shlex.join(request.command)
+    print_text(f"The doctor runs {what} several times, with your rights, in {Path.cwd()}. Your files stay as they are.")
+    from ddp_doctor.examination import examine
+
+    names = ("devices", "steps", "samples", "timeout", "args", "config", "command", "keep_output")
+    options = {name: getattr(request, name) for name in names}
+    report = examine(request.target, request.data, only=only, skip=skip, **options)
+    print_text(report_text(report, program()))
+    try:
+        if request.json:
+            write_text(Path(request.json), json.dumps(report.to_json(), indent=2) + "\n")
+        if request.html:
+            from ddp_doctor.output.page import page_of
+
+            write_text(Path(request.html), page_of(report))
     except OSError as error:
         raise InputError(f"The report cannot be written: {error}.") from error
     return report.exit_code
 
 
-def program_of_doctor() -> str:
-    """Returns the command as it was started, up to its word `doctor`."""
-    script = shutil.which("lit-mnist")
-    if Path(sys.argv[0]).name == "lit-mnist":
-        on_path = script is not None and Path(script).resolve() == Path(sys.argv[0]).resolve()
-        words = ["lit-mnist" if on_path else sys.argv[0]]
-    elif "doctor" in sys.orig_argv:
-        words = sys.orig_argv[: sys.orig_argv.index("doctor")]
-    else:
-        words = ["lit-mnist"]
-    return shlex.join([*words, "doctor"])
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Returns the values of all flags, `target`, `args` and `command`.
+
+    Raises:
+        InputError: A flag is unknown, or its value is wrong.
+    """
+    marks = (place for place, word in enumerate(words) if word == "--" or word.partition("=")[0] == "--args")
+    end = next(marks, len(words))
+    # What follows belongs to the examined code.
+    own, rest = list(words[:end]), list(words[end:])
+    request, unknown = _parser().parse_known_args(own)
+    flags = [word.partition("=")[0] for word in own if word.startswith("--")]
+    for word in unknown:
+        if not word.startswith("-"):
+            raise InputError(f"The doctor examines one target, but {request.target} and {word} are given.")
+        flag = word.partition("=")[0]
+        raise InputError(f"Unknown flag {flag}{nearest(flag, re.findall('--[a-z-]+', _parser().format_help())) or '.'}")
+    if twice := [flag for flag in flags if flags.count(flag) > 1]:
+        raise InputError(f"{twice[0]} is given twice.")
+    mark = rest[0] if rest else ""
+    request.command = rest[1:] if mark == "--" else []
+    request.args = [*mark.split("=", 1)[1:], *rest[1:]] if mark not in {"", "--"} else []
+    return request
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        "ddp-doctor",
+        _USAGE,
+        _ABOUT,
+        _EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("target", nargs="?", default="", help=argparse.SUPPRESS)
+    add("--data", metavar="TARGET", help="the LightningDataModule; not needed if the module has its own loaders")
+    add("--config", metavar="FILE", default="", help="a configuration of LightningCLI that names classes by class_path")
+    add("--args", metavar="WORDS", help="further arguments of a function; all words after it")
+    add("--devices", metavar="N", type=int, default=2, help="number of ranks (default: 2)")
+    add("--steps", metavar="N", type=int, default=3, help="optimizer steps per epoch; two epochs are run (default: 3)")
+    samples = "most samples of a stream; a data set of up to 20 times as many is evaluated whole (default: 512)"
+    add("--samples", metavar="N", type=int, default=512, help=samples)
+    only = "codes of checks, separated by commas, or `structural` for those that need no equal numbers"
+    add("--only", metavar="CODES", help=only)
+    add("--skip", metavar="CODES", help="codes of checks that are not made, or `structural`")
+    add("--explain", metavar="CODE", help="print the cause, the fix and the threads of a check, and exit")
+    add("--keep-output", action="store_true", help="keep the files that the code writes, in a new folder doctor-output")
+    add("--json", metavar="FILE", help="write the report to a file as JSON")
+    add("--html", metavar="FILE", help="write the report to a file as an HTML page")
+    timeout = "seconds after which a run counts as hung (default: 60)"
+    add("--timeout", metavar="SECONDS", type=float, default=60.0, help=timeout)
+    add("-h", "--help", action="store_true", help="print this help, and exit")
+    return parser
+
+
+def program() -> str:
+    """Returns the command as it can be pasted."""
+    started = Path(sys.argv[0])
+    elsewhere = started.name == "ddp-doctor" and shutil.which("ddp-doctor") is None
+    return shlex.quote(str(started)) if elsewhere else "ddp-doctor"
 
 
 def explain(code: str) -> str:
@@ -138,6 +158,31 @@ def explain(code: str) -> str:
     return "\n".join([*parts, "", "Reported in:", *(f"  {thread}" for thread in check.threads)])
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a file atomically.
+
+    Raises:
+        OSError: It cannot be written; an old file stays as it is.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _codes(request: argparse.Namespace, flag: str) -> list[str]:
+    text = getattr(request, flag)
+    codes = [code.strip() for code in (text or "").split(",") if code.strip()]
+    if text is not None and not codes:
+        raise InputError(f"--{flag} needs a code, such as LD001.")
+    return codes
+
+
 def _known_code(code: str) -> str:
     known = [*describe(), "structural"]
     for name in known:
@@ -147,60 +192,31 @@ def _known_code(code: str) -> str:
     raise InputError(f"There is no check {code}{hint}")
 
 
-def _parse(words: Sequence[str]) -> Request:
-    request, rest = Request(), list(words)
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        if word == "--":
-            request.command, rest = rest, []
-        elif flag == "--args":
-            request.args, rest = [*([value] if equals else []), *rest], []
-        elif not word.startswith("-"):
-            if request.target:
-                raise InputError(f"The doctor examines one target, but {request.target} and {word} are given.")
-            request.target = word
-        elif flag not in FLAGS:
-            raise InputError(f"Unknown flag {flag}{nearest(flag, FLAGS) or '; see doctor --help.'}")
-        elif flag in request.values:
-            raise InputError(f"{flag} is given twice.")
-        elif flag in SWITCHES:
-            if equals:
-                raise InputError(f"{flag} takes no value.")
-            request.values[flag] = ""
-        else:
-            if not equals and (not rest or rest[0].startswith("--")):
-                raise InputError(f"{flag} needs a value.")
-            request.values[flag] = value if equals else rest.pop(0)
-    return request
-
-
-def _check(request: Request) -> None:
+def _check(request: argparse.Namespace) -> None:
     """Raises an InputError for targets and paths that cannot work; nothing was run."""
-    if launched_from_outside():
+    if any(names <= os.environ.keys() for names in _LAUNCHED) and int(os.environ.get("SLURM_STEP_NUM_TASKS", "2")) > 1:
         raise InputError("The doctor starts the ranks: run it without a launcher, or give the command after --.")
-    given = [bool(request.target), "--config" in request.values, bool(request.command)]
+    given = [bool(request.target), bool(request.config), bool(request.command)]
     if not any(given):
         raise InputError("What should be examined? Name a module or function, --config FILE, or a command after --.")
     if sum(given) > 1:
         raise InputError("Name one of a target, --config and a command after --.")
-    for name in (request.target, request.values.get("--data", "")):
+    for name in (request.target, request.data or ""):
         if name and not (":" in name and all(name.rpartition(":")[::2])):
             raise InputError(f"{name} is not a target: write package.module:name or path/to/file.py:name{_meant(name)}")
-    if "--data" in request.values and not request.target:
+    if request.data and not request.target:
         raise InputError("--data belongs to a LightningModule.")
     if request.args and not request.target:
         raise InputError("--args belongs to a function.")
-    path = request.values.get("--config")
-    if path and not Path(path).is_file():
-        raise InputError(f"There is no file {path}.")
-    files = {flag: Path(request.values[flag]).absolute() for flag in ("--json", "--html") if flag in request.values}
-    for flag, file in files.items():
+    if request.config and not Path(request.config).is_file():
+        raise InputError(f"There is no file {request.config}.")
+    for flag, name in (("--json", request.json), ("--html", request.html)):
+        file = Path(name or "-").absolute()
         if not file.parent.is_dir():
-            raise InputError(f"{flag} {request.values[flag]}: there is no folder {Path(request.values[flag]).parent}.")
-        if file.is_dir() or not os.access(file.parent, os.W_OK):
-            raise InputError(f"{flag} {request.values[flag]}: the file cannot be written.")
-    if len(files) != len(set(files.values())):
+            raise InputError(f"{flag} {name}: there is no folder {Path(name).parent}.")
+        if name and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+            raise InputError(f"{flag} {name}: the file cannot be written.")
+    if request.json and request.html and Path(request.json).absolute() == Path(request.html).absolute():
         raise InputError("--json and --html name the same file.")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 
@@ -46,6 +47,10 @@ class Finding:
     amount: str = ""
     place: str = ""
     proof: str = ""
+
+
+# A finding with each verdict; the examination adds the code of the check.
+fault, depends, unclear, note, cannot_tell, not_reached = (partial(Finding, "", verdict) for verdict in Verdict)
 
 
 @dataclass(frozen=True)
@@ -131,3 +136,10 @@ class Report:
         """Returns the report as plain values, in the form of ddp_doctor/report.schema.json."""
         findings = [{**asdict(finding), "verdict": finding.verdict.value} for finding in self.findings]
         return {**asdict(self), "findings": findings, "format": 1, "exit_code": self.exit_code}
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Returns names as `a, b and c`, or `a, b, c and 4 more`."""
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import Strategy
 
 from lit_mnist import experiment as settings
 from lit_mnist.distributed.devices import choose_devices
+from lit_mnist.distributed.precision import resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.errors import InputError
 from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
@@ -23,7 +24,6 @@ from lit_mnist.plugins.evaluation.logged import ExactEvaluation
 from lit_mnist.plugins.lightning_internals import inspect_signature_once
 from lit_mnist.plugins.precision import precision_plugin
 from lit_mnist.plugins.strategy import NoProfiler, ddp_strategy
-from lit_mnist.training.precision import resolve_precision
 
 
 class LitTrainer(Trainer):

@@ -70,3 +70,21 @@ def test_the_public_names_are_imported_at_their_first_use() -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_plugins_load_no_module_of_the_experiment() -> None:
+    script = (
+        "import sys; import lit_mnist.plugins as plugins;"
+        "[getattr(plugins, name) for name in plugins.__all__];"
+        "own = {name.split('.')[1] for name in sys.modules if name.startswith('lit_mnist.')};"
+        "assert {'lightning', 'torchmetrics'} <= set(sys.modules); print(' '.join(sorted(own)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert set(done.stdout.split()) <= {"errors", "distributed", "checkpoint", "profiling", "run", "plugins"}

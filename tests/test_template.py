@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.module import LitClassifier
+from lit_mnist.plugins.recording.results import evaluation_results
 from lit_mnist.trainer import LitTrainer
 
 
@@ -106,9 +107,8 @@ def test_the_modules_train_under_a_trainer_of_ones_own(tmp_path: Path) -> None:
         save_file(module.net.state_dict(), tmp_path / "net.safetensors")
         assert weights_sha256(load_file(tmp_path / "net.safetensors")) == weights_sha256(module.net.state_dict())
         save_file(torch.load(tmp_path / "own.ckpt", weights_only=True)["state_dict"], tmp_path / "own.safetensors")
-        assert module.optimizer_steps == 10
-        assert module.evaluation
-        assert module.evaluation.count == 5000
+        assert module.metrics.last
+        assert module.metrics.last.count == 5000
         print(weights_sha256(module.net.state_dict()))
         return 0
 
@@ -135,12 +135,12 @@ def test_the_signature_of_a_training_step_is_inspected_once(
     found: list[tuple[object, ...]] = []
 
     class WithNumber(LitClassifier):
-        def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             found.append((batch_idx,))
             return super().training_step(batch, batch_idx)
 
     class WithoutNumber(LitClassifier):
-        def training_step(self, batch: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        def training_step(self, batch: Any) -> torch.Tensor:  # type: ignore[override]
             found.append(())
             return super().training_step(batch, len(found) - 1)
 
@@ -159,10 +159,10 @@ def test_an_evaluation_is_never_that_of_another_split(tmp_path: Path) -> None:
         options: dict[str, Any] = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False}
         module, data = LitClassifier(), MNISTDataModule(train_size=200, val_size=50, test_size=60)
         Trainer(default_root_dir=tmp_path, **options).validate(module, data, verbose=False)
-        assert module.evaluation is not None
-        assert module.evaluation.count == 50
-        Trainer(default_root_dir=tmp_path, limit_test_batches=0, **options).test(module, data, verbose=False)
-        assert module.evaluation is None
+        assert module.metrics.last is not None
+        assert module.metrics.last.count == 50
+        logged = Trainer(default_root_dir=tmp_path, limit_test_batches=0, **options).test(module, data, verbose=False)
+        assert evaluation_results(module, dict(*logged)) is None
         return 0
 
     done = run_forked(work, tmp_path)

@@ -25,12 +25,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.data.dataset import Split, load_dataset
 from lit_mnist.data.loader import normalize
-from lit_mnist.data.sampler import train_indices
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.sample_order import train_indices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, ModelSettings
-from lit_mnist.experiment.plan import peak_lr
+from lit_mnist.experiment.learning_rate import peak_lr
 from lit_mnist.module import LitClassifier
 from lit_mnist.plugins.strategy import SafeDDPStrategy
 from lit_mnist.trainer import LitTrainer
@@ -171,8 +171,8 @@ def test_a_shorter_training_of_the_real_data_reaches_its_end(tmp_path: Path, kin
             module, seen = LitClassifier(lr=0.02), Seen(tmp_path / "seen", lambda batch: batch.indices)
             trainer = trainer_of(TRAINERS[kind], tmp_path, callbacks=[seen], **options)
             trainer.fit(module, datamodule=data)
-            assert (trainer.global_step, module.optimizer_steps) == (steps, steps), name
-            assert (module.evaluation.count if module.evaluation else None) == count, name
+            assert trainer.global_step == steps, name
+            assert (module.metrics.last.count if module.metrics.last else None) == count, name
             assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(last_rate(0.02, steps)), name
             first, last = seen.epochs[0], seen.epochs[max(seen.epochs)]
             assert (first == last) == (max(seen.epochs) == 0 or name == "overfit_batches"), name
@@ -237,11 +237,11 @@ def test_metrics_are_exact_and_returned(tmp_path: Path, ranks: int) -> None:
                 module, data = LitClassifier(), MNISTDataModule(eval_batch_size=700, **FEW)
                 trainer = trainer_of(kind, tmp_path, ranks, limit_test_batches=limit)
                 metrics = trainer.test(module, datamodule=data, verbose=False)
-                tested = module.evaluation
+                tested = module.metrics.last
                 assert tested
                 assert metrics == [{"test_loss": tested.loss, "test_accuracy": tested.accuracy}]
                 validated = trainer.validate(module, datamodule=data, verbose=False)
-                validation = module.evaluation
+                validation = module.metrics.last
                 assert validation
                 assert not isinstance(trainer, LitTrainer) or trainer.inexact_evaluation == []
                 assert validated == [{"val_loss": validation.loss, "val_accuracy": validation.accuracy}]
@@ -308,14 +308,14 @@ def test_a_user_s_own_pairs_train_and_are_evaluated(tmp_path: Path, kind: str, r
             trainer.fit(module, DataLoader(train, batch_size=20, shuffle=True), DataLoader(test, batch_size=50))
             steps = 80 // ranks
             assert trainer.global_step == steps
-            assert module.evaluation
-            assert module.evaluation.count == 300
-            assert module.evaluation.accuracy > 0.5
+            assert module.metrics.last
+            assert module.metrics.last.count == 300
+            assert module.metrics.last.accuracy > 0.5
             assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(last_rate(0.02, steps))
             # A data module that was used before says nothing about these.
             trainer.test(module, datamodule=data, verbose=False)
             metrics = trainer.test(module, DataLoader(test, batch_size=50), verbose=False)
-            assert metrics[0]["test_accuracy"] == module.evaluation.accuracy
+            assert metrics[0]["test_accuracy"] == module.metrics.last.accuracy
 
     on_ranks(work, tmp_path, ranks)
 

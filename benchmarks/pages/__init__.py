@@ -9,7 +9,7 @@ class Part(NamedTuple):
     """A part of a section of the page.
 
     Attributes:
-        kind: `text`, `heading`, `note`, `method`, `plot`, `table` or `waterfall`.
+        kind: `text`, `note`, `method`, `table` or `waterfall`.
         content: What the template draws.
         label: The name of a table, or the legend of a waterfall.
     """

@@ -1,37 +1,23 @@
-"""The whole training on 1 to N devices: one table of what was measured, predicted and published."""
+"""The whole training on 1 to N devices, as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.pages import Part
-from lit_mnist.report.formats import MISSING, SPACE, count, duration, number, plural, size
+from lit_mnist.report.formats import SPACE, count, duration, number, plural
 from lit_mnist.report.table import Cell, Column, Table, spread_cell
 
 Row = Mapping[str, Any]
 
-PREDICTION = (
-    "A prediction takes the computing time per sample of the one measured device, and adds the communication at the "
-    "bandwidth and latency of a network, which are assumed. The time to handle messages and to wait is not included, "
-    "and a smaller batch is assumed to cost as much for each sample. For the lower bound, all buckets of gradients but "
-    "the last overlap with the backward pass as far as it is long enough; for the upper bound, none does. A parameter "
-    "server overlaps nothing. DataParallel is not predicted, since its threads are not modeled."
-)
 _BUSY = 0.1  # the share of the cores' time from which other programs are mentioned
 
 
 def devices_parts(topic: Row) -> list[Part]:
     """Returns the parts of the section; `topic` is the topic's entry of `bench.json`."""
     found = topic["devices"]
-    parts = [Part("text", subject(found)), Part("table", devices_table(topic), "Whole training")]
-    if found["published"]:
-        parts.append(Part("note", f"Published: {found['published']['source']}."))
-    if found["predicted"]:
-        method = (PREDICTION, _networks(found), _buckets(found["gradient"]))
-        rate = f"One device takes {duration(found['seconds_per_sample'])} for a sample."
-        parts.append(Part("method", " ".join(filter(None, (*method, rate)))))
-    return parts
+    return [Part("text", subject(found)), Part("table", devices_table(topic), "Whole training")]
 
 
 def subject(found: Row) -> str:
@@ -61,61 +47,20 @@ def devices_table(topic: Row) -> Table:
     columns = [
         Column("Engine", "engine"),
         Column("Devices", "devices", "num"),
-        Column("Source", "source", "word"),
         Column(title, title.lower(), "num"),
         Column("Speed-up", "speed-up", "num"),
     ]
-    published = found["published"]["rows"] if found["published"] else []
-    rows: list[tuple[Row, Sequence[Cell]]] = [
-        *((row, _measured(row)) for row in found["measured"]),
-        *((row, _predicted(row)) for row in found["predicted"]),
-        *((row, _published(row)) for row in published),
+    engines = list(dict.fromkeys(row["engine"] for row in found["measured"]))
+    rows = [
+        [
+            Cell(row["engine"]),
+            Cell(count(row["devices"]), below="shared cores" if row["shares_cores"] else ""),
+            spread_cell(row["seconds"], duration),
+            spread_cell(row["speed_up"], _times),
+        ]
+        for row in sorted(found["measured"], key=lambda row: (row["devices"], engines.index(row["engine"])))
     ]
-    engines = list(dict.fromkeys(row["engine"] for row, _ in rows))
-    rows.sort(key=lambda each: (each[0]["devices"], engines.index(each[0]["engine"])))
-    return Table(columns, [[Cell(row["engine"]), Cell(count(row["devices"])), *cells] for row, cells in rows])
-
-
-def _measured(row: Row) -> Sequence[Cell]:
-    source = "measured, shared cores" if row["shares_cores"] else "measured"
-    return Cell(source), spread_cell(row["seconds"], duration), spread_cell(row["speed_up"], _times)
-
-
-def _predicted(row: Row) -> Sequence[Cell]:
-    if "refused" in row:
-        return Cell("cannot be run", below=row["refused"]), Cell(MISSING), Cell(MISSING)
-    network = Cell(f"predicted: {row['network']}", "muted")
-    return network, _range(row["seconds"], duration), _range(row["speed_up"], _times)
-
-
-def _published(row: Row) -> Sequence[Cell]:
-    shown = Cell(row["said"]) if row["speed_up"] is None else Cell(_times(row["speed_up"]), below=row["said"])
-    return Cell("published"), Cell(MISSING), shown
-
-
-def _range(bounds: Mapping[str, float], write: Callable[[object], str]) -> Cell:
-    """Returns both bounds, or one if they read the same."""
-    return Cell(" to ".join(dict.fromkeys(write(bounds[name]) for name in ("from", "to"))), "muted")
-
-
-def _networks(found: Row) -> str:
-    networks = dict.fromkeys(
-        f"{row['network']}: {number(row['bandwidth_bytes_per_s'] / 1e6)} MB/s each way, "
-        f"{number(1e6 * row['latency_s'])} µs"
-        for row in found["predicted"]
-        if "refused" not in row
-    )
-    devices = "GPUs like this one, in one machine" if found["kind"] == "cuda" else "machines like this one"
-    return f"The predictions are for {devices}. Assumed are {'; '.join(networks)}." if networks else ""
-
-
-def _buckets(gradient: Row) -> str:
-    sizes = gradient["buckets"]
-    whole = f"{count(gradient['parameters'])} parameters, {size(gradient['gradient_bytes'])}"
-    return (
-        f"The gradients ({whole} in float32) are sent in {plural(len(sizes), 'bucket')}, the last of "
-        f"{size(sizes[-1])}; {plural(gradient['batch_norms'], 'batch norm')} communicate twice each."
-    )
+    return Table(columns, rows)
 
 
 def _times(value: object) -> str:

@@ -1,7 +1,8 @@
-"""The checks, one file each, named by their code.
+"""The checks, one file each, named by what they find.
 
 A check is a module with
-    TITLE, CAUSE, FIX   texts; TITLE has at most eight words
+    CODE                the code that reports and commands use, such as `LD012`
+    TITLE, CAUSE, FIX   texts; TITLE has at most nine words
     THREADS             `owner/repository#number` or addresses where others reported the fault
     STRUCTURAL          whether it reads indices, sequences and modes only, which needs no equal numbers
     check(evidence)     returns its findings; none if all is well
@@ -17,23 +18,15 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from lit_mnist.errors import InputError, nearest
-
-_FIELDS = ("TITLE", "CAUSE", "FIX", "THREADS", "STRUCTURAL")
+from ddp_doctor.errors import InputError, nearest
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a check says of itself.
+    """What a check says of itself: its module, its code, what is wrong, why nobody notices, and the fix."""
 
-    Attributes:
-        title: What is wrong, in at most eight words.
-        cause: What happens, and why nobody notices.
-        fix: What to write instead.
-        threads: Where others reported it.
-        structural: Whether the check needs no equal numbers.
-    """
-
+    module: str
+    code: str
     title: str
     cause: str
     fix: str
@@ -50,20 +43,19 @@ class Description:
 
 @cache
 def describe() -> dict[str, Description]:
-    """Returns the descriptions of all checks by code, such as `LD001`, in order; this imports no torch."""
-    found = {}
-    for path in sorted(Path(__file__).parent.glob("ld*.py")):
-        values = {}
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in _FIELDS:
-                values[node.targets[0].id] = ast.literal_eval(node.value)
-        found[path.stem.upper()] = Description(*(values[name] for name in _FIELDS))
-    return found
+    """Returns the descriptions of all checks by code, in order; this reads the files, and imports no torch."""
+    found = []
+    for path in Path(__file__).parent.glob("[a-z]*.py"):
+        nodes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
+        values = {node.targets[0].id: node.value for node in nodes if isinstance(node.targets[0], ast.Name)}
+        fields = [ast.literal_eval(values[name]) for name in ("CODE", "TITLE", "CAUSE", "FIX", "THREADS", "STRUCTURAL")]
+        found.append(Description(path.stem, *fields))
+    return {check.code: check for check in sorted(found, key=lambda check: check.code)}
 
 
 def load_checks() -> dict[str, ModuleType]:
     """Returns the modules of all checks by code."""
-    return {code: importlib.import_module(f"{__name__}.{code.lower()}") for code in describe()}
+    return {code: importlib.import_module(f"{__name__}.{check.module}") for code, check in describe().items()}
 
 
 def choose_checks(only: Sequence[str], skip: Sequence[str]) -> dict[str, ModuleType]:
@@ -71,22 +63,20 @@ def choose_checks(only: Sequence[str], skip: Sequence[str]) -> dict[str, ModuleT
 
     Args:
         only: Codes, or `structural` for those that need no equal numbers; empty for all.
-        skip: Codes to leave out, or `structural`.
+        skip: Codes that are not wanted, or `structural`.
 
     Raises:
         InputError: There is no such check, or none is left.
     """
-    checks = load_checks()
+    known = describe()
     for code in [*only, *skip]:
-        if code not in checks and code != "structural":
-            raise InputError(f"There is no check {code}{nearest(code, [*checks, 'structural']) or '.'}")
+        if code not in known and code != "structural":
+            raise InputError(f"There is no check {code}{nearest(code, [*known, 'structural']) or '.'}")
 
     def named(code: str, codes: Sequence[str]) -> bool:
-        return code in codes or ("structural" in codes and checks[code].STRUCTURAL)
+        return code in codes or ("structural" in codes and known[code].structural)
 
-    chosen = {
-        code: check for code, check in checks.items() if not named(code, skip) and (not only or named(code, only))
-    }
+    chosen = {code for code in known if not named(code, skip) and (not only or named(code, only))}
     if not chosen:
-        raise InputError("No check is left: --skip leaves out all that were asked for.")
-    return chosen
+        raise InputError("No check is left: --skip names all that --only does.")
+    return {code: check for code, check in load_checks().items() if code in chosen}

@@ -1,17 +1,19 @@
-"""A folder that lies over all others: what is written and removed there, as a private view has it, without a kernel."""
+"""A folder over all others, in which a process writes and removes, as a private view has it, without a kernel."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 # The calls themselves: `redirect` replaces them in the module `os`.
 _lstat, _stat, _readlink, _listdir, _scandir = os.lstat, os.stat, os.readlink, os.listdir, os.scandir
 _mkdir, _open, _getcwd, _rename = os.mkdir, os.open, os.getcwd, os.rename
-_GONE = ".lit_mnist-gone"
+_GONE = ".ddp-doctor-gone"
 # Device files, and what the kernel shows as files.
 _NO_FILES = ("/proc/", "/sys/", "/dev/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108
@@ -183,3 +185,48 @@ def _is_folder(path: str) -> bool:
     with suppress(OSError):
         return bool(_lstat(path).st_mode & 0o170000 == 0o040000)
     return False
+
+
+_layer: Layer | None = None
+_busy = threading.local()
+
+
+def use(folder: Path) -> bool:
+    """Takes a folder for the layer of this process; returns whether it had none."""
+    global _layer  # noqa: PLW0603
+    if _layer is not None:
+        return False
+    _layer = Layer(folder)
+    return True
+
+
+def meant(path: str) -> str:
+    """Returns the path that the program knows of a file."""
+    return _layer.meant(path) if _layer is not None else path
+
+
+def written(path: Any) -> Any:
+    """Returns where a library that opens files itself writes a path."""
+    with calm() as layer:
+        name = layer.path(path) if layer else None
+        return path if layer is None or name is None else layer.write(name)
+
+
+def read(path: Any) -> Any:
+    """Returns where a library that opens files itself reads a path."""
+    with calm() as layer:
+        name = layer.path(path) if layer else None
+        return path if layer is None or name is None else layer.place(name)
+
+
+@contextmanager
+def calm() -> Iterator[Layer | None]:
+    """Yields the layer, and redirects nothing meanwhile; yields nothing where it is in use already."""
+    if getattr(_busy, "on", False):
+        yield None
+        return
+    _busy.on = True
+    try:
+        yield _layer
+    finally:
+        _busy.on = False

@@ -1,4 +1,4 @@
-"""A copy-on-write view of all files, in which a run writes: overlays in a mount namespace of its own.
+"""A copy-on-write view of all files, in which a run writes: overlays in a separate mount namespace.
 
 A process of the doctor makes the view, and the ranks of the run enter it. It ends with its last process, so nothing
 has to be undone if the doctor is killed.
@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_doctor.files import kernel
-from lit_mnist.distributed.rank import die_with_parent
+from ddp_doctor.processes import die_with_parent
 
 # File systems of the kernel, which are no files of the user. Devices are shown as they are.
 _SHOWN = frozenset(
@@ -59,7 +59,7 @@ def mounts() -> dict[str, str]:
 
 
 def separate() -> bool:
-    """Moves this process to a mount namespace of its own; returns whether it needs a user namespace."""
+    """Moves this process to a new mount namespace; returns whether it needs a user namespace."""
     if os.geteuid() == 0:
         with suppress(OSError):
             kernel.unshare(kernel.NEW_MOUNTS)
@@ -83,7 +83,7 @@ class PrivateView:
     Args:
         folder: Folder of the examination, which stays as it is for all.
         layers: Empty folder for what is written; it must be in the folder of the examination.
-        in_user_namespace: Whether this process has a user namespace of its own.
+        in_user_namespace: Whether this process has a separate user namespace.
         foreign: Folders that are made in the layers before, because the kernel cannot copy them there.
 
     Attributes:

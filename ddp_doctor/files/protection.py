@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor.files import kernel
-from ddp_doctor.files.redirect import LAYER, SITE
+from ddp_doctor.files.redirect import LAYER, path_with_site
 from ddp_doctor.files.remote import offline_environment
 from ddp_doctor.files.temporary import remove
 from ddp_doctor.findings import Files
-from ddp_doctor.records import Run
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.run import Run
+from ddp_doctor.records.spec import Spec
 
 _OUTPUT = "doctor-output"
 VIEW, REDIRECTED = "private view", "redirected writes"
@@ -55,7 +55,7 @@ class Protection:
         """Returns what is added to the request for each rank of a run, and its environment.
 
         Args:
-            spec: The run. One that resumes sees what the run before has written; any other begins anew.
+            spec: The run. One that resumes sees what the run before has written; others begin with the user's files.
             make_view: Makes a private view of the folder of the examination with the layers in an empty folder.
         """
         if spec.purpose != "resume" or self._layers is None:
@@ -66,8 +66,8 @@ class Protection:
         assert self._layers is not None
         temporary = self._layers / "temporary"
         temporary.mkdir(exist_ok=True)
-        paths = os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        return {"environment": {**environment, LAYER: str(self._layers), "TMPDIR": str(temporary), "PYTHONPATH": paths}}
+        places = {LAYER: str(self._layers), "TMPDIR": str(temporary), "PYTHONPATH": path_with_site()}
+        return {"environment": {**environment, **places}}
 
     def _begin(self, spec: Spec, make_view: Callable[[Path, Path], dict[str, Any]]) -> None:
         self.end()

@@ -16,16 +16,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.files import active_layer, kernel, redirected_calls, redirected_folders
-from ddp_doctor.files.active_layer import read, written
+from ddp_doctor.files import kernel, layer, redirected_calls
 from ddp_doctor.files.after_import import AfterImport
+from ddp_doctor.files.layer import read, written
 
 # The environment variable that names the layer to all processes of a run.
-LAYER = "LIT_MNIST_DOCTOR_LAYER"
-SITE = Path(__file__).parents[1] / "site"
+LAYER = "DDP_DOCTOR_LAYER"
+_SITE = Path(__file__).parents[1] / "launch" / "site"
 
 
-def deny_the_rest(layer: Path) -> bool:
+def path_with_site() -> str:
+    """Returns PYTHONPATH for Pythons that redirect what they write, or install the probes, when they are started."""
+    return os.pathsep.join([str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def deny_the_rest(folder: Path) -> bool:
     """Denies this process and its children to write elsewhere than in the folder of the examination.
 
     Returns:
@@ -34,16 +39,16 @@ def deny_the_rest(layer: Path) -> bool:
     if kernel.landlock_version() < kernel.LEAST_LANDLOCK:
         return False
     with suppress(OSError):
-        kernel.allow_writes_below([layer.parent, Path("/dev"), Path("/proc")])
+        kernel.allow_writes_below([folder.parent, Path("/dev"), Path("/proc")])
         return True
     return False
 
 
 def start(folder: Path) -> None:
     """Redirects what this process writes from now on."""
-    if not active_layer.use(folder):
+    if not layer.use(folder):
         return
-    for name, call in {**redirected_calls.CALLS, **redirected_folders.CALLS}.items():
+    for name, call in redirected_calls.CALLS.items():
         _replace(os, name, call)
     opened = functools.partial(redirected_calls.on_open, builtins.open)
     builtins.open = io.open = functools.wraps(builtins.open)(opened)
@@ -72,7 +77,7 @@ def _named(call: Callable[..., Any], original: Callable[..., Any], *args: Any, *
         return call(original, *args, **kwargs)
     except OSError as error:
         if isinstance(error.filename, str):
-            error.filename = active_layer.meant(error.filename)
+            error.filename = layer.meant(error.filename)
         raise
 
 

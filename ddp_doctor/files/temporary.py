@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PREFIX = "lit_mnist-doctor-"
+PREFIX = "ddp-doctor-"
 _LOCK = "lock"
 # A folder gets its lock as soon as it is made.
 _SECONDS_WITHOUT_LOCK = 3600

@@ -1,14 +1,11 @@
-"""Probes of collectives, the process group, gradient scaling and clipping, seeds, and files."""
+"""Probes of collectives, the process group, gradient scaling and clipping, seeds, and other machines."""
 
 from __future__ import annotations
 
 import datetime
 import functools
-import os
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_doctor.files import remote
-from ddp_doctor.files.active_layer import meant
-from ddp_doctor.probes.locks import Locks
-from ddp_doctor.probes.rows import rows_of
 from ddp_doctor.probes.wrap import before, wrap, wrap_everywhere
-from ddp_doctor.recorder import Recorder, is_called_by_user
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder, is_called_by_user
+from ddp_doctor.records.spec import Spec
 
 COLLECTIVES = (
     "all_reduce",
@@ -50,7 +44,6 @@ class CallProbe:
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
         self._depth = 0
-        self._locks = Locks(lambda path: self.recorder.add("lock", path=path))
 
     def install(self) -> None:
         """Installs the probes."""
@@ -59,9 +52,9 @@ class CallProbe:
                 wrap_everywhere(name, original, self._on_collective)
         wrap_everywhere("init_process_group", dist.init_process_group, self._on_init)
         wrap_everywhere("destroy_process_group", dist.destroy_process_group, self._on_destroy)
-        wrap_everywhere("manual_seed", torch.manual_seed, self._on_seed)
+        wrap_everywhere("manual_seed", torch.manual_seed, functools.partial(self._on_seed, "torch"))
         for generator, module in (("NumPy", np.random), ("Python", random)):
-            wrap(module, "seed", functools.partial(self._on_other_seed, generator))
+            wrap(module, "seed", functools.partial(self._on_seed, generator))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             wrap_everywhere(name, getattr(nn.utils, name), self._on_clip)
         from torch.amp.grad_scaler import GradScaler
@@ -73,8 +66,6 @@ class CallProbe:
         before(GradScaler, "unscale_", lambda scaler, *_: self.recorder.add("unscale"))
         before(GradScaler, "step", lambda scaler, *_, **__: self.recorder.add("scaler_step"))
         before(GradScaler, "scale", lambda scaler, *_: self.recorder.add("scale", scale=scaler.get_scale()))
-        wrap_everywhere("save", torch.save, self._on_save)
-        sys.addaudithook(self._on_audit)
         remote.watch(lambda address: self.recorder.add("remote", address=address))
 
     def _on_collective(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -84,9 +75,8 @@ class CallProbe:
         self._depth += 1
         try:
             tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor)]
-            shape = list(tensors[0].shape) if tensors else []
             group = any(_is_subgroup(value) for value in [*args, *kwargs.values()])
-            event = self.recorder.add("collective", op=original.__name__, shape=shape, value=None, subgroup=group)
+            event = self.recorder.add("collective", op=original.__name__, value=None, subgroup=group)
             result = original(*args, **kwargs)
             if tensors and tensors[0].numel() == 1 and not kwargs.get("async_op"):
                 event["value"] = float(tensors[0])
@@ -102,27 +92,20 @@ class CallProbe:
     def _on_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         backend = args[0] if args else kwargs.pop("backend", None)
         if backend is not None and "nccl" in str(backend):
-            self.recorder.add("backend", wanted=str(backend), used="gloo")
             backend = "gloo"
         kwargs["timeout"] = datetime.timedelta(seconds=max(5.0, self.spec.timeout / 2))
         kwargs.pop("device_id", None)
         original(backend or "gloo", *args[1:], **kwargs)
         self.recorder.rank = dist.get_rank()
         self.recorder.active = True
-        self.recorder.add(
-            "init_process_group", rank=dist.get_rank(), world_size=dist.get_world_size(), direct=is_called_by_user()
-        )
+        self.recorder.add("init_process_group", direct=is_called_by_user())
 
     def _on_destroy(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.recorder.add("destroy_process_group")
         return original(*args, **kwargs)
 
-    def _on_seed(self, original: Callable[..., Any], seed: int, *args: Any, **kwargs: Any) -> Any:
-        self.recorder.add("seed", seed=int(seed), generator="torch")
-        return original(seed, *args, **kwargs)
-
-    def _on_other_seed(self, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.recorder.add("seed", seed=0, generator=name)
+    def _on_seed(self, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.recorder.add("seed", generator=name)
         return original(*args, **kwargs)
 
     def _on_clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -136,26 +119,6 @@ class CallProbe:
     def _on_scaler(self, scaler: Any, *args: Any, **kwargs: Any) -> None:
         # Its sixth argument.
         self.recorder.add("scaler", enabled=bool(args[5] if len(args) > 5 else kwargs.get("enabled", True)))
-
-    def _on_save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        # The names of the arguments are torch's.
-        if isinstance(f, str | os.PathLike):
-            self.recorder.add("save", path=str(Path(f).absolute()), locks=self._locks.held(), rows=rows_of(obj))
-        return original(obj, f, *args, **kwargs)
-
-    def _on_audit(self, event: str, args: Any) -> None:
-        self._locks.see(event, args)
-        if event != "open" or not isinstance(args[0], str) or not isinstance(args[2], int):
-            return
-        if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[0].startswith(
-            ("/dev/", "/proc/", "/sys/", str(self.recorder.folder))
-        ):
-            mode = args[1] if isinstance(args[1], str) else ""
-            path = meant(os.path.abspath(args[0]))  # noqa: PTH100
-            place_known = self.recorder.add("open", path=path, mode=mode, locks=self._locks.held())
-            if not place_known["place"]:
-                # A library opened it: not the user's doing.
-                self.recorder.events.remove(place_known)
 
 
 def _is_subgroup(value: Any) -> bool:

@@ -13,20 +13,15 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.recorder import Recorder
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.spec import Spec
 
 # Larger buckets are not recorded.
 _LARGE = 5_000_000
 
 
 class CommunicationProbe:
-    """Records what the communication hooks get and return, and which weights are averaged.
-
-    Args:
-        recorder: Takes the events and the buckets.
-        spec: The run.
-    """
+    """Records what the communication hooks get and return, and which weights are averaged."""
 
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ddp_doctor.recorder import user_place
+from ddp_doctor.records.recorder import user_place
 from ddp_doctor.torch_internals import in_backward, tree_leaves
 
 _MOST_DRAWS = 50

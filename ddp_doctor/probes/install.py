@@ -19,10 +19,11 @@ from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.communication import CommunicationProbe
 from ddp_doctor.probes.loaders import LoaderProbe
 from ddp_doctor.probes.modules import ModuleProbe
+from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.steps import StepProbe
-from ddp_doctor.rank_batches import RankBatches
-from ddp_doctor.recorder import Recorder
-from ddp_doctor.spec import Spec
+from ddp_doctor.probes.written_files import FileProbe
+from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.spec import Spec
 
 # Files in the folder of a run: a rank writes `done<R>` when it has recorded everything; the parent writes `stop` when
 # the time is over.
@@ -45,9 +46,9 @@ class Probes:
         self.steps = StepProbe(self.recorder, spec)
         self.modules = ModuleProbe(self.recorder, spec, self.steps)
         self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch)
-        self.loaders.tape.reverse = reverse
         self.calls = CallProbe(self.recorder, spec)
         self.communication = CommunicationProbe(self.recorder, spec)
+        self.files = FileProbe(self.recorder)
         self.facts: dict[str, Any] = {}
         self._starts = feed is not None
 
@@ -61,7 +62,7 @@ class Probes:
         if self.spec.double:
             torch.set_default_dtype(torch.float64)
             _disable_autocast()
-        for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication):
+        for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication, self.files):
             probe.install()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -80,18 +81,13 @@ class Probes:
             error: The exception that ended it.
         """
         recorder = self.recorder
-        failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.tape.failures]
+        failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.draws.tape.failures]
         if error:
             recorder.add("error", **error)
         else:
-            self.loaders.samples.look()
+            self.loaders.samples.call_datasets()
         recorder.add(
-            "end",
-            reached_end=reached_end,
-            initialized=torch.distributed.is_available() and torch.distributed.is_initialized(),
-            failures=failures[:10],
-            libraries=sorted(_loaded_libraries()),
-            **self.facts,
+            "end", reached_end=reached_end, failures=failures[:10], libraries=sorted(_loaded_libraries()), **self.facts
         )
         recorder.write()
         (recorder.folder / f"done{recorder.rank}").touch()
@@ -154,19 +150,3 @@ def _loaded_libraries() -> set[str]:
     import sys
 
     return {name for name in _LIBRARIES if name in sys.modules}
-
-
-def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Returns the environment of a rank, as torchrun sets it."""
-    return {
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "NODE_RANK": "0",
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "doctor",
-    }

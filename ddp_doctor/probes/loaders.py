@@ -1,24 +1,26 @@
-"""Probes of the DataLoaders: which samples each epoch has, and the random draws of the steps."""
+"""Probes of the DataLoaders: short epochs, and which samples each of them has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from ddp_doctor.probes.dropout import DropoutWatch
-from ddp_doctor.probes.epochs import ShortEpoch
-from ddp_doctor.probes.flows import DrawFlow
-from ddp_doctor.probes.generators import States, seed_own, values_drawn
-from ddp_doctor.probes.samples import SampleProbe, seed_generators
+from ddp_doctor.probes.draws import DrawProbe, seed_own
+from ddp_doctor.probes.rank_batches import RankBatches
+from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader, generators, seed_generators
 from ddp_doctor.probes.wrap import wrap
-from ddp_doctor.random_replay import RandomReplay
-from ddp_doctor.rank_batches import RankBatches
-from ddp_doctor.recorder import Recorder, digest
-from ddp_doctor.spec import Spec
-from ddp_doctor.torch_internals import watch_workers
+from ddp_doctor.records.recorder import Recorder, sample_digests
+from ddp_doctor.records.spec import Spec
+from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_workers
+
+# Batches of an epoch without an optimizer step, for each step that is wanted.
+_MOST_MICRO_BATCHES = 16
+# Data sets of up to this many times `samples` are evaluated completely.
+_COMPLETE = 20
 
 
 class LoaderProbe:
@@ -42,38 +44,27 @@ class LoaderProbe:
     ) -> None:
         self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
         self.samples = SampleProbe(recorder, spec)
-        self.tape = RandomReplay()
-        self.dropout = DropoutWatch(recorder)
-        self._watched = False
-        self.tape.recording = spec.purpose in {"numbers", "whole", "resume"} and feed is None
-        if spec.purpose == "train":
-            self.tape.flow = DrawFlow()
+        self.draws = DrawProbe(recorder, spec, feed)
         self.iterations: dict[int, int] = {}
         self.training_epochs = 0
-        self.open: list[ShortEpoch] = []
+        self.open: list[_ShortEpoch] = []
         self._loaders: list[Any] = []
-        self._newest: dict[str, Any] | None = None
-        self._hidden = States()
 
     def install(self) -> None:
         """Installs the probe."""
         watch_workers()
         wrap(DataLoader, "__iter__", self._on_iter)
 
-    def _on_iter(self, original: Callable[..., Any], loader: Any) -> ShortEpoch:
+    def _on_iter(self, original: Callable[..., Any], loader: Any) -> Iterator[Any]:
         number = self.number(loader)
         for epoch in [epoch for epoch in self.open if epoch.loader == number]:
             epoch.end()
         self.seed(loader, loader.sampler, loader.batch_sampler, loader.dataset)
         self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
-        return ShortEpoch(self, loader, original(loader))
+        return _ShortEpoch(self, loader, original(loader))
 
     def seed(self, *owners: Any) -> None:
-        """Seeds the generators by the epoch, so that a resumed training has the same order and draws.
-
-        Args:
-            owners: Objects whose own generators are seeded, too.
-        """
+        """Seeds the generators, and those of the owners, by the epoch, so that a resumed run has the same draws."""
         if self.spec.purpose in {"save", "resume", "whole"} and torch.is_grad_enabled():
             seed = self.spec.seed + self.training_epochs + (self.spec.purpose == "resume")
             seed_generators(seed)
@@ -88,47 +79,161 @@ class LoaderProbe:
         self._loaders.append(loader)
         return len(self._loaders) - 1
 
-    def enter(self, batch: dict[str, Any], content: Any) -> None:
-        """Begins the step after a batch with this content, and sees its random draws."""
-        self._newest = batch
-        if self.tape.flow:
-            self.tape.flow.begin(content)
-        self.tape.count = self.tape.most = 0
-        if self.feed:
-            self.tape.replay(self.feed.draws(batch["loader"], batch["iteration"], batch["number"]))
-        self._hidden = States()
-        self.tape.__enter__()  # type: ignore[no-untyped-call]
-
-    def watch_dropout(self) -> None:
-        """Sees active dropout until the next batch."""
-        self._watched = True
-        self.dropout.__enter__()  # type: ignore[no-untyped-call]
-
-    def leave(self) -> None:
-        """Ends the step after the newest batch, and keeps its draws."""
-        if self._watched:
-            self._watched = False
-            self.dropout.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        batch, self._newest = self._newest, None
-        if batch is None:
-            return
-        self.tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        batch["draws"], batch["drawn"] = self.tape.count, self.tape.most
-        values = values_drawn(self._hidden, States())
-        batch["hidden"] = {name: number for name, number in values.items() if number}
-        batch["flows"] = self.tape.flow.found() if self.tape.flow else []
-        self.recorder.add("drew", hidden=" and ".join(batch["hidden"]), batch=batch["number"])
-        draws, self.tape.draws = self.tape.draws, []
-        if self.spec.purpose != "numbers":
-            batch["draw_digest"] = digest([draw.outputs for draw in draws])
-            return
-        for number, draw in enumerate(draws):
-            for place, output in enumerate(draw.outputs):
-                name = f"draw/{batch['loader']}/{batch['iteration']}/{batch['number']}/{number}/{place}/{draw.name}"
-                self.recorder.tensors[name] = output
-
     def close(self) -> None:
         """Ends the epochs that nobody has ended, as a limit of a Trainer leaves them."""
-        self.leave()
+        self.draws.leave()
         for epoch in list(self.open):
             epoch.end()
+
+
+class _ShortEpoch(Iterator[Any]):
+    """An iterator over the first batches of an epoch.
+
+    An epoch counts as training as soon as `backward` is called within it.
+    """
+
+    def __init__(self, probe: LoaderProbe, loader: Any, iterator: Any) -> None:
+        self.probe, self.iterator = probe, iterator
+        recorder = probe.recorder
+        self.loader = probe.number(loader)
+        probe.open.append(self)
+        self.iteration = probe.iterations.get(self.loader, 0)
+        probe.iterations[self.loader] = self.iteration + 1
+        self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
+        self.indices = LoaderIndices(iterator)
+        self.dataset = loader.dataset
+        self.template: Any = None
+        self.event = recorder.add(
+            "epoch",
+            **describe_loader(loader, self.indices.is_iterable),
+            base=probe.samples.number(loader.dataset),
+            loader=self.loader,
+            iteration=self.iteration,
+        )
+
+    def __iter__(self) -> _ShortEpoch:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.iterator, name)
+
+    def __next__(self) -> Any:
+        """Returns the next batch, or ends the epoch early."""
+        probe = self.probe
+        probe.draws.leave()
+        self._see_training()
+        feeds = bool(probe.feed and probe.feed.trains(self.loader, self.iteration))
+        if self._is_over() or (probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)):
+            self.end()
+            raise StopIteration
+        if self.yielded == 0:
+            probe.seed()
+        if self.event["gradients"]:
+            probe.samples.seed_ranks()
+        states = generators()
+        try:
+            batch = next(self.iterator)
+            self.template = batch
+        except StopIteration:
+            if not feeds or self.template is None:
+                self.event["complete"] = True
+                self.end()
+                raise
+            batch = self.template
+        if probe.feed and feeds:
+            batch = probe.feed.batch(batch, self.loader, self.iteration, self.yielded)
+        if probe.spec.double:
+            batch = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
+        event = self._record(batch, states)
+        event["at_step"] = generators()
+        self.yielded += 1
+        self.event["yielded"] = self.yielded
+        if self.event["gradients"]:
+            probe.first_batch()
+            probe.draws.enter(event, batch)
+        if probe.spec.purpose == "train":
+            probe.draws.watch_dropout()
+        return batch
+
+    def _see_training(self) -> None:
+        probe = self.probe
+        if self.event["gradients"] and not self.event["trains"] and probe.recorder.backwards > self.backwards_before:
+            self.event["trains"] = True
+            self.event["epoch"] = probe.training_epochs
+            probe.training_epochs += 1
+
+    def _is_over(self) -> bool:
+        spec = self.probe.spec
+        late = self.probe.training_epochs > spec.epochs
+        if self.event["trains"]:
+            steps = 1 if late else spec.steps
+            done = self.probe.recorder.step - self.steps_before
+            return done >= steps or self.yielded >= _MOST_MICRO_BATCHES * steps
+        if self.event["gradients"]:
+            # Whether it trains is not known yet.
+            return self.yielded >= _MOST_MICRO_BATCHES * spec.steps
+        if late or spec.purpose == "numbers":
+            return self.yielded >= 1
+        size = self.event["samples"]
+        if size is not None and size <= _COMPLETE * spec.samples:
+            return False
+        return (
+            sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples
+            or self.yielded >= spec.samples
+        )
+
+    def _record(self, batch: Any, states: dict[str, str]) -> dict[str, Any]:
+        probe, recorder = self.probe, self.probe.recorder
+        leaves = tree_leaves(batch)
+        trains = self.event["gradients"]
+        event = {
+            "loader": self.loader,
+            "iteration": self.iteration,
+            "number": self.yielded,
+            "indices": base_indices(self.dataset, self.indices.of_batch(self.yielded)),
+            "size": next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0),
+            "drawn": 0,
+            "trains": trains,
+            "generators": states,
+        }
+        if probe.spec.purpose in {"train", "whole", "resume"}:
+            event["samples"] = sample_digests(leaves)
+            if trains and probe.spec.purpose == "train":
+                event["graph_nodes"] = graph_nodes()
+        if trains and probe.spec.purpose == "numbers" and probe.feed is None:
+            recorder.tensors |= RankBatches.tensors_of(batch, self.loader, self.iteration, self.yielded)
+        return recorder.add("batch", **event)
+
+    def end(self) -> None:
+        """Completes the record of the epoch."""
+        probe = self.probe
+        if self not in probe.open:
+            return
+        probe.open.remove(self)
+        self._see_training()
+        self.event["drained"] = self.event["complete"] or self.indices.drain()
+        if self.indices.is_iterable and probe.spec.purpose == "train" and not self.event["complete"]:
+            self._drain_stream()
+        positions = list(itertools.chain(*self.indices.lists))
+        self.event["indices"] = base_indices(self.dataset, positions)
+        # In the data set of the loader: a Subset may have another order.
+        self.event["ascending"] = positions == sorted(set(positions))
+        self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
+        self.event["sizes"] = [len(part) for part in self.indices.lists]
+        done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
+        if done or probe.training_epochs > probe.spec.epochs + 10:
+            probe.finish()
+
+    def _drain_stream(self) -> None:
+        """Loads more of a stream, to see its samples."""
+        found: list[str] = []
+        sizes: list[int] = []
+        while len(found) < self.probe.spec.samples:
+            try:
+                batch = sample_digests(tree_leaves(next(self.iterator))) or [""]
+                found += batch
+                sizes.append(len(batch))
+            except StopIteration:
+                self.event["drained"] = True
+                break
+        self.event["later_samples"], self.event["later_sizes"] = found, sizes

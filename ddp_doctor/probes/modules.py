@@ -9,26 +9,19 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_doctor.probes import batch_norm
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.recorder import Recorder
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
 
 _MOST_OUTPUTS = 400
 _MOST_VALUES = 2_000_000
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class ModuleProbe:
-    """Observes calls of modules.
-
-    Args:
-        recorder: Takes the events.
-        spec: The run.
-        steps: Names parameters and counts forward passes of DistributedDataParallel.
-    """
+    """Observes calls of modules."""
 
     def __init__(self, recorder: Recorder, spec: Spec, steps: StepProbe) -> None:
         self.recorder, self.spec, self.steps = recorder, spec, steps
@@ -64,7 +57,7 @@ class ModuleProbe:
         if self.spec.interventions.get("find_unused"):
             kwargs["find_unused_parameters"] = True
         if self.spec.interventions.get("sync_batch_norm"):
-            sync_batch_norm(module, "cpu")
+            batch_norm.synchronize(module)
         self.name(module)
         self.steps.watch(module.parameters())
         self.recorder.active = True
@@ -72,10 +65,6 @@ class ModuleProbe:
             "ddp",
             module=type(module).__name__,
             parameters=[name for name, parameter in module.named_parameters() if parameter.requires_grad],
-            buffers=[name for name, _ in module.named_buffers()],
-            batch_norms=[name for name, part in module.named_modules() if isinstance(part, _NORMS)],
-            synchronized=[name for name, part in module.named_modules() if isinstance(part, nn.SyncBatchNorm)],
-            find_unused=bool(kwargs.get("find_unused_parameters")),
         )
         result = original(wrapped, module, *args, **kwargs)
         self._roots.append(wrapped)
@@ -83,11 +72,9 @@ class ModuleProbe:
         return result
 
     def _on_ddp_forward(self, wrapped: Any, *args: Any, **kwargs: Any) -> None:
-        self.steps.count_ddp_forward()
         self.recorder.add(
             "ddp_forward",
             gradients=torch.is_grad_enabled(),
-            training=wrapped.training,
             buffers=bool(wrapped.broadcast_buffers and list(wrapped.module.buffers())),
             parameters=[name for name, parameter in wrapped.module.named_parameters() if parameter.requires_grad],
             synchronizes=bool(wrapped.require_backward_grad_sync),
@@ -108,7 +95,6 @@ class ModuleProbe:
                 modes={name: part.training for name, part in inner.named_modules() if not list(part.children())},
                 random=[name for name, part in inner.named_modules() if _is_random(part)],
                 sensitive=[name for name, part in inner.named_modules() if _has_modes(part)],
-                ddp=isinstance(module, DistributedDataParallel),
             )
             return original(module, *args, **kwargs)
         finally:
@@ -156,7 +142,7 @@ def _has_modes(part: nn.Module) -> bool:
     """Returns whether a module has other outputs in evaluation mode."""
     if isinstance(part, nn.modules.dropout._DropoutNd):
         return part.p > 0
-    return isinstance(part, _NORMS) and part.track_running_stats
+    return isinstance(part, batch_norm.NORMS) and part.track_running_stats
 
 
 def _is_random(part: nn.Module) -> bool:

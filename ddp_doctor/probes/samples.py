@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
-from ddp_doctor.recorder import Recorder, digest
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves
 
 # Samples of a data set that are called directly, and the seconds that this may take.
@@ -28,12 +28,7 @@ _SEED_PYTHON, _SEED_NUMPY = random.seed, np.random.seed
 
 
 class SampleProbe:
-    """Observes data sets and the seeds of workers, and applies interventions on the order of the samples.
-
-    Args:
-        recorder: Takes the events.
-        spec: The run.
-    """
+    """Observes data sets and the seeds of workers, and applies interventions on the order of the samples."""
 
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
@@ -83,7 +78,7 @@ class SampleProbe:
         paths = sorted(self.recorder.folder.glob(f"{self._file(loader, iteration).name}-*.json"))
         return [json.loads(path.read_text()) for path in paths]
 
-    def look(self) -> None:
+    def call_datasets(self) -> None:
         """Calls the data sets directly: which sample an index means, and whether it is random."""
         if self.spec.purpose != "train" or self.spec.world_size == 1:
             return
@@ -91,12 +86,12 @@ class SampleProbe:
         for number, dataset in enumerate(self._datasets):
             # A data set of the user may raise anything.
             with suppress(Exception):
-                self._look_at(number, dataset)
+                self._call_dataset(number, dataset)
         random.setstate(kept[0])
         np.random.set_state(kept[1])
         torch.set_rng_state(kept[2])
 
-    def _look_at(self, number: int, dataset: Any) -> None:
+    def _call_dataset(self, number: int, dataset: Any) -> None:
         if isinstance(dataset, IterableDataset) or not len(dataset):
             return
         size, begun = len(dataset), time.monotonic()
@@ -128,14 +123,31 @@ class SampleProbe:
         return self.recorder.folder / f"worker{self.recorder.rank}-{loader}-{iteration}"
 
 
-def describe_samples(loader: Any) -> dict[str, Any]:
-    """Returns whether something of a loader has `set_epoch`, and a digest of the choice of a Subset."""
+def describe_loader(loader: Any, is_iterable: bool) -> dict[str, Any]:
+    """Returns what is known of an epoch of a loader when it begins."""
     dataset = loader.dataset
     return {
+        "sampler": None if is_iterable else type(loader.sampler).__name__,
+        "dataset": type(dataset).__name__,
+        "workers": loader.num_workers,
+        "iterable": is_iterable,
+        "samples": _length(dataset),
+        "batches": None if is_iterable else _length(loader),
+        "gradients": torch.is_grad_enabled(),
+        "indices": [],
+        "ascending": True,
+        "yielded": 0,
+        "complete": False,
+        "drained": False,
+        "trains": False,
         "set_epoch": [type(owner).__name__ for owner in _owners(loader) if callable(getattr(owner, "set_epoch", None))],
-        "subset": digest(base_indices(dataset, list(range(len(dataset))))) if isinstance(dataset, Subset) else "",
-        "library": type(loader).__module__.partition(".")[0],
     }
+
+
+def _length(value: Any) -> int | None:
+    with suppress(TypeError, NotImplementedError):
+        return len(value)
+    return None
 
 
 def base_indices(dataset: Any, indices: list[int]) -> list[int]:

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.recorder import Recorder, digest
-from ddp_doctor.spec import Spec
+from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.records.spec import Spec
 
 # Tensors of larger models are recorded in the first step alone.
 _LARGE = 5_000_000
@@ -45,7 +45,6 @@ class StepProbe:
         self._reached: set[int] = set()
         self._schedulers: list[LRScheduler] = []
         self._scheduled: dict[int, int] = {}
-        self._ddp_forwards = 0
         self._micro_batches = 0
         self._inside = False
         self._stepping: list[Optimizer] = []
@@ -76,10 +75,6 @@ class StepProbe:
                 # The reference keeps the identity from being used again.
                 self._hooked[id(parameter)] = parameter
                 parameter.register_hook(functools.partial(self._on_gradient, parameter))
-
-    def count_ddp_forward(self) -> None:
-        """Counts a forward pass through DistributedDataParallel."""
-        self._ddp_forwards += 1
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Returns the parameters of all optimizers by `<optimizer>:<position>`."""
@@ -186,13 +181,10 @@ class StepProbe:
             name=type(optimizer).__name__,
             names=names,
             lr=[float(group["lr"]) for group in optimizer.param_groups],
-            without_gradient=[names[key] for key, parameter in parameters.items() if parameter.grad is None],
             frozen=[names[key] for key, parameter in parameters.items() if not parameter.requires_grad],
             stale=[names[key] for key, parameter in parameters.items() if id(parameter) in self.stale],
             unowned=self._unowned(),
             loaded=[self.names[key] for key in self.loaded if key in self.names],
-            ddp_forwards=self._ddp_forwards,
-            micro_batches=self._micro_batches,
         )
         for parameter in parameters.values():
             self.local.pop(id(parameter), None)
@@ -200,7 +192,7 @@ class StepProbe:
             self.stale.discard(id(parameter))
             if parameter.grad is not None:
                 self._applied.add(id(parameter))
-        self._ddp_forwards = self._micro_batches = 0
+        self._micro_batches = 0
 
     def _unowned(self) -> dict[str, str]:
         """Returns digests of the parameters that get gradients, but belong to no optimizer."""

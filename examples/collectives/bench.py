@@ -21,7 +21,7 @@ import torch.distributed as dist
 from examples.collectives.group import joined, on_first
 from examples.collectives.ring import Line, ring_all_reduce, server_all_reduce
 from lit_mnist.distributed.rank import Rank, count_cores
-from lit_mnist.run.timing import commit, versions
+from lit_mnist.profiling.timing import commit, versions
 
 SMALLEST, LARGEST = 1024, 64 * 1024**2
 WARM_UP = 3

@@ -22,7 +22,7 @@ from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.digits.split import Split
 from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
 
 RANKS, BATCH, STEPS, TESTED = 2, 128, 200, 1000
 DATA = load_dataset()

@@ -50,9 +50,7 @@ def main() -> None:
     """Trains twice and compares."""
     (plain, plain_orders), (looked, looked_orders) = train(look=False), train(look=True)
     for epoch, (one, other) in enumerate(zip(plain_orders, looked_orders, strict=True)):
-        print(
-            f"epoch {epoch}: {int((one == other).sum())} of {SAMPLES} samples are at the same place in both trainings"
-        )
+        print(f"epoch {epoch}: {int((one == other).sum())} of {SAMPLES} samples are at the same place in both runs")
     pairs = zip(plain.state_dict().values(), looked.state_dict().values(), strict=True)
     print(f"the final weights differ by up to {max(float((a - b).abs().max()) for a, b in pairs):.3f}")
     images, labels = DATA.test.images[:TESTED] / 255, DATA.test.labels[:TESTED]

@@ -106,7 +106,7 @@ def template(rank: Rank) -> None:
     if rank.is_first:
         print(f"precision='16-mixed' computed in {dtypes}")
         print(f"batch norm: running means of the ranks differ by {float((means[0] - means[1]).abs().max()):.4f}")
-        print(f"{module.evaluation.count} samples of {VALIDATED} validated")
+        print(f"{module.metrics.last.count} samples of {VALIDATED} validated")
 
 
 if __name__ == "__main__":

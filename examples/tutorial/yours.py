@@ -1,6 +1,6 @@
 """A LightningModule and a LightningDataModule of a user, and the same with two plugins of this project.
 
-lit-mnist doctor examples/tutorial/yours.py:Digits --data examples/tutorial/yours.py:Data
+ddp-doctor examples/tutorial/yours.py:Digits --data examples/tutorial/yours.py:Data
 lit-mnist fit --config examples/tutorial/yours.yaml --import examples.tutorial.yours --devices 2
 """
 

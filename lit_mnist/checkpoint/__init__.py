@@ -1,1 +1,1 @@
-"""Checkpoints: file format, safety check, atomic writes, the manager, and the rules for resuming."""
+"""Checkpoints of any module: file format, safety check, atomic writes, the files of a run, and how runs resume."""

@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import struct
-from pathlib import Path
 from typing import IO
 
 # The end of an archive without a comment: a signature, 16 bytes, and the length of the comment.
@@ -35,34 +34,32 @@ def hashed_file(content: memoryview) -> list[memoryview | bytes]:
     return [content[: -_LENGTH.size], _LENGTH.pack(len(comment)) + comment]
 
 
+def size_of(file: IO[bytes]) -> int:
+    """Returns the number of bytes of a file, on the disk or in memory."""
+    return file.seek(0, os.SEEK_END)
+
+
 def find_comment(file: IO[bytes]) -> int:
     """Returns the length of the comment with the hash, or 0 if the file has none."""
-    size = os.fstat(file.fileno()).st_size
-    file.seek(max(0, size - COMMENT_BYTES))
+    file.seek(max(0, size_of(file) - COMMENT_BYTES))
     return COMMENT_BYTES if _COMMENT.fullmatch(file.read()) else 0
 
 
-def has_hash(path: Path) -> bool:
-    """Returns whether a file has a hash."""
-    with path.open("rb") as file:
-        return find_comment(file) > 0
-
-
-def verify_hash(file: IO[bytes]) -> bool:
+def verify_hash(file: IO[bytes]) -> str | None:
     """Verifies the hash of a file.
 
     Returns:
-        Whether the file has a hash. A checkpoint of a stock Trainer has none.
+        The hash, or None if the file has none. A checkpoint of a stock Trainer has none.
 
     Raises:
         DamagedError: The hash differs, or the file has neither a hash nor the end of an archive.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = size_of(file)
     if not find_comment(file):
         file.seek(max(0, size - 22))
         if not _END.fullmatch(file.read()):
             raise DamagedError("it does not end as an archive of torch.save does")
-        return False
+        return None
     left = size - COMMENT_BYTES - _LENGTH.size
     digest = hashlib.sha256()
     file.seek(0)
@@ -73,4 +70,4 @@ def verify_hash(file: IO[bytes]) -> bool:
     digest.update(bytes(_LENGTH.size))
     if length != _LENGTH.pack(COMMENT_BYTES) or digest.hexdigest() != written:
         raise DamagedError(f"its content has the SHA-256 {digest.hexdigest()[:16]}…, but {written[:16]}… was written")
-    return True
+    return written

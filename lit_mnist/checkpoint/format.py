@@ -1,119 +1,133 @@
-"""The checkpoint format of all engines: written atomically, verified by a hash, and loaded without executing code.
+"""The checkpoint format of all engines and modules: written atomically, verified by a hash, loaded without code.
 
-The file is a Lightning checkpoint (`state_dict` with the prefix `net.`, optimizer, schedule, scaler, loops) with an
-additional entry `lit_mnist`: the format version, the experiment as plain values, the digest of the data set, and the
-SHA-256 of everything else in the file. A checkpoint of a stock `Trainer.save_checkpoint` has no such entry: it can be
-evaluated but not verified.
+The file is one of torch.save that torch and Lightning can load. Its hash is in the comment of the archive; see
+`file_hash.py`. A run adds the entry `lit_mnist`: the format, the resolved configuration and what a resume needs. A
+checkpoint of a stock `Trainer.save_checkpoint` has neither: it can be evaluated but not verified.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from lit_mnist.checkpoint import earlier
 from lit_mnist.checkpoint.atomic_io import atomic_file
-from lit_mnist.checkpoint.digest import content_sha256
-from lit_mnist.checkpoint.file_hash import has_hash
-from lit_mnist.checkpoint.safety import UnsafeError, load_checked
+from lit_mnist.checkpoint.file_hash import DamagedError, hashed_file, verify_hash
+from lit_mnist.checkpoint.placeholders import UnsafeError
+from lit_mnist.checkpoint.safety import check_archive, check_size
+from lit_mnist.checkpoint.serialization import plain_values, serialize
 from lit_mnist.errors import InputError
 
-FORMAT = 2
+FORMAT = 3
 SECTION = "lit_mnist"
 LAST, BEST = "last.ckpt", "best.ckpt"
-_WRITTEN_BY_A_TRAINER = {"pytorch-lightning_version", "global_step", "state_dict", "hyper_parameters"}
+
+
+class Verified(NamedTuple):
+    """What a file contains, and its SHA-256; None if it has none and was not verified."""
+
+    content: dict[str, Any]
+    sha256: str | None
 
 
 def write_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Writes a checkpoint atomically.
+    """Writes a checkpoint of nested plain values and tensors atomically.
 
     Args:
         path: The file; its folder must exist.
-        checkpoint: Nested plain values and tensors, with a `lit_mnist` section.
+        checkpoint: The content.
+
+    Raises:
+        InputError: The file cannot be written, or could not be loaded again; the old file remains.
+    """
+    write_serialized(path, serialize(plain_values(checkpoint)))
+
+
+def write_serialized(path: Path, content: memoryview) -> None:
+    """Writes a checkpoint with its hash atomically.
+
+    Args:
+        path: The file; its folder must exist.
+        content: The bytes of `serialize`.
 
     Raises:
         InputError: The file cannot be written; the old file remains.
     """
-    content = _without_hash(plain_values(checkpoint))
-    section = {**content[SECTION], "sha256": content_sha256(content)}
     try:
         with atomic_file(path) as file:
-            torch.save({**content, SECTION: section}, file)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
-        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise InputError(f"The checkpoint {path} cannot be written: {reason}.") from error
+            file.writelines(hashed_file(content))
+    except OSError as error:
+        raise InputError(
+            f"The checkpoint {path} cannot be written: {error.strerror}. The file that was there remains."
+        ) from error
 
 
-def plain_values(value: Any, *, copy: bool = False) -> Any:
-    """Converts nested values to plain dicts, lists and tuples, and copies the tensors to the CPU if `copy` is set."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True) if copy else value
-    if isinstance(value, Mapping):
-        return {key: plain_values(part, copy=copy) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(plain_values(part, copy=copy) for part in value)
-    return value
+def read_checkpoint(path: Path, *, hashed: bool = True, map_location: Any = "cpu") -> dict[str, Any]:
+    """Returns the content of a checkpoint; see `read_verified`."""
+    return read_verified(path, hashed=hashed, map_location=map_location).content
 
 
-def read_checkpoint(path: Path, *, hashed: bool = True) -> dict[str, Any]:
-    """Reads a checkpoint to the CPU and verifies it.
+def read_verified(path: Path, *, hashed: bool = True, map_location: Any = "cpu") -> Verified:
+    """Reads and verifies a checkpoint. Nothing in it is executed or imported.
 
     Args:
         path: The file.
         hashed: Whether a SHA-256 is required. A checkpoint of a stock `Trainer.save_checkpoint` has none.
+        map_location: As of `torch.load`.
 
     Raises:
-        InputError: The file is missing, unreadable, damaged, or not a checkpoint of this project.
+        InputError: The file is missing, unreadable, damaged, or not a checkpoint.
     """
     if not path.is_file():
         raise InputError(f"There is no checkpoint at {path}: name a run folder or a .ckpt file.")
     try:
-        checkpoint = load_checked(path)
+        found = _load(path, map_location)
     except UnsafeError as error:
-        raise InputError(f"{path} is not a checkpoint of this project: {error}.") from error
+        advice = " If you trust the file, allow them with torch.serialization.add_safe_globals." * error.names
+        raise InputError(f"{path} cannot be loaded: {error}.{advice}") from error
+    except DamagedError as error:
+        raise InputError(f"{path} is damaged: {error}. Use another checkpoint of the run.") from error
     except PermissionError as error:
         raise InputError(f"The checkpoint {path} cannot be read: {error.strerror}.") from error
     except Exception as error:
         raise InputError(
             f"{path} is damaged or not a checkpoint ({type(error).__name__}): use another checkpoint of the run."
         ) from error
-    return _verified(path, checkpoint, hashed=hashed)
-
-
-def _verified(path: Path, checkpoint: object, *, hashed: bool) -> dict[str, Any]:
-    section = checkpoint.get(SECTION) if isinstance(checkpoint, dict) else None
-    if isinstance(checkpoint, dict) and SECTION not in checkpoint and checkpoint.keys() >= _WRITTEN_BY_A_TRAINER:
-        if not hashed:
-            return checkpoint
+    if not isinstance(found.content, dict):
+        raise InputError(f"{path} is not a checkpoint: it holds a {type(found.content).__name__}.")
+    if SECTION in found.content and (written := found.content[SECTION]["format"]) != FORMAT:
         raise InputError(
-            f"{path} was written by Trainer.save_checkpoint, without the SHA-256 and the experiment that a run resumes "
+            f"{path} has format {str(written)[:100]}, but this version reads the formats {earlier.FORMAT} and {FORMAT}."
+        )
+    if hashed and found.sha256 is None:
+        raise InputError(
+            f"{path} was written by Trainer.save_checkpoint, without the SHA-256 and the settings that a run resumes "
             "from: evaluate it with test --ckpt, or resume it in Python with trainer.fit(..., ckpt_path=...)."
         )
-    if not isinstance(checkpoint, dict) or not isinstance(section, dict) or "sha256" not in section:
-        raise InputError(
-            f"{path} is not a checkpoint of this project's networks: it has no {SECTION} section. The weights of your "
-            "own LightningModule are loaded by its load_from_checkpoint."
-        )
-    try:
-        found = content_sha256(_without_hash(checkpoint))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path} is not a checkpoint of this project: {error}.") from error
-    if found != section["sha256"]:
-        raise InputError(
-            f"{path} is damaged: its content has the SHA-256 {found[:16]}…, but {str(section['sha256'])[:16]}… was "
-            "written. Use another checkpoint of the run."
-        )
-    written = section.get("format")
-    if not isinstance(written, int) or written != FORMAT:
-        raise InputError(f"{path} has format {str(written)[:100]}, but this version reads format {FORMAT}.")
-    return checkpoint
+    return found
 
 
-def _without_hash(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    section = {key: value for key, value in checkpoint[SECTION].items() if key != "sha256"}
-    return {**checkpoint, SECTION: section}
+def _load(path: Path, map_location: Any) -> Verified:
+    with path.open("rb") as file:
+        check_size(file)
+        sha256 = verify_hash(file)
+        check_archive(file)
+        file.seek(0)
+        content = torch.load(file, map_location=map_location, weights_only=True)
+    if not isinstance(content, dict) or SECTION not in content:
+        return Verified(content, sha256)
+    section = content[SECTION]
+    if not isinstance(section, dict) or type(section.get("format")) is not int:
+        raise UnsafeError(f"its section {SECTION} has no format")
+    if section["format"] == earlier.FORMAT:
+        sha256 = earlier.verify_content(content, SECTION)
+        section = {**earlier.upgrade_section(section), "format": FORMAT}
+    elif section["format"] == FORMAT and sha256 is None:
+        raise DamagedError("its SHA-256 is missing")
+    return Verified({**content, SECTION: section}, sha256)
 
 
 def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
@@ -167,6 +181,6 @@ def find_verified_checkpoint(place: Path, warn: Callable[[str], None]) -> Path:
         InputError: The file is missing, damaged, or not a checkpoint of this project.
     """
     path = find_weights(place, warn)
-    if SECTION not in read_checkpoint(path, hashed=False) and not has_hash(path):
+    if read_verified(path, hashed=False).sha256 is None:
         warn(f"{path} was written by a Trainer: it has no SHA-256, and was not verified.")
     return path

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_mnist.experiment.plan import Plan
 
+def lightning_loops(
+    step: int, *, epoch: int, batch: int, batches_per_epoch: int, steps_per_epoch: int
+) -> dict[str, Any]:
+    """Returns the state dict of Lightning's loops.
 
-def lightning_loops(step: int, plan: Plan) -> dict[str, Any]:
-    """Returns the state dict of Lightning's loops after `step` optimizer steps."""
-    epoch, batch = plan.position(step)
+    Args:
+        step: Optimizer steps so far.
+        epoch: Complete epochs so far.
+        batch: Micro-batches so far in the current epoch.
+        batches_per_epoch: Micro-batches of an epoch.
+        steps_per_epoch: Optimizer steps of an epoch.
+    """
     done, begun = epoch, epoch + (batch > 0)
-    batches, steps = epoch * plan.batches_per_epoch + batch, step % plan.steps_per_epoch
+    batches, steps = epoch * batches_per_epoch + batch, step % steps_per_epoch
     fit = {
         "state_dict": {},
         "epoch_loop.state_dict": {"_batches_that_stepped": step},

@@ -1,8 +1,8 @@
 """Checks a file of torch.save before it is loaded, without importing, calling or decompressing anything in it.
 
 torch's `weights_only` blocks code, but not everything that exhausts the memory: it accepts `bytearray(10**12)`, a
-tensor of a thousand bytes that claims a terabyte, and a storage that claims to be longer than its record. The
-checkpoints of this project need few opcodes, few globals and no compression.
+tensor of a thousand bytes that claims a terabyte, and a storage that claims to be longer than its record. What
+torch.save writes needs few opcodes, few globals and no compression.
 """
 
 from __future__ import annotations
@@ -10,31 +10,29 @@ from __future__ import annotations
 import os
 import struct
 import zipfile
-from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import torch
-
-from lit_mnist.checkpoint.file_hash import find_comment, verify_hash
+from lit_mnist.checkpoint.file_hash import find_comment, size_of
+from lit_mnist.checkpoint.placeholders import UnsafeError
 from lit_mnist.checkpoint.torch_internals import TENSOR_RECORD, VALUES_RECORD, is_harmless_record
-from lit_mnist.checkpoint.unpickler import UnsafeError, check_values
+from lit_mnist.checkpoint.unpickler import check_values
 
 _ZIP_END, _ZIP64_END = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q4sLQL")
-_LARGEST_FILE = 2**32
-_LARGEST_PICKLE = 2**24
+_LARGEST_PICKLE = 2**26
 _MOST_RECORDS = 65_000
 # Tensors may share storage: all tensors together may be this many times larger than the file.
 _MOST_SHARED = 4
 
 
-def load_checked(path: Path) -> Any:
-    """Loads a file of torch.save to the CPU after `check_archive`, whose errors it raises."""
-    with path.open("rb") as file:
-        check_archive(file)
-        if find_comment(file):
-            verify_hash(file)
-        file.seek(0)
-        return torch.load(file, map_location="cpu", weights_only=True)
+def check_size(file: IO[bytes]) -> None:
+    """Rejects a file that is larger than the memory of this machine, such as a sparse file.
+
+    Raises:
+        UnsafeError: The file is too large.
+    """
+    size, memory = size_of(file), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise UnsafeError(f"it has {size} bytes, more than the memory of this machine")
 
 
 def check_archive(file: IO[bytes]) -> None:
@@ -44,9 +42,7 @@ def check_archive(file: IO[bytes]) -> None:
         UnsafeError: The file is unsafe.
         Exception: The file is damaged, or not an archive.
     """
-    size = os.fstat(file.fileno()).st_size
-    if size > _LARGEST_FILE:
-        raise UnsafeError(f"it has {size} bytes")
+    size = size_of(file)
     _check_end(file, size)
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()

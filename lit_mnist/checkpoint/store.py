@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lit_mnist.checkpoint.atomic_io import atomic_link
-from lit_mnist.checkpoint.format import BEST, LAST, read_checkpoint, write_checkpoint
+from lit_mnist.checkpoint.format import BEST, LAST, read_checkpoint
 from lit_mnist.errors import InputError
 
 # The resolved configuration, which marks a run folder.
@@ -28,11 +28,11 @@ class CheckpointFolder:
         self.path, self.keep = path, keep
         self._last_step = last_step
 
-    def put(self, checkpoint: Mapping[str, Any], step: int, *, is_best: bool) -> None:
+    def put(self, write: Callable[[Path], None], step: int, *, is_best: bool) -> None:
         """Writes a checkpoint as the last one and, with a link, the best one.
 
         Args:
-            checkpoint: See `write_checkpoint`.
+            write: Writes the checkpoint to a file.
             step: Number of optimizer steps.
             is_best: Whether it is also the best checkpoint.
 
@@ -45,10 +45,10 @@ class CheckpointFolder:
             atomic_link(last, self.path / _older_name(self._last_step))
         if is_best:
             # The best first: a run that is killed between the two writes then resumes before this epoch.
-            write_checkpoint(best, checkpoint)
+            write(best)
             atomic_link(best, last)
         else:
-            write_checkpoint(last, checkpoint)
+            write(last)
         self._last_step = step
         older = _older(self.path)
         # Checkpoints of later steps were discarded when the run resumed from an earlier checkpoint.

@@ -1,58 +1,44 @@
-"""A pickle interpreter for the few opcodes that a checkpoint needs, with placeholders for tensors.
+"""A pickle interpreter for the few opcodes that a checkpoint needs, with placeholders for tensors and objects.
 
 Python's own unpickler exhausts the memory for a large memo index, and overflows the stack for a deeply nested key.
 """
 
 from __future__ import annotations
 
-import math
 import pickletools
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from lit_mnist.checkpoint.torch_internals import ITEM_SIZES, MAKE_DICT, MAKE_TENSOR, VERSIONS
+from lit_mnist.checkpoint.placeholders import (
+    NAMES,
+    Name,
+    Object,
+    Storage,
+    Tensor,
+    UnsafeError,
+    call,
+    check_key,
+    expect,
+    storage,
+)
+from lit_mnist.checkpoint.torch_internals import DTYPES, VERSIONS, allowed_globals
 
-_NAMES = {*ITEM_SIZES, MAKE_TENSOR, MAKE_DICT}
 _NEW: dict[str, Callable[[], Any]] = {
     **{"NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False},
     **{"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple},
 }
-_MOST_OPCODES = 200_000
-_MOST_VALUES = 1_000_000
-_MOST_DIMENSIONS = 64
+# Limits without tensors, and for each tensor.
+_MOST_OPCODES, _OPCODES_OF_TENSOR = 300_000, 40
+_MOST_VALUES, _VALUES_OF_TENSOR = 1_000_000, 100
 _DEEPEST = 50
 _LONGEST_NUMBER = 128
 
 
-class UnsafeError(Exception):
-    """A file needs more than a checkpoint of this project; the message says what."""
-
-
-@dataclass(frozen=True)
-class _Name:
-    """A placeholder for a class or a function."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class _Storage:
-    """A placeholder for the bytes of one or more tensors."""
-
-    bytes: int
-    itemsize: int
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """A placeholder for a tensor."""
-
-    bytes: int
-
-
 def check_values(content: bytes, sizes: dict[str, int], most_bytes: int) -> None:
     """Rejects a pickle that would call or import anything, or exhaust the memory.
+
+    What the user has allowed with `torch.serialization.add_safe_globals` is accepted.
 
     Args:
         content: The pickle.
@@ -63,10 +49,11 @@ def check_values(content: bytes, sizes: dict[str, int], most_bytes: int) -> None
         UnsafeError: The pickle is unsafe.
         Exception: The pickle is damaged.
     """
-    _check_size(_build(content, sizes), most_bytes)
+    value = _build(content, sizes, allowed_globals())
+    _check_size(value, most_bytes, _MOST_VALUES + _VALUES_OF_TENSOR * len(sizes))
 
 
-def _build(content: bytes, sizes: dict[str, int]) -> Any:  # noqa: PLR0912 (a case for each opcode)
+def _build(content: bytes, sizes: dict[str, int], allowed: set[str]) -> Any:  # noqa: PLR0912 (a case for each opcode)
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[Any, Any] = {}
@@ -77,8 +64,9 @@ def _build(content: bytes, sizes: dict[str, int]) -> Any:  # noqa: PLR0912 (a ca
         del stack[start:]
         return taken
 
+    most = _MOST_OPCODES + _OPCODES_OF_TENSOR * len(sizes)
     for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        if number > _MOST_OPCODES:
+        if number > most:
             raise UnsafeError("it has too many values")
         match opcode.name:
             case "PROTO" | "STOP":
@@ -96,80 +84,80 @@ def _build(content: bytes, sizes: dict[str, int]) -> Any:  # noqa: PLR0912 (a ca
                 stack[-count:] = [tuple(stack[-count:])]
             case "APPEND" | "APPENDS":
                 items = since_mark() if opcode.name == "APPENDS" else [stack.pop()]
-                _expect(stack[-1], list).extend(items)
+                expect(stack[-1], list).extend(items)
             case "SETITEM" | "SETITEMS":
                 items = since_mark() if opcode.name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-                # Hashing a nested tuple may never end, or overflow the stack.
-                keys = [_expect(key, str, int) for key in items[::2]]
-                _expect(stack[-1], dict).update(zip(keys, items[1::2], strict=True))
+                _set_items(stack[-1], items)
             case "BINPUT" | "LONG_BINPUT":
                 memo[argument] = stack[-1]
             case "BINGET" | "LONG_BINGET":
                 stack.append(memo[argument])
-            case "GLOBAL" if argument in _NAMES:
-                stack.append(_Name(argument))
+            case "GLOBAL" if (name := _full_name(argument)) in DTYPES:
+                stack.append(Object([], kind=name))
+            case "GLOBAL" if (name := _full_name(argument)) in NAMES or name in allowed:
+                stack.append(Name(name))
             case "BINPERSID":
-                stack.append(_storage(stack.pop(), sizes))
-            case "REDUCE":
+                stack.append(storage(stack.pop(), sizes))
+            case "REDUCE" | "NEWOBJ":
                 arguments, made = stack.pop(), stack.pop()
-                stack.append({} if (made, arguments) == (_Name(MAKE_DICT), ()) else _tensor(made, arguments))
-            case "BUILD" if isinstance(stack[-2], dict) and set(_expect(stack[-1], dict)) == {VERSIONS}:
-                # The versions of the layers are not needed.
-                stack.pop()
+                stack.append(call(made, arguments, allowed))
+            case "BUILD":
+                _set_state(stack[-2], stack.pop())
+            case "GLOBAL":
+                raise UnsafeError(_explain_globals(content, allowed), names=True)
             case _:
-                asked = str(argument).replace(" ", ".") if opcode.name == "GLOBAL" else opcode.name
-                raise UnsafeError(f"it asks for {asked:.100}")
+                raise UnsafeError(f"it asks for {opcode.name}")
     (value,) = stack
     return value
 
 
-def _expect(value: Any, *kinds: type) -> Any:
-    if type(value) not in kinds:
-        raise UnsafeError(
-            f"it has a {type(value).__name__} where it needs {' or '.join(kind.__name__ for kind in kinds)}"
-        )
-    return value
+def _full_name(argument: Any) -> str:
+    """Returns the name of a GLOBAL, of which the second protocol writes the modules of Python 2."""
+    module, _, name = argument.partition(" ")
+    return f"{'builtins' if module == '__builtin__' else module}.{name}"
 
 
-def _storage(pid: Any, sizes: dict[str, int]) -> _Storage:
-    match pid:
-        case ("storage", _Name(kind), str(key), str(), int(count)) if kind in ITEM_SIZES:
-            if sizes.get(key) == count * ITEM_SIZES[kind]:
-                return _Storage(count * ITEM_SIZES[kind], ITEM_SIZES[kind])
-    raise UnsafeError("a tensor in it does not have the bytes that it claims")
+def _explain_globals(content: bytes, allowed: set[str]) -> str:
+    opcodes = islice(pickletools.genops(content), _MOST_OPCODES)
+    names = {_full_name(argument) for opcode, argument, _ in opcodes if opcode.name == "GLOBAL"}
+    needed = ", ".join(f"{name:.100}" for name in sorted(names - NAMES - allowed)[:5])
+    return f"it needs {needed}, which weights_only=True does not load"
 
 
-def _tensor(made: Any, arguments: Any) -> _Tensor:
-    # A tensor that repeats its bytes would exhaust the memory when it is copied.
-    match made, arguments:
-        case _Name(name), (_Storage() as storage, int(offset), tuple(shape), tuple(strides), bool(), {**hooks}) if (
-            name == MAKE_TENSOR and not hooks and len(shape) == len(strides) <= _MOST_DIMENSIONS
-        ):
-            numbers = [_expect(number, int) for number in (*shape, *strides)]
-            needed = math.prod(shape) * storage.itemsize
-            if min(offset, *numbers, 0) >= 0 and needed <= storage.bytes:
-                return _Tensor(needed)
-            raise UnsafeError("a tensor in it claims to be larger than it is")
-    raise UnsafeError("it makes something other than a tensor")
+def _set_items(target: Any, items: list[Any]) -> None:
+    if isinstance(target, Object):
+        target.parts.extend(items)
+        return
+    for key in items[::2]:
+        check_key(key)
+    expect(target, dict).update(zip(items[::2], items[1::2], strict=True))
 
 
-def _check_size(value: Any, most_bytes: int) -> None:
+def _set_state(target: Any, state: Any) -> None:
+    if isinstance(target, Object):
+        target.parts.append(state)
+    elif type(target) is not dict or set(expect(state, dict)) != {VERSIONS}:
+        # The versions of the layers are not needed.
+        raise UnsafeError("it changes something other than an object")
+
+
+def _check_size(value: Any, most_bytes: int, most_values: int) -> None:
     """Rejects values that are nested too deeply, or that are far larger than the file because they are shared."""
-    left = _MOST_VALUES
+    left = most_values
     waiting: list[tuple[Any, int]] = [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
         left -= 1
         if isinstance(item, str):
             left -= len(item)
-        elif isinstance(item, _Tensor):
+        elif isinstance(item, Tensor):
             most_bytes -= item.bytes
-        elif isinstance(item, _Name | _Storage):
+        elif isinstance(item, Name | Storage):
             raise UnsafeError("it holds something other than values and tensors")
         elif isinstance(item, dict):
             waiting += [(part, depth + 1) for pair in item.items() for part in pair]
-        elif isinstance(item, list | tuple):
-            waiting += [(part, depth + 1) for part in item]
+        elif isinstance(item, list | tuple | Object):
+            waiting += [(part, depth + 1) for part in (item.parts if isinstance(item, Object) else item)]
         elif isinstance(item, int) and item.bit_length() > _LONGEST_NUMBER:
             raise UnsafeError("it holds a number that is too long")
         if left < 0 or most_bytes < 0 or depth > _DEEPEST:

@@ -1,102 +1,82 @@
-"""Claims the run folder for this run, and fills it with the checkpoints that the run starts from.
-
-The folder of a resumed training is locked before its newest checkpoint is chosen: an earlier run may still save there.
-"""
+"""Claims the run folder for this run, and fills it with the checkpoints that the run starts from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lit_mnist.checkpoint.atomic_io import atomic_copy
 from lit_mnist.checkpoint.format import BEST, LAST
-from lit_mnist.checkpoint.resume import Saved
-from lit_mnist.checkpoint.store import CONFIG, find_run_folder
-from lit_mnist.cli.parser import Request
-from lit_mnist.cli.validate import Validated, resumes_in_place
+from lit_mnist.checkpoint.saved import Saved
+from lit_mnist.checkpoint.store import CONFIG
+from lit_mnist.cli.resume import PATIENCE_SECONDS, Start, origin_of, writes_run_folder
 from lit_mnist.distributed.rank import Rank, launched_from_outside, warn_once
 from lit_mnist.errors import InputError
-from lit_mnist.experiment.plan import Plan
-from lit_mnist.predict import digits, segmentation
 from lit_mnist.profiling.faults import fault_marker
 from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_path, was_restarted
 from lit_mnist.run.folder_lock import FolderLock
 from lit_mnist.run.metrics_log import read_metrics
 
 # New name of a best checkpoint that does not belong to the resumed training.
-_ASIDE = "best-put-aside.ckpt"
-# A lost rank may still hold the folder when its successor starts.
-PATIENCE_SECONDS = 30.0
-_WRITES = {
-    "train": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
-    "fit": (CONFIG, RESULT, METRICS, REPORT, "checkpoints"),
-    "validate": (CONFIG, RESULT, REPORT),
-    "test": (CONFIG, RESULT, REPORT),
-    "predict": (digits.TABLE, digits.GRID, segmentation.MASKS, segmentation.OVERLAYS),
-}
+_OTHER_BEST = "best-of-another-training.ckpt"
 
 
-@contextmanager
-def lock_resumed_folder(request: Request) -> Iterator[FolderLock | None]:
-    """Locks the run folder in which a training resumes, and yields the lock; undoes it if the body raises.
+@dataclass(frozen=True)
+class Output:
+    """What a run writes into its folder.
 
-    Yields None if there is nothing to lock: for a new training, a folder without checkpoints, and on a process that
-    does not write.
-
-    Raises:
-        InputError: Another run holds the folder, or it cannot be locked.
+    Attributes:
+        name: Last part of the name of a new folder.
+        config: The resolved configuration.
+        predictions: Names of the files of the command `predict`.
+        complete: Whether the resumed training is complete, so that only its best weights are tested.
+        every_rank_writes: Whether ranks other than the first write into the folder.
     """
-    folder = _folder_to_resume(request) if writes_run_folder() else None
-    if folder is None:
-        yield None
-        return
-    lock = FolderLock(folder, PATIENCE_SECONDS if resumes_in_place(request) else 0)
-    try:
-        yield lock
-    except BaseException:
-        lock.undo()
-        raise
+
+    name: str
+    config: Mapping[str, Any]
+    predictions: tuple[str, ...]
+    complete: bool = False
+    every_rank_writes: bool = False
 
 
-def claim(validated: Validated, plan: Plan, lock: FolderLock | None) -> tuple[Path, RunFolder | None]:
+def claim(start: Start, saved: Saved | None, output: Output, lock: FolderLock | None) -> tuple[Path, RunFolder | None]:
     """Returns the path of the run folder, and the claimed folder on the process that writes it.
 
     Args:
-        validated: The validated request.
-        plan: Its plan.
+        start: The request.
+        saved: The checkpoint to start from, or None.
+        output: What the run writes.
         lock: The lock of the folder in which a training resumes.
 
     Raises:
         InputError: Another run owns the folder, it cannot be written, or the ranks would disagree on its name.
     """
-    request, experiment, saved = validated.request, validated.experiment, validated.saved
-    origin = find_run_folder(saved.path) if saved and request.trains else None
-    path, name = _path(validated, origin)
+    origin = origin_of(start, saved)
+    path = _path(start, origin, output)
     if not writes_run_folder():
-        return (path or default_path(name)).absolute(), None
+        return (path or default_path(output.name)).absolute(), None
     in_place = path is not None and path.resolve() == origin
-    restarted = path is not None and request.trains and was_restarted(path)
-    begins = path is not None and request.resume == "auto" and not (path / RESULT).exists()
+    restarted = path is not None and start.trains and was_restarted(path)
+    begins = path is not None and start.resume == "auto" and not (path / RESULT).exists()
     if path and in_place:
         read_metrics(path)
     folder = RunFolder.claim(
         path,
-        name=name,
-        writes=_WRITES[request.command],
-        folders=("checkpoints", "tensorboard") if request.trains else (),
+        name=output.name,
+        writes=_writes(start, output),
+        folders=("checkpoints", "tensorboard") if start.trains else (),
         resumed=in_place or restarted or begins,
         patience=PATIENCE_SECONDS if restarted else 0,
         lock=lock if lock and path and lock.path.resolve() == path.resolve() else None,
     )
     try:
-        if request.trains:
-            complete = request.command == "train" and saved is not None and saved.step == plan.total_steps
-            _fill(folder, saved, plan, resumes_here=in_place or restarted, complete=complete)
-        if request.command != "predict":
-            config = experiment.replace("run", dir=None, resume=None, inject=None).to_dict()
-            config["trainer"].update(validated.stated)
-            folder.write_config(config)
+        if start.trains:
+            _fill(folder, saved, resumes_here=in_place or restarted, complete=output.complete)
+        if start.command != "predict":
+            folder.write_config(dict(output.config))
     except OSError as error:
         folder.undo()
         raise InputError(f"The run folder {folder.path} cannot be written: {error.strerror}.") from error
@@ -106,44 +86,23 @@ def claim(validated: Validated, plan: Plan, lock: FolderLock | None) -> tuple[Pa
     return folder.path, folder
 
 
-def writes_run_folder() -> bool:
-    """Returns whether this process writes the run folder."""
-    return not launched_from_outside() or Rank.from_environment().is_first
+def _writes(start: Start, output: Output) -> tuple[str, ...]:
+    """Returns the files that must not exist yet in the folder of a new run."""
+    if start.command == "predict":
+        return output.predictions
+    return (CONFIG, RESULT, METRICS, REPORT, "checkpoints") if start.trains else (CONFIG, RESULT, REPORT)
 
 
-def _folder_to_resume(request: Request) -> Path | None:
-    """Returns the run folder in which a training resumes, or None if it writes to a new one."""
-    if not request.trains:
-        return None
-    if resumes_in_place(request):
-        folder = Path(str(request.run_dir))
-        return folder.absolute() if (folder / "checkpoints").is_dir() else None
-    if request.resume in {None, "auto"}:
-        return None
-    source = Path(str(request.resume))
-    try:
-        # A run folder, its `checkpoints` folder, or a file in it.
-        inside = [source / "checkpoints" / LAST, source / LAST] if source.is_dir() else [source]
-        origin = next(filter(None, map(find_run_folder, inside)), None)
-        return origin if origin and (request.run_dir is None or Path(request.run_dir).resolve() == origin) else None
-    except (OSError, RuntimeError):
-        # For example, a link to itself: reading the checkpoint reports it.
-        return None
-
-
-def _path(validated: Validated, origin: Path | None) -> tuple[Path | None, str]:
-    """Returns the run folder, the given one or that of the resumed training, and the last part of a new one's name."""
-    request, experiment = validated.request, validated.experiment
-    chosen = Path(experiment.run.dir) if experiment.run.dir else origin
-    writes_masks = request.command == "predict" and experiment.data.task.pixelwise
-    every_rank_writes = experiment.run.trace != "none" or writes_masks
-    if chosen is None and every_rank_writes and launched_from_outside() and Rank.from_environment().world_size > 1:
+def _path(start: Start, origin: Path | None, output: Output) -> Path | None:
+    """Returns the run folder: the given one, that of the resumed training, or None for a new one."""
+    chosen = Path(start.run_dir) if start.run_dir else origin
+    several = launched_from_outside() and Rank.from_environment().world_size > 1
+    if chosen is None and output.every_rank_writes and several:
         raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
-    name = experiment.model.net if request.command == "train" else f"{experiment.model.net}-{request.command}"
-    return chosen.absolute() if chosen else None, name
+    return chosen.absolute() if chosen else None
 
 
-def _fill(folder: RunFolder, saved: Saved | None, plan: Plan, *, resumes_here: bool, complete: bool) -> None:
+def _fill(folder: RunFolder, saved: Saved | None, *, resumes_here: bool, complete: bool) -> None:
     """Copies the checkpoints that a training resumes from into its folder; the best one only if it is valid."""
     if not resumes_here:
         fault_marker(folder.path).unlink(missing_ok=True)
@@ -155,12 +114,12 @@ def _fill(folder: RunFolder, saved: Saved | None, plan: Plan, *, resumes_here: b
     in_place = saved.is_in(folder.checkpoints)
     if not in_place:
         atomic_copy(saved.path, last)
-        if Saved.read(last).section["sha256"] != saved.section["sha256"]:
+        if type(saved).read(last).sha256 != saved.sha256:
             raise InputError(f"{saved.path} was replaced by another run while it was read: start this one again.")
         if (beside := saved.path.parent / BEST).is_file():
             atomic_copy(beside, best)
-    if not complete and saved.step < plan.steps_per_epoch and not best.exists():
-        # No epoch has ended: there are no best weights yet.
+    if not best.exists() and (saved.best is None or (saved.epoch == 0 and not complete)):
+        # The run keeps no best weights, or no epoch has ended.
         return
     try:
         saved.check_best(best)
@@ -172,7 +131,7 @@ def _fill(folder: RunFolder, saved: Saved | None, plan: Plan, *, resumes_here: b
             ) from error
         message = f"The best weights until step {saved.step} are not known. {error}"
         if in_place and best.exists():
-            best.replace(best.with_name(_ASIDE))
-            message += f" It is kept as {_ASIDE}."
+            best.replace(best.with_name(_OTHER_BEST))
+            message += f" It is kept as {_OTHER_BEST}."
         best.unlink(missing_ok=True)
         warn_once(f"{message} {BEST} will be the best epoch from here on.")

@@ -1,4 +1,4 @@
-"""The commands, the short flags, and suggestions for unknown flags. Nothing here imports torch."""
+"""The short flags, the flags of single commands, and suggestions for unknown flags. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -24,24 +24,22 @@ SHORT_FLAGS = {
     "--resume": "run.resume",
 }
 EVALUATING = ("validate", "test", "predict")
-# Each command with its description and its own flags.
-COMMANDS: dict[str, tuple[str, dict[str, str]]] = {
-    "train": ("fit, then test the best weights exactly; the default command", {}),
-    "fit": ("train", {}),
-    "validate": ("evaluate on the validation split", {"--ckpt": "run folder or checkpoint to evaluate"}),
-    "test": ("evaluate on the test split", {"--ckpt": "run folder or checkpoint to evaluate"}),
-    "predict": (
-        "predict the test split, or your own images",
-        {"--ckpt": "run folder or checkpoint to predict with", "--images": "images, or folders of them"},
-    ),
-    "compare": (
-        "train with several engines, and compare their results and costs",
-        {
-            "--engines": "all, or names separated by commas",
-            "--repeats": "timed runs of each engine; 0 for none",
-            "--timed-steps": "optimizer steps of a timed run",
-        },
-    ),
+_CKPT = {"--ckpt": "run folder or checkpoint to evaluate"}
+# The flags that only one command has, or few.
+COMMAND_FLAGS: dict[str, dict[str, str]] = {
+    "train": {},
+    "fit": {},
+    "validate": _CKPT,
+    "test": _CKPT,
+    "predict": {
+        "--ckpt": "run folder or checkpoint to predict with",
+        "--images": "images, or folders of them",
+    },
+    "compare": {
+        "--engines": "all, or names separated by commas",
+        "--repeats": "timed runs of each engine; 0 for none",
+        "--timed-steps": "optimizer steps of a timed run",
+    },
 }
 # Names of the same options in other projects.
 SYNONYMS = {
@@ -87,12 +85,6 @@ TRAINING_ONLY = frozenset(
 )
 
 
-def commands_of(engine: str) -> list[str]:
-    """Returns the commands that an engine supports."""
-    own = CAPABILITIES[engine].commands
-    return [name for name in COMMANDS if name in own or (name == "compare" and engine == "lightning")]
-
-
 def options_of(command: str, engine: str) -> list[str]:
     """Returns the keys of the options that a command of an engine uses."""
     left_out = set(CAPABILITIES[engine].unsupported)
@@ -103,16 +95,23 @@ def options_of(command: str, engine: str) -> list[str]:
     return [key for key in options() if key not in left_out]
 
 
-def unknown_flag(command: str, flag: str, engine: str) -> str:
-    """Returns the message for an unknown flag, with a suggestion if the command accepts a similar one."""
-    others = [name for name, (_, own) in COMMANDS.items() if flag in own]
+def unknown_flag(command: str, flag: str, engine: str, *, user: bool = False) -> str:
+    """Returns the message for an unknown flag, with a suggestion if the command accepts a similar one.
+
+    Args:
+        command: The command.
+        flag: The flag.
+        engine: Name of the engine.
+        user: Whether the request names classes of the user, which have no settings of the experiment.
+    """
+    others = [name for name, own in COMMAND_FLAGS.items() if flag in own]
     if others == list(EVALUATING):
-        return f"--ckpt belongs to {', '.join(EVALUATING)}; to continue a training, use --resume."
+        return f"--ckpt belongs to {', '.join(EVALUATING)}; to resume a training run, use --resume."
     if others:
         return f"{flag} belongs to {', '.join(others)}."
-    keys = options_of(command, engine)
+    keys = [key for key in options_of(command, engine) if not (user and key.startswith(("model.", "data.")))]
     short = [name for name, key in SHORT_FLAGS.items() if key in keys]
-    known = [*short, *COMMANDS[command][1], "--config", *(f"--{key}" for key in keys)]
+    known = [*short, *COMMAND_FLAGS[command], "--config", "--import", *(f"--{key}" for key in keys)]
     word = flag.lstrip("-").replace("-", "_").rpartition(".")[2]
     meant = SYNONYMS.get(word)
     if meant == "--ckpt" and command not in EVALUATING:

@@ -5,27 +5,27 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import lit_mnist
-from ddp_doctor.flags import help_of_doctor
-from lit_mnist.cli.flags import COMMANDS, SHORT_FLAGS, commands_of, options_of
-from lit_mnist.cli.imports import import_packages, split_imports
-from lit_mnist.cli.trainer_options import POLICY
+from lit_mnist.cli.flags import COMMAND_FLAGS, SHORT_FLAGS, options_of
+from lit_mnist.cli.trainer_options import NOT_FOR_USERS, POLICY
 from lit_mnist.experiment.schema import options
-from lit_mnist.export.flags import help_of_export
+from lit_mnist.run.imports import import_packages, split_imports
 
 _INDENT = 26
 
 
-def help_text(words: Sequence[str], engine: str) -> str:
-    """Returns the help or the version that a command line asks for, or an empty string."""
+def help_text(words: Sequence[str], engine: str, commands: Mapping[str, str]) -> str:
+    """Returns the help or the version that a command line asks for, or an empty string.
+
+    Args:
+        words: The words of the command line.
+        engine: Name of the engine.
+        commands: What each command of the engine does.
+    """
     program = Path(sys.argv[0]).name if engine == "lightning" else f"python -m lit_mnist.engines.{engine}"
-    if words[:1] == ["doctor"]:
-        return help_of_doctor(words[1:], program)
-    if words[:1] == ["export"]:
-        return help_of_export(words[1:], program)
     imports, words = split_imports(words)
     if "--version" in words:
         return f"lit_mnist {lit_mnist.__version__}"
@@ -35,12 +35,12 @@ def help_text(words: Sequence[str], engine: str) -> str:
         return ""
     # The help lists the names that they register.
     import_packages(imports)
-    if words[0] in commands_of(engine) and words[0] != "train":
-        return _command_help(program, words[0], engine)
-    return _overview(program, engine)
+    if words[0] in COMMAND_FLAGS.keys() & commands.keys() and words[0] != "train":
+        return _command_help(program, words[0], commands[words[0]], engine)
+    return _overview(program, engine, commands)
 
 
-def _overview(program: str, engine: str) -> str:
+def _overview(program: str, engine: str, commands: Mapping[str, str]) -> str:
     keys = options_of("train", engine)
     method = "PyTorch Lightning" if engine == "lightning" else f"the engine {engine}"
     return "\n".join(
@@ -50,31 +50,22 @@ def _overview(program: str, engine: str) -> str:
             f"Trains a network with {method} on any number of ranks, and tests its best weights exactly.",
             "",
             "commands:",
-            *(_row(name, COMMANDS[name][0]) for name in commands_of(engine)),
-            *(_own_commands() if engine == "lightning" else ()),
+            *(_row(name, text) for name, text in commands.items()),
             "",
             "flags of every command that trains:",
             *(_row(flag, options()[key].help) for flag, key in SHORT_FLAGS.items() if key in keys),
             *_common_rows(),
             "",
             f"All settings: {program} fit --help.",
-            *_own_module_help(program, engine),
+            *_user_module_help(program, engine),
             *_see_trainer_help(program, engine),
         ]
     )
 
 
-def _own_commands() -> list[str]:
-    return [
-        _row("doctor", "examine another training for silent faults"),
-        _row("export", "write the network of a run as safetensors, ONNX or pt2"),
-    ]
-
-
-def _command_help(program: str, command: str, engine: str) -> str:
-    text, own = COMMANDS[command]
+def _command_help(program: str, command: str, text: str, engine: str) -> str:
     lines = [f"usage: {program} {command} [FLAGS]", "", f"{text[0].upper()}{text[1:]}.", ""]
-    lines += [*(_row(flag, meaning) for flag, meaning in own.items()), *_common_rows()]
+    lines += [*(_row(flag, meaning) for flag, meaning in COMMAND_FLAGS[command].items()), *_common_rows()]
     names = {key: flag for flag, key in SHORT_FLAGS.items()}
     section = ""
     for key in options_of(command, engine):
@@ -91,16 +82,22 @@ def _command_help(program: str, command: str, engine: str) -> str:
 
 
 def _trainer_help() -> str:
-    accepted = [_row(f"--trainer.{name}", "see Lightning's Trainer") for name in POLICY if not POLICY[name].reason]
-    rejected = [_row(f"--trainer.{name}", policy.reason) for name, policy in POLICY.items() if policy.reason]
-    return "\n".join(["Accepted options of Lightning's Trainer:", *accepted, "", "Rejected, and why:", *rejected])
+    lines = ["Accepted options of Lightning's Trainer:"]
+    lines += [_row(f"--trainer.{name}", "see Lightning's Trainer") for name in POLICY if not POLICY[name].reason]
+    lines += ["", "Rejected, and why:"]
+    for name, policy in POLICY.items():
+        if policy.reason:
+            own = "" if policy.user else " (accepted for your module)"
+            lines.append(_row(f"--trainer.{name}", policy.reason + own))
+    lines += ["", "Rejected for your module, and why:"]
+    return "\n".join([*lines, *(_row(f"--{key}", reason) for key, reason in NOT_FOR_USERS.items())])
 
 
 def _see_trainer_help(program: str, engine: str) -> list[str]:
     return [f"Further options of Lightning's Trainer: {program} fit --trainer.help."] if engine == "lightning" else []
 
 
-def _own_module_help(program: str, engine: str) -> list[str]:
+def _user_module_help(program: str, engine: str) -> list[str]:
     if engine != "lightning":
         return []
     return [

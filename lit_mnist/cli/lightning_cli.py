@@ -1,248 +1,136 @@
-"""LightningCLI as the parser of Lightning's own options, such as callbacks given by `class_path`."""
+"""LightningCLI as the parser of the user's classes and of objects of the Trainer, such as callbacks."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from enum import Enum
-from pathlib import Path
-from tempfile import TemporaryDirectory
+import sys
+from collections.abc import Iterator
 from typing import Any
 
-from jsonargparse import ArgumentError, Namespace, set_parsing_settings
-from lightning.pytorch import callbacks, loggers
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    Callback,
-    Checkpoint,
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelPruning,
-    StochasticWeightAveraging,
-    Timer,
-    WeightAveraging,
-)
-from lightning.pytorch.callbacks.batch_size_finder import BatchSizeFinder
+from jsonargparse import ArgumentError, set_parsing_settings
+from lightning.pytorch import LightningDataModule, LightningModule, callbacks, loggers
 from lightning.pytorch.cli import LightningCLI
 
+from lit_mnist.cli.class_names import CLASSES, explain_allowed, is_allowed
+from lit_mnist.cli.given import find_named, layers_of, named, plain
+from lit_mnist.cli.option_checks import as_list, check_callback, check_values
 from lit_mnist.cli.plain_errors import explain
-from lit_mnist.cli.trainer_options import ALLOWED, TrainerExtras
+from lit_mnist.cli.request import Request
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.module import LitClassifier
+from lit_mnist.run.imports import import_packages
 from lit_mnist.trainer import LitTrainer
 
-_WEIGHTS = (
-    "best.ckpt, the test and weights_sha256 are of the weights that are trained, and a resumed run would not have the "
-    "averages: leave it out"
-)
-# Callbacks that would break a promise, with the reason and what to use instead.
-_REJECTED: tuple[tuple[type[Callback], str], ...] = (
-    (
-        Checkpoint,
-        "a run can be resumed because its checkpoints have one format and one folder: use --save-every and --keep",
-    ),
-    (
-        GradientAccumulationScheduler,
-        "the samples of a step are a function of the seed and the step alone, but it changes how many micro-batches "
-        "form an optimizer step: use --trainer.accumulate_grad_batches",
-    ),
-    (WeightAveraging, _WEIGHTS),
-    (StochasticWeightAveraging, _WEIGHTS),
-    (
-        LearningRateFinder,
-        "config.yaml states the learning rate of a run, but it replaces that after a training of its own: use --lr",
-    ),
-    (
-        BatchSizeFinder,
-        "the samples of a step are a function of the seed and the step alone, but it replaces the batch size: use "
-        "--batch-size",
-    ),
-    (ModelPruning, "a run can be resumed from its checkpoints, but it replaces the parameters: leave it out"),
-    (
-        BaseFinetuning,
-        "a run can be resumed from its checkpoints, but it adds parameters to the optimizer: start from other weights "
-        "by --model.weights",
-    ),
-)
 _KNOWN = {
     "trainer.callbacks": [name for name in callbacks.__all__ if name != "Callback"],
     "trainer.logger": [name for name in loggers.__all__ if name != "Logger"],
 }
-# Those that Lightning makes by name, without xla, which is for TPUs.
-_PROFILERS = ("simple", "advanced", "pytorch")
 
 
-class OptionsParser(LightningCLI):
-    """LightningCLI as a parser only: `instantiate_classes` does nothing.
+class ClassParser(LightningCLI):
+    """Parses what a request gives for LightningCLI. Each rank makes the objects.
+
+    Args:
+        request: The request, whose packages are imported.
 
     Attributes:
-        allowed: The modules and packages whose classes may be named.
+        options_are_known: Whether the options of the Trainer name only classes of Lightning and torch, which this
+            process can make without running code of the user.
+
+    Raises:
+        InputError: A class does not exist, does not have these arguments, is not allowed, or would break a promise.
     """
 
-    allowed: Sequence[str] = ALLOWED
+    def __init__(self, request: Request) -> None:
+        self.request, user = request, bool(request.classes)
+        # The names in a configuration are checked before anything is imported.
+        set_parsing_settings(
+            import_path_denylist=["*"],
+            import_path_allowlist=list(request.allowed),
+            instantiate_subclass_spec_in_any=False,
+        )
+        super().__init__(
+            LightningModule if user else LitClassifier,
+            LightningDataModule if "data" in request.classes else None if user else MNISTDataModule,
+            trainer_class=LitTrainer,
+            save_config_callback=None,
+            seed_everything_default=False,
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False},
+            subclass_mode_model=user,
+            subclass_mode_data=user,
+            args=[f"--{key}={text}" for key, _, text in request.given],
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=user,
+        )
+        self.options_are_known = True
+        for key in self._keys():
+            for value in named(self.config[key], layers_of(request.given, key)):
+                home = self._home(key, value)
+                self.options_are_known &= key in CLASSES or is_allowed(home, ())
+        options = {name: self.config.trainer[name] for name in request.options}
+        for spec in as_list(options.get("callbacks")):
+            check_callback(find_named(str(spec.get("class_path"))), user=user)
+        check_values(options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns how a new process makes this parser: from the request."""
+        return _parse_again, (self.request,)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         """Parses the flags; raises an InputError with one message."""
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
-            raise InputError(explain(str(error), known=_KNOWN, allowed=self.allowed)) from error
+            raise InputError(explain(str(error), known=_KNOWN, allowed=self.request.allowed)) from error
         except (ValueError, OSError, RecursionError) as error:
             raise InputError(f"The settings cannot be read: {' '.join(str(error).split())[:300]}.") from error
 
     def instantiate_classes(self) -> None:
         """Does nothing: the ranks instantiate the objects."""
 
+    def plain_classes(self) -> dict[str, Any]:
+        """Returns the user's `model` and `data` as plain values, as a configuration file states them."""
+        return {key: self._plain(key) for key in self._keys() if key in CLASSES}
 
-class ExperimentCLI(OptionsParser):
-    """The parser of the options that the experiment does not have.
+    def plain_options(self) -> dict[str, Any]:
+        """Returns the given options of the Trainer as plain values."""
+        return {name: self._plain(f"trainer.{name}") for name in self.request.options}
 
-    Args:
-        words: Flags of the section `trainer`.
-    """
+    def make(self) -> tuple[LightningModule, LightningDataModule | None, dict[str, Any]]:
+        """Instantiates the module, its data, and the given options of the Trainer."""
+        made = self.parser.instantiate_classes(self.config)
+        return made["model"], made.get("data"), {name: made["trainer"][name] for name in self.request.options}
 
-    def __init__(self, words: Sequence[str]) -> None:
-        # The names in a configuration are checked before anything is imported.
-        set_parsing_settings(
-            import_path_denylist=["*"], import_path_allowlist=list(ALLOWED), instantiate_subclass_spec_in_any=False
-        )
-        logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
-        super().__init__(
-            LitClassifier,
-            MNISTDataModule,
-            trainer_class=LitTrainer,
-            save_config_callback=None,
-            seed_everything_default=0,
-            parser_kwargs={"exit_on_error": False, "allow_abbrev": False},
-            args=list(words),
-            run=False,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-        )
+    def make_options(self) -> dict[str, Any]:
+        """Instantiates the given options of the Trainer alone."""
+        config = self.config.clone()
+        for key in CLASSES:
+            config.pop(key, None)
+        made = self.parser.instantiate_classes(config)["trainer"]
+        return {name: made[name] for name in self.request.options}
 
+    def _keys(self) -> Iterator[str]:
+        yield from self.request.classes
+        yield from (f"trainer.{name}" for name in self.request.options)
 
-def make_trainer_options(names: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
-    """Instantiates further options of Lightning's Trainer.
+    def _plain(self, key: str) -> Any:
+        return plain(self.config[key], layers_of(self.request.given, key))
 
-    Args:
-        names: The options.
-        words: The flags that set them.
-
-    Raises:
-        InputError: An option is of the wrong type, or names a class that a configuration may not name.
-    """
-    cli = ExperimentCLI(words)
-    for name in names:
-        _check_callables(f"trainer.{name}", cli.config.trainer[name])
-    made = cli.parser.instantiate_classes(cli.config)
-    return {name: made["trainer"][name] for name in names}
+    def _home(self, key: str, value: Any) -> str:
+        """Returns the module that defines a class; rejects another than the allowed ones, even if they import it."""
+        if isinstance(value, str):
+            module, _, name = value.rpartition(".")
+            home = str(getattr(getattr(sys.modules.get(module), name, None), "__module__", None))
+        else:
+            home = str(getattr(value, "__module__", None))
+            value = f"{home}.{getattr(value, '__qualname__', value)}"
+        if not is_allowed(home, self.request.imports):
+            allowed = explain_allowed(self.request.allowed, f"{home}.")
+            raise InputError(f"{key} names {value}, which is defined in {home}: {allowed}")
+        return home
 
 
-def check_trainer_options(extras: TrainerExtras, experiment: Experiment) -> dict[str, Any]:
-    """Instantiates further options once, to reject a wrong one before anything is written.
-
-    Args:
-        extras: The options.
-        experiment: The experiment that they are used in.
-
-    Returns:
-        The options as plain values, as a configuration file states them.
-
-    Raises:
-        InputError: An option cannot be instantiated, or would break a promise.
-    """
-    try:
-        made = make_trainer_options(extras.names, extras.words)
-    except InputError:
-        raise
-    except Exception as error:
-        # The message names the type of the option, such as Callback.
-        name = next((name for name in extras.names if name.removesuffix("s") in str(error)), extras.names[0])
-        raise InputError(explain(str(error), f"trainer.{name}")) from error
-    _check_values(made)
-    for callback in as_list(made.get("callbacks")):
-        for kind, reason in _REJECTED:
-            if isinstance(callback, kind):
-                raise InputError(f"trainer.callbacks names {type(callback).__name__}: {reason}.")
-        if isinstance(callback, EarlyStopping):
-            _check_monitored(callback.monitor, experiment.data)
-    config = ExperimentCLI(extras.words).config
-    return {name: plain_value(config.trainer[name]) for name in extras.names}
-
-
-def _check_values(made: Mapping[str, Any]) -> None:
-    """Rejects values that Lightning accepts without effect, or that it notices only in the ranks."""
-    for name, low in (("min_epochs", 0), ("min_steps", 0), ("num_sanity_val_steps", -1)):
-        if (value := made.get(name)) is not None and value < low:
-            raise InputError(f"trainer.{name} must be at least {low}, but is {value}.")
-    for name in ("max_time", "val_check_interval"):
-        value = made.get(name)
-        if isinstance(value, int | float):
-            if value <= 0 or (value > 1 and value % 1):
-                raise InputError(f"trainer.{name} must be a number of batches or a share up to 1.0, but is {value}.")
-        elif value is not None:
-            try:
-                Timer(duration=value)
-            except Exception as error:
-                raise InputError(f"trainer.{name} must be a time as DD:HH:MM:SS, but is {value}.") from error
-    profiler = made.get("profiler")
-    if isinstance(profiler, str) and profiler.lower() not in _PROFILERS:
-        raise InputError(f"trainer.profiler must be one of {', '.join(_PROFILERS)}, or a class, but is {profiler}.")
-    for logger in as_list(made.get("logger")):
-        _check_writable("trainer.logger", getattr(logger, "save_dir", None))
-    _check_writable("trainer.profiler", getattr(profiler, "dirpath", None))
-
-
-def _check_writable(key: str, folder: str | Path | None) -> None:
-    """Rejects an output folder in which nothing can be made; a URL is not checked."""
-    if folder is None or "://" in str(folder):
-        return
-    path = Path(folder).absolute()
-    try:
-        with TemporaryDirectory(dir=next(parent for parent in (path, *path.parents) if parent.exists())):
-            pass
-    except OSError as error:
-        raise InputError(f"{key} writes into {folder}, which is not possible: {error.strerror}.") from error
-
-
-def as_list(value: Any) -> list[Any]:
-    """Returns the values of an option that is one value, several, or None."""
-    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
-
-
-def _check_monitored(metric: str, data: DataSettings) -> None:
-    """Rejects an unknown metric, which Lightning would notice only after an epoch."""
-    known = ("train_loss", "train_accuracy", *data.task.metrics)
-    if data.val_size == 0 and metric.startswith("val_"):
-        raise InputError(f"trainer.callbacks monitors {metric}, but data.val_size is 0: there is no validation.")
-    if metric not in known:
-        raise InputError(f"trainer.callbacks monitors {metric}, but the metrics are {', '.join(known)}.")
-
-
-def plain_value(value: Any) -> Any:
-    """Converts a parsed value back to a plain value of a configuration file."""
-    if isinstance(value, Namespace):
-        value = vars(value)
-    if isinstance(value, dict):
-        return {name: plain_value(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_value(part) for part in value]
-    if isinstance(value, Enum):
-        return value.name
-    if callable(value):
-        return f"{value.__module__}.{value.__qualname__}"
-    return value if isinstance(value, bool | int | float | None) else str(value)
-
-
-def _check_callables(key: str, value: Any) -> None:
-    """Rejects callables of other modules, since the parser does not check where all of them come from."""
-    if isinstance(value, Namespace):
-        value = vars(value)
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
-        _check_callables(key, part)
-    home = str(getattr(value, "__module__", None))
-    if callable(value) and not any(f"{home}.".startswith(f"{module}.") for module in ALLOWED):
-        raise InputError(f"{key} names {value}: a callable may be one of {', '.join(ALLOWED)} only.")
+def _parse_again(request: Request) -> ClassParser:
+    import_packages(request.imports)
+    return ClassParser(request)

@@ -12,13 +12,15 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from ddp_doctor.command import main as doctor
 from lit_mnist.cli.help import help_text
-from lit_mnist.cli.imports import import_packages, split_imports
-from lit_mnist.cli.own_module import read_own_request
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
+from lit_mnist.cli.words import split_command
 from lit_mnist.distributed.rank import (
     Rank,
     adopt_slurm,
@@ -28,9 +30,91 @@ from lit_mnist.distributed.rank import (
 )
 from lit_mnist.distributed.signals import STOP, require_main_thread
 from lit_mnist.distributed.terminal import clear_bar, guard_streams, print_error, print_failure, print_line
-from lit_mnist.engines.capabilities import check_engine
-from lit_mnist.errors import InputError, LitMnistError, RankLostError
-from lit_mnist.export.flags import parse_export
+from lit_mnist.engines.capabilities import CAPABILITIES, check_engine
+from lit_mnist.errors import InputError, LitMnistError, RankLostError, nearest
+from lit_mnist.run.imports import split_imports
+
+
+class CommandLine(NamedTuple):
+    """What was typed.
+
+    Attributes:
+        words: The words after the program.
+        engine: Name of the engine.
+        typed: The whole line, for the result.
+    """
+
+    words: list[str]
+    engine: str
+    typed: str
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        help: What it does.
+        run: Runs it, and returns its exit code.
+        engines: The engines that have it; None if `CAPABILITIES` says which.
+        parses: Whether it is a package of its own, which parses its words and has its own help.
+    """
+
+    help: str
+    run: Callable[[CommandLine], int]
+    engines: tuple[str, ...] | None = None
+    parses: bool = False
+
+
+def _run(line: CommandLine) -> int:
+    request = parse(line.words, line.engine)
+    check_engine(line.engine, request.command, request.settings, request.options_of_lightning)
+    from lit_mnist.cli.run import run
+
+    run(request, line.engine, line.typed)
+    return 0
+
+
+def _compare(line: CommandLine) -> int:
+    request = parse(line.words, line.engine)
+    experiment = request.experiment()
+    if request.options:
+        raise InputError(f"trainer.{request.options[0]} is an option of Lightning alone: remove it.")
+    from lit_mnist.comparison.command import compare
+
+    return compare(experiment, request.settings, request.flags, imports=request.imports, typed=line.typed, main=main)
+
+
+def _doctor(line: CommandLine) -> int:
+    return doctor(line.words[1:])
+
+
+def _new(line: CommandLine) -> int:
+    from lit_mnist.cli.new import help_of_new, run_new
+
+    if text := help_of_new(line.words[1:], Path(sys.argv[0]).name):
+        print_line(text)
+        return 0
+    return run_new(line.words[1:])
+
+
+def _export(line: CommandLine) -> int:
+    from lit_mnist.export.main import main as export
+
+    return export(line.words[1:], Path(sys.argv[0]).name)
+
+
+# A command of this table that parses its words gets them as they are.
+COMMANDS = {
+    "train": Command("fit, then test the best weights exactly; the default command", _run),
+    "fit": Command("train", _run),
+    "validate": Command("evaluate on the validation split", _run),
+    "test": Command("evaluate on the test split", _run),
+    "predict": Command("predict the test split, or your own images", _run),
+    "compare": Command("train with several engines, and compare their results and costs", _compare, ("lightning",)),
+    "new": Command("write a small complete project into a new folder", _new, ("lightning",), parses=True),
+    "doctor": Command("examine another training for silent faults", _doctor, ("lightning",), parses=True),
+    "export": Command("write the network of a run as safetensors, ONNX or pt2", _export, ("lightning",), parses=True),
+}
 
 
 def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
@@ -43,8 +127,12 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     guard_streams()
     words = sys.argv[1:] if argv is None else argv
     outside, code = False, 0
+    if words[:1] == ["doctor"] and engine == "lightning":
+        return doctor(words[1:])
     try:
-        if text := help_text(words, engine):
+        name = _name(words)
+        parses = name in COMMANDS and COMMANDS[name].parses
+        if not parses and (text := help_text(words, engine, _commands_of(engine))):
             print_line(text)
             return 0
         guard_streams(lambda text: print_error(f"warning: This command {text}"))
@@ -56,7 +144,8 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
         if outside:
             die_with_parent()
         typed = sys.orig_argv if argv is None else [sys.argv[0], *argv]
-        code = _run(words, engine, shlex.join([Path(typed[0]).name, *typed[1:]]))
+        line = CommandLine(list(words), engine, shlex.join([Path(typed[0]).name, *typed[1:]]))
+        code = _command(name, engine).run(line)
     except LitMnistError as error:
         code = error.exit_code
         if outside and code != RankLostError.exit_code and not _reports(error):
@@ -72,43 +161,35 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     return code
 
 
-def _run(words: list[str], engine: str, command: str) -> int:
-    if words[:1] == ["doctor"]:
-        if engine != "lightning":
-            raise InputError("Only train.py has the command doctor: python train.py doctor ...")
-        from ddp_doctor.command import run_doctor
+def _name(words: Sequence[str]) -> str:
+    """Returns the command, which may follow `--import`."""
+    return split_command(split_imports(words)[1] if words and words[0].startswith("--import") else words)[0]
 
-        return run_doctor(words[1:])
-    if words[:1] == ["export"]:
-        if engine != "lightning":
-            raise InputError("Only train.py has the command export: python train.py export ...")
-        packages, words = split_imports(words[1:])
-        # Wrong flags are rejected before anything is imported.
-        parse_export(words)
-        import_packages(packages)
-        from lit_mnist.export.command import run_export
 
-        return run_export(words)
-    own = read_own_request(words)
-    if own:
-        if engine != "lightning":
-            raise InputError(f"The engine {engine} trains this project's networks only: use lit-mnist or train.py.")
-        from lit_mnist.cli.own_run import start_own
+def _command(name: str, engine: str) -> Command:
+    """Returns a command that an engine has.
 
-        start_own(own, command)
-        return 0
-    request = parse(words, engine)
-    if request.command == "compare":
-        if engine != "lightning":
-            raise InputError("Only train.py has the command compare: python train.py compare ...")
-        from lit_mnist.comparison.command import compare
+    Raises:
+        InputError: There is no such command, or the engine does not have it.
+    """
+    if name == "bench":
+        raise InputError("The benchmarks run from a checkout: python -m benchmarks")
+    if name not in COMMANDS:
+        known = _commands_of(engine)
+        raise InputError(f"Unknown command {name!r}{nearest(name, known) or ': use ' + ', '.join(known) + '.'}")
+    command = COMMANDS[name]
+    if command.engines and engine not in command.engines:
+        raise InputError(f"Only train.py has the command {name}: python train.py {name} ...")
+    return command
 
-        return compare(request, command, main)
-    check_engine(engine, request.command, request.settings, request.extras.for_lightning)
-    from lit_mnist.cli.start import start
 
-    start(request, engine, command)
-    return 0
+def _commands_of(engine: str) -> dict[str, str]:
+    """Returns the commands that an engine has, with what they do."""
+    return {
+        name: command.help
+        for name, command in COMMANDS.items()
+        if engine in (command.engines or [each for each in CAPABILITIES if name in CAPABILITIES[each].commands])
+    }
 
 
 def _reports(error: LitMnistError) -> bool:

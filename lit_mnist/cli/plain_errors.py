@@ -7,8 +7,7 @@ import sys
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 
-from lit_mnist.cli.own_request import CLASSES
-from lit_mnist.cli.trainer_options import ALLOWED
+from lit_mnist.cli.class_names import ALLOWED, CLASSES, explain_allowed
 from lit_mnist.errors import nearest
 
 # A line of a list of errors that says what is wrong, not which other type the value could have had.
@@ -31,7 +30,7 @@ def explain(
     if found := re.match(r'Parser key "([^"]+)":\s*', message):
         key, message = found[1], message[found.end() :]
     if denied := re.search(r"Importing '([^']+)' is not allowed", message):
-        return f"{_place(key, message[: denied.start()])} names {denied[1]}: {_only(allowed)}."
+        return f"{_place(key, message[: denied.start()])} names {denied[1]}: {explain_allowed(allowed, denied[1])}"
     if option := re.search(r"Option '([^']+)' is not accepted", message):
         return _unknown_argument(key, message[: option.start()], option[1])
     if key in CLASSES and (given := re.search(r"Given value: ([\w.]+)$", message)):
@@ -53,10 +52,6 @@ def explain(
     if name:
         return f"{key}: {name} cannot be made: {reason}"
     return f"{key} {reason}" if reason.startswith("must be") else f"{key}: {reason}"
-
-
-def _only(allowed: Collection[str]) -> str:
-    return f"a configuration may name what is defined in {', '.join(allowed)} only"
 
 
 def _unknown_name(key: str, message: str, known: Mapping[str, Collection[str]]) -> str:
@@ -90,7 +85,7 @@ def _place(key: str, before: str) -> str:
 def _unknown_argument(key: str, before: str, name: str) -> str:
     """Returns a message about an argument that a class does not have, with the most similar one that it has."""
     # Imported here, because it imports Lightning, which only some commands need.
-    from lit_mnist.cli.own_given import arguments_of, find_named
+    from lit_mnist.cli.given import arguments_of, find_named
 
     place = _place(key, before)
     path = (re.findall(r"given class_path '([^']+)'", before) or [""])[-1]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,40 +21,48 @@ from lit_mnist.comparison.runs import Main, Options, Outcome, Variant, choose_va
 from lit_mnist.comparison.summary import text, write_comparison
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.distributed.devices import Devices, choose_devices
+from lit_mnist.distributed.precision import resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside, threads_per_rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.experiment import Experiment
-from lit_mnist.experiment.plan import scaled_lr
+from lit_mnist.experiment.learning_rate import scaled_lr
 from lit_mnist.experiment.registry import NETWORKS
 from lit_mnist.experiment.schema import as_flags
 from lit_mnist.models.build import build_net
+from lit_mnist.profiling.timing import WARM_UP_STEPS, commit, versions
 from lit_mnist.run.folder import RunFolder
-from lit_mnist.run.timing import WARM_UP_STEPS, commit, versions
 from lit_mnist.training.job import plan_for, split_dataset
-from lit_mnist.training.precision import resolve_precision
-
-if TYPE_CHECKING:
-    from lit_mnist.cli.parser import Request
 
 JSON, PAGE = "comparison.json", "comparison.html"
 _TIMED_STEPS = 120
 
 
-def compare(request: Request, command: str, main: Main) -> int:
+def compare(
+    experiment: Experiment,
+    settings: Mapping[str, Any],
+    flags: Mapping[str, str],
+    *,
+    imports: Sequence[str],
+    typed: str,
+    main: Main,
+) -> int:
     """Runs a comparison, and returns the exit code: 0 if all engines agree as expected, otherwise 1.
 
     Args:
-        request: The parsed command line.
-        command: The command as it was typed.
+        experiment: The experiment.
+        settings: Those of its settings that were given, by dotted keys.
+        flags: The values of `--engines`, `--repeats` and `--timed-steps`, as far as they were given.
+        imports: The user's packages, which a run imports first.
+        typed: The command as it was typed.
         main: Runs a command line with an engine in this process, and returns its exit code.
 
     Raises:
         InputError: The command line or the experiment is rejected; nothing was run.
     """
-    own, experiment = _own_flags(request.own), request.experiment()
-    _check(request, experiment)
+    options = _with_defaults(flags)
+    _check(experiment)
     dataset = load_dataset(experiment.data)
     if experiment.model.net in NETWORKS:
         # Checks the network once; the runs are forked from this process.
@@ -62,16 +70,16 @@ def compare(request: Request, command: str, main: Main) -> int:
         build_net(experiment.model, num_classes=dataset.num_classes, seed=experiment.seed_everything)
     devices = choose_devices(experiment.trainer)
     plan = plan_for(experiment, split_dataset(experiment, dataset), devices.count)
-    variants = choose_variants(own["--engines"])
+    variants = choose_variants(options["--engines"])
     path = Path(experiment.run.dir).absolute() if experiment.run.dir else None
     folder = RunFolder.claim(path, name="compare", writes=(JSON, PAGE, *(variant.folder for variant in variants)))
     STOP.listen(_stop)
-    options = Options(
+    runs = Options(
         main=main,
         variants=variants,
         flags=[
-            *(f"--import={name}" for name in request.imports),
-            *_experiment_flags(request.settings),
+            *(f"--import={name}" for name in imports),
+            *_experiment_flags(settings),
             "--data.batch_per=global",
             f"--data.batch_size={plan.batch_size}",
             "--model.lr_scale=none",
@@ -80,28 +88,28 @@ def compare(request: Request, command: str, main: Main) -> int:
         ],
         ranks=devices.count,
         threads=threads_per_rank(experiment.run.threads, devices.count),
-        repeats=int(own["--repeats"]),
-        timed_steps=min(int(own["--timed-steps"]), plan.total_steps),
+        repeats=int(options["--repeats"]),
+        timed_steps=min(int(options["--timed-steps"]), plan.total_steps),
         folder=folder.path,
     )
     try:
-        outcomes, timed = _run_all(options, experiment, devices)
+        outcomes, timed = _run_all(runs, experiment, devices)
     finally:
         folder.release()
     comparison = {
         "experiment": experiment.to_dict(),
-        "world_size": options.ranks,
+        "world_size": runs.ranks,
         "precision": resolve_precision(experiment.trainer.precision, devices.kind),
         "device": next((run.result["device"] for run in outcomes.values() if isinstance(run, Run)), devices.kind),
-        "threads": options.threads,
+        "threads": runs.threads,
         "steps": plan.total_steps,
         "data": {"name": dataset.name, "source": dataset.source, "sha256": dataset.sha256},
         "versions": versions(),
         "commit": commit(),
-        "command": command,
-        "repeats": options.repeats,
+        "command": typed,
+        "repeats": runs.repeats,
         "warm_up_steps": WARM_UP_STEPS,
-        **engine_results(options, outcomes, timed),
+        **engine_results(runs, outcomes, timed),
     }
     write_text(folder.path / JSON, json.dumps(comparison, indent=2) + "\n")
     write_comparison(folder.path / PAGE, comparison)
@@ -130,30 +138,28 @@ def _stop(signum: signal.Signals) -> None:
     raise StoppedError(f"Stopped by {signum.name}.", signum)
 
 
-def _check(request: Request, experiment: Experiment) -> None:
+def _check(experiment: Experiment) -> None:
     """Rejects options that `compare`, or one of the engines, does not support."""
     if launched_from_outside():
         raise InputError("compare starts the ranks: run it without a launcher.")
-    if request.extras.names:
-        raise InputError(f"trainer.{request.extras.names[0]} is an option of Lightning alone: leave it out.")
     run = experiment.run
     if run.resume:
         raise InputError("compare trains from the beginning: omit --resume.")
     for name in ("save_every", "max_restarts", "inject", "cuda_graph"):
         if getattr(run, name):
-            raise InputError(f"run.{name} is not supported by every engine: leave it out.")
+            raise InputError(f"run.{name} is not supported by every engine: remove it.")
     if run.launcher != "agent":
         raise InputError("compare selects the launcher by the name of the engine: --engines raw_ddp:spawn.")
     if isinstance(experiment.trainer.devices, list):
         raise InputError("compare accepts a number of devices: select GPUs with CUDA_VISIBLE_DEVICES.")
 
 
-def _own_flags(given: Mapping[str, str]) -> dict[str, str]:
-    own = {"--engines": "all", "--repeats": "3", "--timed-steps": str(_TIMED_STEPS), **given}
+def _with_defaults(given: Mapping[str, str]) -> dict[str, str]:
+    options = {"--engines": "all", "--repeats": "3", "--timed-steps": str(_TIMED_STEPS), **given}
     for name, least in (("--repeats", 0), ("--timed-steps", WARM_UP_STEPS + 1)):
-        if not own[name].isdecimal() or int(own[name]) < least:
-            raise InputError(f"{name} must be a whole number of at least {least}, but is {own[name]}.")
-    return own
+        if not options[name].isdecimal() or int(options[name]) < least:
+            raise InputError(f"{name} must be a whole number of at least {least}, but is {options[name]}.")
+    return options
 
 
 def _experiment_flags(settings: Mapping[str, Any]) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from lit_mnist.checkpoint.format import LAST, read_checkpoint
-from lit_mnist.checkpoint.state import net_weights
 from lit_mnist.profiling import trace
+from lit_mnist.training.state import net_weights
 
 # The rounding error of another order of summation, relative to the loss of the first step.
 _ROUNDING = {"64-true": 1e-12, "32-true": 1e-5, "bf16-mixed": 2e-2, "16-mixed": 5e-3}

@@ -13,7 +13,7 @@ from lit_mnist.comparison.equality import Difference, Run, compare_runs, largest
 from lit_mnist.comparison.runs import Options, Outcome, Variant, ranks_of, train_with_trace
 from lit_mnist.comparison.tables import label
 from lit_mnist.engines.capabilities import INSTALL
-from lit_mnist.run.timing import spread
+from lit_mnist.profiling.timing import spread
 
 _NO_CODE = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER"}
 _PACKAGE = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ from lit_mnist.engines.capabilities import CAPABILITIES, ENGINES, check_engine, 
 from lit_mnist.engines.device_checks import check_devices
 from lit_mnist.errors import InputError, nearest
 from lit_mnist.experiment import Experiment, flatten
-from lit_mnist.run.timing import WARM_UP_STEPS
+from lit_mnist.profiling.timing import WARM_UP_STEPS
 
 # Runs a command line with an engine in this process, and returns its exit code.
 Main = Callable[[list[str], str], int]

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lit_mnist.data.rng import RandomKey
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.errors import InputError
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import LightningModule, Trainer
 
 CPU = torch.device("cpu")
 
@@ -31,6 +31,25 @@ class Batch(NamedTuple):
     rng: RandomKey | None
 
     @classmethod
+    def of(cls, module: LightningModule, value: Any) -> Batch:
+        """Converts what a loader of a LightningModule yields; a training batch gets the key of its random numbers.
+
+        Args:
+            module: The module, whose hyperparameter `seed` determines the random numbers.
+            value: A batch, (images, targets), or images of a prediction.
+
+        Raises:
+            InputError: The batch has another form.
+        """
+        trainer = module.trainer
+        if trainer.predicting and isinstance(value, torch.Tensor):
+            value = (value, value)
+        batch = cls.from_loader(value)
+        if trainer.training and batch.rng is None:
+            batch = batch._replace(rng=make_rng(module.hparams["seed"], trainer, batch))
+        return batch
+
+    @classmethod
     def from_loader(cls, value: Any) -> Batch:
         """Converts a batch of a user's own loader, (images, targets); `indices` is then empty.
 
@@ -44,12 +63,21 @@ class Batch(NamedTuple):
             raise InputError(f"A batch must be (images, targets), but is a {type(value).__name__}.")
         return cls(pair[0], pair[1], torch.empty(0, dtype=torch.int64), None)
 
-    def to(self, device: torch.device) -> Batch:
-        """Returns the batch on a device. The indices stay on the CPU."""
-        if self.images.device == device:
-            return self
-        rng = self.rng and self.rng._replace(rows=to_device(self.rng.rows, device))
-        return self._replace(images=to_device(self.images, device), targets=to_device(self.targets, device), rng=rng)
+    def to(self, device: torch.device, *, training: bool = False) -> Batch:
+        """Returns the batch on a device. The indices stay on the CPU.
+
+        Args:
+            device: The device.
+            training: Whether a Trainer trains with the batch. On a GPU, it has then no indices: DDP would copy them,
+                too, and synchronize, and only a test uses them.
+        """
+        if self.images.device != device:
+            rng = self.rng and self.rng._replace(rows=to_device(self.rng.rows, device))
+            images, targets = to_device(self.images, device), to_device(self.targets, device)
+            moved = self._replace(images=images, targets=targets, rng=rng)
+        else:
+            moved = self
+        return moved._replace(indices=moved.targets[:0]) if training and device.type == "cuda" else moved
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

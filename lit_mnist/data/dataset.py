@@ -9,7 +9,7 @@ from lit_mnist.data.classes import BORDER, class_names
 from lit_mnist.data.digits.family import load_family
 from lit_mnist.data.digits.mnist import load_mnist
 from lit_mnist.data.digits.split import Split
-from lit_mnist.data.own_dataset import load_own_dataset
+from lit_mnist.data.registered_dataset import load_registered_dataset
 from lit_mnist.data.segmentation.split import IGNORED, SegmentationSplit
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
@@ -66,7 +66,7 @@ def load_dataset(settings: DataSettings | None = None, *, fetch: bool = True) ->
     classes_in_files = len(names) - (names[-1] == BORDER)
     loaded: tuple[str, str, AnySplit, AnySplit]
     if own := DATASETS.get(settings.name):
-        loaded = load_own_dataset(own, root)
+        loaded = load_registered_dataset(own, root)
     elif settings.name == "mnist":
         loaded = load_mnist(root)
     elif settings.name == "voc2012":

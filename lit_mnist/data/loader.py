@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ import torch
 from lit_mnist.data.batch import CPU, Batch, to_device
 from lit_mnist.data.dataset import AnySplit, Split
 from lit_mnist.data.digits.split import normalize, parameters, transform
-from lit_mnist.data.rng import RandomKey
-from lit_mnist.data.sampler import Indices, evaluation_rows, rank_rows, train_indices
 from lit_mnist.data.workers import load_batches
+from lit_mnist.distributed.rng import RandomKey
+from lit_mnist.distributed.sample_order import Indices, evaluation_rows, rank_rows, train_indices
 from lit_mnist.experiment import DataSettings
 from lit_mnist.experiment.plan import Plan
 
@@ -196,6 +196,7 @@ class EvaluationBatches:
     settings: DataSettings = field(default_factory=DataSettings)
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
+    splits_exactly: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.rows = evaluation_rows(len(self.split), self.rank, self.world_size)

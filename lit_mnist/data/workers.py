@@ -22,9 +22,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_mnist.data.digits.split import Samples
-from lit_mnist.data.sampler import Indices
 from lit_mnist.data.segmentation.split import SegmentationSamples
 from lit_mnist.distributed.rank import die_with_parent
+from lit_mnist.distributed.sample_order import Indices
 from lit_mnist.distributed.signals import STOPPING, blocked
 from lit_mnist.errors import InputError
 

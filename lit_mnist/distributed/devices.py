@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import TrainerSettings
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,19 @@ class Devices:
         return torch.device("cuda", self.numbers[rank.local_rank]) if self.kind == "cuda" else torch.device("cpu")
 
 
-def choose_devices(trainer: TrainerSettings) -> Devices:
+class DeviceChoice(Protocol):
+    """The options of Lightning's Trainer that select devices."""
+
+    @property
+    def accelerator(self) -> str:
+        """`cpu`, `gpu`, or `auto`: GPUs if there are any."""
+
+    @property
+    def devices(self) -> int | list[int] | Literal["auto"]:
+        """Number of ranks on this machine, a list of GPU numbers, or `auto`: all GPUs, or one rank on a CPU."""
+
+
+def choose_devices(trainer: DeviceChoice) -> Devices:
     """Returns the devices that the settings select, without initializing a GPU.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Failure reports: a rank reports its error before it exits, and the launcher finds the rank that failed first."""
+"""Failure reports: a rank reports its error before it exits, and the launcher finds the failed rank."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def explain_failure(report: FailureReport) -> str:
 
 
 def find_first_failure(attempt: FailedAttempt, status_file: StatusFile) -> LitMnistError:
-    """Returns the error of the rank that failed first; other ranks often fail as a consequence."""
+    """Returns the error of the failed rank; other ranks often fail as a consequence."""
     codes = attempt.exit_codes
     killed = {rank: -code for rank, code in codes.items() if code is not None and code < 0}
     if STOP.received_signal and signal.SIGKILL in killed.values():

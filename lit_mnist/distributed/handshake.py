@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lit_mnist.distributed.private_folder import own_private_folder, socket_path
-from lit_mnist.distributed.rendezvous import own_address
+from lit_mnist.distributed.private_folder import launch_private_folder, socket_path
+from lit_mnist.distributed.rendezvous import reachable_address
 from lit_mnist.errors import InputError
 
 _SECRET_BYTES = 16
@@ -52,7 +52,7 @@ def connect(rank: int, world_size: int, timeout: float) -> dict[int, socket.sock
         OSError: Another rank has exited, or has not connected in time.
     """
     deadline = time.monotonic() + timeout
-    folder = own_private_folder()
+    folder = launch_private_folder()
     peers: dict[int, socket.socket] = {}
     try:
         with _listening(folder) as (listener, address):
@@ -81,7 +81,7 @@ def connect(rank: int, world_size: int, timeout: float) -> dict[int, socket.sock
 def _listening(folder: Path | None) -> Iterator[tuple[socket.socket, str]]:
     """Yields a listening socket and its address, in the private folder or, without one, on a TCP port."""
     if folder is None:
-        with socket.create_server((own_address(), 0), backlog=_BACKLOG) as listener:
+        with socket.create_server((reachable_address(), 0), backlog=_BACKLOG) as listener:
             host, port = listener.getsockname()
             yield listener, f"{host}:{port}"
         return

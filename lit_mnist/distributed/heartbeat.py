@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from torch.distributed import DistError, PrefixStore, Store
 
-from lit_mnist.distributed.private_folder import own_private_folder
+from lit_mnist.distributed.private_folder import launch_private_folder
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.rendezvous import connect_to_master
@@ -69,33 +68,31 @@ class _Peer:
 class Heartbeat:
     """Sends the heartbeats of this rank, and reports ranks that are late by more than 10 seconds.
 
-    Progress is the number of micro-batches that have entered the network. A rank that waits in a collective has the
+    Progress is the number of micro-batches that a rank has begun. A rank that waits in a collective has the
     same progress as the others, a rank that computes or reads for long is behind, and a stopped or disconnected rank
     sends nothing. Rank 0 watches all other ranks, and rank 1 watches rank 0.
 
     Args:
         rank: This rank.
-        net: The bare network.
         step: The first step of the training.
     """
 
-    def __init__(self, rank: Rank, net: nn.Module, step: int) -> None:
+    def __init__(self, rank: Rank, step: int) -> None:
         self.rank = rank
         self._begun = 0
         self._first_step = step
         self._peers: dict[int, _Peer] = {}
         self._closed = threading.Event()
-        self._hook = net.register_forward_pre_hook(self._count)
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stops the heartbeat, before the process group is destroyed."""
         self._closed.set()
-        self._hook.remove()
 
-    def _count(self, net: nn.Module, _: Any) -> None:
-        self._begun += net.training
+    def begin_batch(self) -> None:
+        """Counts a micro-batch of the training that this rank begins."""
+        self._begun += 1
 
     def _run(self) -> None:
         watched = {0: range(1, self.rank.world_size), 1: range(1)}.get(self.rank.rank, range(0))
@@ -121,7 +118,7 @@ class Heartbeat:
     def _open_store(self) -> Store | _FolderStore:
         # In the process group's own store, a request could wait behind another one.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        if folder := own_private_folder():
+        if folder := launch_private_folder():
             return _FolderStore(folder / f"heartbeat-{attempt}-{self._first_step}")
         return PrefixStore(f"heartbeat/{attempt}/{self._first_step}", connect_to_master(_SECONDS_UNTIL_LATE))
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of this machine, watches them, and raises the error of the rank that failed first.
+"""Starts the ranks of this machine, watches them, and raises the error of the failed rank.
 
 On Linux torch's elastic agent forks the ranks from this process, which has parsed the arguments and loaded the data:
 the ranks start at once and share the data. Before the fork this process must not run a parallel torch operation and

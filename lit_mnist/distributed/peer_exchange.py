@@ -92,8 +92,8 @@ class PeerExchange:
             for other, peer in peers.items():
                 if start == 0 and (theirs := bytes(_receive(peer, bytearray(_HEADER.size), other))) != header:
                     found = "call {} with {} bytes".format(*_HEADER.unpack(theirs))
-                    own_call = f"call {self._calls} with {own.nbytes}"
-                    raise RuntimeError(f"Rank {other} is at {found}, and this one at {own_call}.")
+                    this_call = f"call {self._calls} with {own.nbytes}"
+                    raise RuntimeError(f"Rank {other} is at {found}, and this one at {this_call}.")
                 _receive(peer, rows[other].data[chunk], other)
 
 

@@ -78,7 +78,7 @@ def _remove_abandoned() -> None:
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def own_private_folder() -> Path | None:
+def launch_private_folder() -> Path | None:
     """Returns the private folder of this rank's launch, or None under an external launcher."""
     ours = os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(_PREFIX)
     return Path(os.environ[VARIABLE]) if ours and VARIABLE in os.environ else None

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store, TCPStore
 
-from lit_mnist.distributed.private_folder import own_private_folder
+from lit_mnist.distributed.private_folder import launch_private_folder
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.torch_internals import AGENT_STORE, set_env_rendezvous
 from lit_mnist.errors import InputError
@@ -63,7 +63,7 @@ def rendezvous_store(rank: Rank, timeout: float) -> Store | None:
     """
     if rank.world_size == 1:
         return HashStore()
-    if os.environ.get(AGENT_STORE) != "True" or own_private_folder():
+    if os.environ.get(AGENT_STORE) != "True" or launch_private_folder():
         return None
     store = connect_to_master(timeout)
     messages = PrefixStore("lit_mnist/meeting", store)
@@ -117,7 +117,7 @@ def choose_interface() -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
-def own_address() -> str:
+def reachable_address() -> str:
     """Returns the IPv4 address at which other ranks reach this one, which is a loopback address on one machine.
 
     Raises:

@@ -69,7 +69,7 @@ class Capabilities:
 
 CAPABILITIES = {
     "lightning": Capabilities(
-        commands=ALL_COMMANDS, resume=True, half="everywhere", extras=True, compile=True, graph=True
+        commands=ALL_COMMANDS, resume=True, half="everywhere", spawn=True, extras=True, compile=True, graph=True
     ),
     "raw_ddp": Capabilities(commands=ALL_COMMANDS, resume=True, half="everywhere", spawn=True),
     "single": Capabilities(

@@ -13,28 +13,26 @@ import sys
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState
+from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.run.finish import finish, load_best_weights
-from lit_mnist.run.metrics_log import make_loggers
-from lit_mnist.run.recorder import MetricsRecorder
-from lit_mnist.run.timing import StepClock
+from lit_mnist.profiling.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.evaluation_loop import evaluate
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation_loop import evaluate, load_best_weights
+from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
-from lit_mnist.training.precision import autocast, needs_scaler
+from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState
 
 
-def run(job: Job, rank: Rank) -> None:
+def run(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in this process, on all its GPUs."""
     # --- setup
     experiment, plan = job.experiment, job.plan
     device = job.devices.of(rank)
-    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    clock = StepClock(job.first_process)
     loggers = make_loggers(job, rank)
 
     # --- data: whole batches, which DataParallel splits
@@ -66,7 +64,7 @@ def run(job: Job, rank: Rank) -> None:
         recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
         manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
-    trained = recorder.close(optimizer_steps=state.optimizer_steps)
+    trained = recorder.end_training(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
@@ -76,11 +74,18 @@ def run(job: Job, rank: Rank) -> None:
         test = evaluate(job, rank, net, job.splits.test, keep_examples=True)
 
     # --- record
-    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
+    finish_experiment(
+        job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers
+    )
 
 
 def _train_epoch(
-    job: Job, rank: Rank, epoch: int, model: nn.DataParallel[nn.Module], state: TrainingState, recorder: MetricsRecorder
+    job: ExperimentJob,
+    rank: Rank,
+    epoch: int,
+    model: nn.DataParallel[nn.Module],
+    state: TrainingState,
+    recorder: MetricsRecorder,
 ) -> None:
     plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
     optimizer, scaler, max_norm = state.optimizer, state.scaler, job.experiment.trainer.gradient_clip_val

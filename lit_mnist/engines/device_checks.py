@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.precision import resolve_precision
 from lit_mnist.engines.capabilities import CAPABILITIES, reject_half
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
-from lit_mnist.training.precision import resolve_precision
 
 
 def check_devices(engine: str, experiment: Experiment, devices: Devices, world_size: int) -> None:
@@ -32,7 +32,7 @@ def check_devices(engine: str, experiment: Experiment, devices: Devices, world_s
     if experiment.model.compile and (world_size > 1 or not own.compile):
         raise InputError(
             "model.compile is supported on one device, by the engines lightning and single: torch.compile fails "
-            "where DistributedDataParallel splits its graph. Leave it out, or use --devices 1."
+            "where DistributedDataParallel splits its graph. Remove it, or use --devices 1."
         )
     precision = resolve_precision(experiment.trainer.precision, devices.kind)
     if precision == "16-mixed" and (own.half == "nowhere" or (own.half == "cuda" and devices.kind == "cpu")):
@@ -63,6 +63,6 @@ def uses_cuda_graph(
     if run.cuda_graph and found:
         raise InputError(
             f"run.cuda_graph is for the convnet on one GPU, by the engines lightning and single, but {found[0]}: "
-            "leave it out."
+            "remove it."
         )
     return not found and run.cuda_graph is not False

@@ -17,25 +17,23 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 from lightning.fabric.strategies import DDPStrategy
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState
+from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS, device_options
+from lit_mnist.distributed.precision import weight_dtype
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
-from lit_mnist.run.finish import finish, load_best_weights
-from lit_mnist.run.metrics_log import make_loggers
-from lit_mnist.run.recorder import MetricsRecorder
-from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
+from lit_mnist.profiling.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.evaluation_loop import evaluate
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation_loop import evaluate, load_best_weights
+from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
-from lit_mnist.training.precision import weight_dtype
+from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState
 
 
-def run(job: Job, rank: Rank) -> None:
+def run(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
@@ -43,7 +41,7 @@ def run(job: Job, rank: Rank) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     fabric = _fabric(job)
     fabric.launch()
-    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    clock = StepClock(job.first_process)
     loggers = make_loggers(job, rank)
 
     # --- data: the batches of an epoch are cut from the images in memory, without Fabric's loaders
@@ -81,7 +79,7 @@ def run(job: Job, rank: Rank) -> None:
         recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
         manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
-    trained = recorder.close(optimizer_steps=state.optimizer_steps)
+    trained = recorder.end_training(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
@@ -91,13 +89,15 @@ def run(job: Job, rank: Rank) -> None:
         test = evaluate(job, rank, net, job.splits.test, keep_examples=True)
 
     # --- record
-    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
+    finish_experiment(
+        job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers
+    )
     fabric.strategy.teardown()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def _fabric(job: Job) -> Fabric:
+def _fabric(job: ExperimentJob) -> Fabric:
     kind, several = job.devices.kind, job.plan.world_size > 1
     if job.precision == "64-true":
         precision: Precision = DoublePrecision()
@@ -123,7 +123,7 @@ def _fabric(job: Job) -> Fabric:
 
 
 def _train_epoch(
-    job: Job,
+    job: ExperimentJob,
     rank: Rank,
     epoch: int,
     fabric: Fabric,

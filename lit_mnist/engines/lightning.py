@@ -1,160 +1,160 @@
-"""PyTorch Lightning: the Trainer runs the loop.
+"""PyTorch Lightning: the Trainer runs the loop, for the experiment and for a user's LightningModule.
 
 python train.py --devices 2
 python -m lit_mnist.engines.lightning --devices 2
 torchrun --standalone --nproc-per-node 2 -m lit_mnist.engines.lightning
+lit-mnist fit --config mine.yaml --import my_package --devices 2
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import ProgressBar, Timer
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, Timer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lit_mnist.callbacks import RunCheckpoint, RunCheckpointIO, RunLogger, RunProgressBar, StepMonitorCallback
-from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.data.loader import Batch
-from lit_mnist.datamodule import MNISTDataModule
-from lit_mnist.distributed.failure import RANK_STATUS
+from lit_mnist.checkpoint.format import BEST, LAST, read_checkpoint
+from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.module import LitClassifier
+from lit_mnist.distributed.terminal import display_path, print_line
+from lit_mnist.errors import InputError
 from lit_mnist.plugins.lightning_internals import disable_signal_handling
-from lit_mnist.run.finish import finish, load_best_weights, write_predictions
-from lit_mnist.run.metrics_log import MetricsLog
-from lit_mnist.run.progress import ProgressDisplay
-from lit_mnist.run.recorder import StepMonitor
-from lit_mnist.run.timing import StepClock
+from lit_mnist.plugins.recording.checkpoint import RunCheckpoint
+from lit_mnist.plugins.recording.logger import RunLogger
+from lit_mnist.plugins.recording.monitor import StepMonitorCallback
+from lit_mnist.plugins.recording.predictions import WritePredictions
+from lit_mnist.plugins.recording.progress import RunProgressBar
+from lit_mnist.plugins.recording.results import evaluation_examples, evaluation_results
+from lit_mnist.profiling.timing import StepClock
+from lit_mnist.run.finish import finish
+from lit_mnist.run.job import Job, Parts
+from lit_mnist.run.result import Outcome
 from lit_mnist.trainer import LitTrainer, silence_lightning
-from lit_mnist.training.cuda_graph import GraphedPasses
-from lit_mnist.training.job import Job
-from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import accumulated_loss
-from lit_mnist.training.precision import weight_dtype
 
 
 def run(job: Job, rank: Rank) -> None:
-    """Runs a job in one rank."""
+    """Runs a job in one rank.
+
+    Raises:
+        InputError: Lightning rejects the module, its data or an option.
+    """
+    try:
+        _run(job, rank)
+    except MisconfigurationException as error:
+        raise InputError(f"Lightning rejects the run: {' '.join(str(error).split())}") from error
+
+
+def _run(job: Job, rank: Rank) -> None:
     # --- setup
-    experiment = job.experiment
     device = job.devices.of(rank)
-    clock = StepClock(job.plan.batch_size * job.plan.accumulate, job.first_process)
     silence_lightning()
     # The first and the last step are always logged.
     warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
-    if rank.world_size > 1 and (store := rendezvous_store(rank, experiment.run.timeout)):
+    if rank.world_size > 1 and (store := rendezvous_store(rank, job.run.timeout)):
         # Under torchrun, Lightning would confuse the process groups of restarts. It uses an existing group.
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
             rank=rank.rank,
             world_size=rank.world_size,
-            timeout=timedelta(seconds=experiment.run.timeout),
+            timeout=timedelta(seconds=job.run.timeout),
         )
+    clock = StepClock(job.first_process)
 
-    # --- data
-    data = MNISTDataModule.from_splits(experiment, job.splits, job.plan)
+    # --- data and model: the same on all ranks
+    seed_everything(job.seed, workers=True, verbose=False)
+    assert job.make
+    parts = job.make(job)
+    module, data = parts.module, parts.data
 
-    # --- model
-    kind = GraphedClassifier if job.cuda_graph else LitClassifier
-    module = kind(num_classes=job.dataset.num_classes, seed=experiment.seed_everything, **vars(experiment.model))
-    if job.weights:
-        module.net.load_state_dict(job.weights, strict=False)
-    # The Trainer restores a checkpoint before it converts the weights, which would round 64-bit weights to 32 bits.
-    module.net.to(weight_dtype(job.precision))
+    # --- optimizer: created by the module's configure_optimizers
 
-    # --- optimizer: created by LitClassifier.configure_optimizers
-    module.total_steps = job.plan.total_steps
-
-    # --- resume: the Trainer restores weights, optimizer, schedule, scaler and loops
-    resumed = read_checkpoint(job.checkpoint, hashed=job.trains) if job.checkpoint else None
-
-    # --- train
-    trained = validation = test = None
+    # --- resume and train: the Trainer restores weights, optimizer, schedule, scaler and loops
+    outcome = Outcome({}, clock)
     if job.trains:
-        step = resumed["global_step"] if resumed else 0
-        monitor = StepMonitor(job=job, rank=rank, clock=clock, net=module.net, step=step)
-        save = RunCheckpoint(job, monitor)
-        trainer = _trainer(job, rank, monitor, save)
-        # From here on, a signal stops all ranks after the same step, once the checkpoint is saved.
-        with STOP.deferred(), save.manager:
-            trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
-        early = _reason_to_stop(trainer) if trainer.global_step < job.plan.total_steps else None
-        trained = monitor.close(optimizer_steps=module.optimizer_steps, stopped_early=early)
-        validation = module.evaluation
+        trainer = _fit(job, rank, parts, outcome)
     else:
-        trainer = _trainer(job, rank)
-        if resumed:
-            module.load_state_dict(resumed["state_dict"])
-    weights = {name: tensor.detach().cpu().clone() for name, tensor in module.net.state_dict().items()}
+        trainer = _trainer(job, parts, [WritePredictions(job.folder)] if _writes_outputs(job) else [])
+        assert job.checkpoint
+        _load(module, read_checkpoint(job.checkpoint, hashed=False), str(job.checkpoint))
+    state = parts.network.state_dict().items()
+    outcome.weights = {name: each.detach().cpu().clone() for name, each in state if isinstance(each, torch.Tensor)}
 
     # --- evaluate
-    if job.command == "train":
-        # The Trainer has moved the module to the CPU, where NCCL cannot broadcast.
-        load_best_weights(job, rank, module.to(device).net)
-    if job.command in {"train", "test"}:
-        trainer.test(module, datamodule=data, verbose=False)
-        assert module.evaluation
-        test = replace(module.evaluation, examples=module.examples.gather())
+    if job.command == "train" and _has_test(module, data):
+        _load_best(job, rank, trainer, module.to(device))
+    if job.command == "test" or (job.command == "train" and _has_test(module, data)):
+        metrics = _merged(trainer.test(module, datamodule=data, verbose=False, weights_only=True))
+        outcome.test = job.note_partial(evaluation_results(module, metrics), "test")
+        outcome.examples = evaluation_examples(module) if metrics else ()
+        outcome.add_inexact(trainer.inexact_evaluation)
     elif job.command == "validate":
-        trainer.validate(module, datamodule=data, verbose=False)
-        assert module.evaluation
-        validation = module.evaluation
+        metrics = _merged(trainer.validate(module, datamodule=data, verbose=False, weights_only=True))
+        outcome.validation = job.note_partial(evaluation_results(module, metrics), "val")
+        outcome.add_inexact(trainer.inexact_evaluation)
     elif job.command == "predict":
-        write_predictions(job, rank, cast(list[Any], trainer.predict(module, datamodule=data)))
+        outputs = trainer.predict(
+            module, datamodule=data, weights_only=True, return_predictions=not _writes_outputs(job)
+        )
+        if job.predictions and outputs is not None:
+            job.predictions(job, rank, outputs)
 
     # --- record
-    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test)
+    finish(job, rank, outcome)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _trainer(job: Job, rank: Rank, monitor: StepMonitor | None = None, save: RunCheckpoint | None = None) -> LitTrainer:
-    """Returns the Trainer, with callbacks and loggers if the job trains."""
-    settings = job.experiment.trainer
-    extras = dict(job.extras()) if job.extras else {}
-    callbacks, loggers = _as_list(extras.pop("callbacks", None)), _as_list(extras.pop("logger", None))
-    if monitor and save:
-        log = MetricsLog(job.folder, monitor.step, job.experiment.data.task.metrics) if rank.is_first else None
-        loggers.insert(0, RunLogger(log, monitor))
-        callbacks = [StepMonitorCallback(monitor), *callbacks, save]
-        if settings.enable_progress_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
-            if rank.is_first:
-                monitor.display = ProgressDisplay(job.plan.total_steps, monitor.step)
-                RANK_STATUS.clear_display = monitor.display.clear
-            callbacks.append(RunProgressBar(monitor.display, monitor))
-    options: dict[str, Any] = {"num_sanity_val_steps": 0, "enable_model_summary": False, **extras}
+def _fit(job: Job, rank: Rank, parts: Parts, outcome: Outcome) -> LitTrainer:
+    """Trains, and records what is known after the last step."""
+    given = _as_list(parts.options.get("callbacks"))
+    shows = parts.options.get("enable_progress_bar", True) and not any(isinstance(each, ProgressBar) for each in given)
+    bar = RunProgressBar() if shows else None
+    logger = RunLogger()
+    monitor = StepMonitorCallback(job, rank, outcome.clock, parts.network, logger, bar)
+    save = RunCheckpoint(job, monitor, bar)
+    trainer = _trainer(job, parts, [monitor, *given, *([bar] if bar else []), save], logger)
+    # From here on, a signal stops all ranks after the same step, once the checkpoint is saved.
+    with STOP.deferred():
+        trainer.fit(parts.module, datamodule=parts.data, ckpt_path=job.checkpoint, weights_only=True)
+    outcome.trained = monitor.close(trainer, stopped_early=_reason_to_stop(trainer))
+    outcome.validation = job.note_partial(evaluation_results(parts.module, logger.validation), "val")
+    outcome.add_inexact(trainer.inexact_evaluation)
+    return trainer
+
+
+def _trainer(job: Job, parts: Parts, callbacks: list[Any], logger: RunLogger | None = None) -> LitTrainer:
+    """Returns the Trainer, which has checkpoints and loggers if the job trains."""
+    options = {"num_sanity_val_steps": 0, "enable_model_summary": False, **parts.options}
+    given, loggers = _as_list(options.pop("callbacks", None)), _as_list(options.pop("logger", None))
+    callbacks = callbacks if logger else [*given, *callbacks]
+    for callback in given:
+        # Beside last.ckpt, `save_last` would replace it.
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+            callback.dirpath = str(job.folder / "model_checkpoints")
+    options["enable_progress_bar"] = any(isinstance(callback, ProgressBar) for callback in callbacks)
     trainer = LitTrainer(
-        # `max_steps` and the limits are part of the plan: they shorten the loader of each epoch.
-        max_epochs=job.plan.epochs,
-        reload_dataloaders_every_n_epochs=1,
-        check_val_every_n_epoch=job.plan.validate_every or 1,
-        limit_val_batches=1.0 if job.plan.validate_every or not job.trains else 0,
-        log_every_n_steps=settings.log_every_n_steps,
+        **options,
         precision=job.precision,
-        sync_batchnorm=settings.sync_batchnorm,
         accelerator="gpu" if job.devices.kind == "cuda" else "cpu",
         devices=list(job.devices.numbers) if job.devices.kind == "cuda" else job.devices.count,
-        num_nodes=job.plan.world_size // job.devices.count,
-        accumulate_grad_batches=settings.accumulate_grad_batches,
-        gradient_clip_val=settings.gradient_clip_val,
-        deterministic=settings.deterministic or None,
-        timeout=job.experiment.run.timeout,
+        num_nodes=job.world_size // job.devices.count,
+        timeout=job.run.timeout,
         default_root_dir=job.folder,
         callbacks=callbacks,
-        plugins=[RunCheckpointIO(save.manager.write if save else None)],
-        logger=loggers,
-        enable_checkpointing=save is not None,
-        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
-        **options,
+        logger=[logger, *loggers] if logger else False,
+        # A configuration of a training may name a ModelCheckpoint, which an evaluation does not use.
+        enable_checkpointing=logger is not None or any(isinstance(callback, ModelCheckpoint) for callback in given),
     )
     disable_signal_handling(trainer)
     return trainer
@@ -165,43 +165,62 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [] if value is None or isinstance(value, bool) else [value]
 
 
-def _reason_to_stop(trainer: LitTrainer) -> str:
-    """Returns why a callback stopped the training."""
+def _writes_outputs(job: Job) -> bool:
+    """Returns whether the outputs of a prediction are written as they are."""
+    return job.command == "predict" and job.predictions is None
+
+
+def _load(module: LightningModule, checkpoint: dict[str, Any], place: str) -> None:
+    """Loads the weights of a checkpoint.
+
+    Raises:
+        InputError: They do not fit the module.
+    """
+    module.on_load_checkpoint(checkpoint)
+    try:
+        module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+    except RuntimeError as error:
+        raise InputError(f"{place} does not fit the module: {' '.join(str(error).split())[:300]}") from error
+
+
+def _load_best(job: Job, rank: Rank, trainer: LitTrainer, module: LightningModule) -> None:
+    """Loads the best weights of the run; every rank must call it. Only rank 0 can rely on the file being there."""
+    folder = job.folder / "checkpoints"
+    place = folder / (BEST if (folder / BEST).exists() else LAST)
+    others = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    if chosen := next((each.best_model_path for each in others if each.best_model_path), ""):
+        place = Path(chosen)
+        if rank.is_first:
+            print_line(f"note: testing the best checkpoint of ModelCheckpoint, {display_path(place)}")
+    # The first rank has waited for its last write.
+    place = Path(all_gather_json(place)[0])
+    everywhere = all(all_gather_json(place.is_file()))
+    if rank.is_first or everywhere:
+        _load(module, read_checkpoint(place, hashed=False), str(place))
+    if not everywhere:
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+
+
+def _has_test(module: LightningModule, data: LightningDataModule | None) -> bool:
+    return is_overridden("test_step", module) and any(
+        is_overridden("test_dataloader", each) for each in (module, data) if each
+    )
+
+
+def _merged(metrics: Any) -> dict[str, float]:
+    return {name: value for each in metrics for name, value in each.items()}
+
+
+def _reason_to_stop(trainer: LitTrainer) -> str | None:
+    """Returns why a callback stopped the training, or None if it has reached its last step."""
     for callback in trainer.early_stopping_callbacks:
         if message := callback.stopping_reason_message:
             return str(message).removeprefix("Monitored metric ").removesuffix(" Signaling Trainer to stop.")
     for timer in trainer.callbacks:  # type: ignore[attr-defined] # Lightning sets it elsewhere
-        if isinstance(timer, Timer) and timer.time_remaining() is not None:
+        if isinstance(timer, Timer) and timer.time_remaining() is not None and (timer.time_remaining() or 0) <= 0:
             return f"trainer.max_time is over after {timer.time_elapsed():.0f} s."
-    return "a callback asked for it."
-
-
-class GraphedClassifier(LitClassifier):
-    """A classifier whose passes run as a CUDA graph, on one GPU without accumulation, with bit-identical weights."""
-
-    @cached_property
-    def _graphed(self) -> GraphedPasses:
-        return GraphedPasses(self._passes, self.net.parameters())
-
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
-        """Runs the forward and backward pass of a micro-batch, and returns its loss and its logits."""
-        loss, logits = self._graphed(batch)
-        self.log_training(loss, logits, batch.targets, batch_idx)
-        return {"loss": loss, "logits": logits}
-
-    def _passes(self, batch: Batch, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.net(batch.images, batch.rng)
-        loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
-        weighted = accumulated_loss(loss, window, 1)
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        # Lightning runs the training step under autocast; the backward pass must not be.
-        with torch.autocast(loss.device.type, enabled=False):
-            (scaler.scale(weighted) if scaler else weighted).backward()
-        return loss.detach(), logits.detach()
-
-    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Restores the gradients, which `training_step` has already computed."""
-        self._graphed.restore_gradients()
+    return "a callback asked for it." if trainer.should_stop else None
 
 
 if __name__ == "__main__":

@@ -18,25 +18,23 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState
+from lit_mnist.distributed.precision import autocast
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
-from lit_mnist.run.finish import finish, load_best_weights
-from lit_mnist.run.metrics_log import make_loggers
-from lit_mnist.run.recorder import MetricsRecorder
-from lit_mnist.run.timing import StepClock
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
+from lit_mnist.profiling.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.evaluation_loop import evaluate
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation_loop import evaluate, load_best_weights
+from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
-from lit_mnist.training.precision import autocast
+from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState
 
 
-def run(job: Job, rank: Rank) -> None:
+def run(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
@@ -50,7 +48,7 @@ def run(job: Job, rank: Rank) -> None:
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),
     )
-    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    clock = StepClock(job.first_process)
     loggers = make_loggers(job, rank)
 
     # --- data: the batches of an epoch are cut from the images in memory
@@ -83,7 +81,7 @@ def run(job: Job, rank: Rank) -> None:
         recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
         manager.on_epoch_end(state.step, recorder.show_epoch)
     manager.wait()
-    trained = recorder.close(optimizer_steps=state.optimizer_steps)
+    trained = recorder.end_training(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
@@ -93,11 +91,13 @@ def run(job: Job, rank: Rank) -> None:
         test = evaluate(job, rank, net, job.splits.test, keep_examples=True)
 
     # --- record
-    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
+    finish_experiment(
+        job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers
+    )
     dist.destroy_process_group()
 
 
-def _train_epoch(job: Job, rank: Rank, epoch: int, state: TrainingState, recorder: MetricsRecorder) -> None:
+def _train_epoch(job: ExperimentJob, rank: Rank, epoch: int, state: TrainingState, recorder: MetricsRecorder) -> None:
     plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
     net, optimizer, max_norm = state.net, state.optimizer, job.experiment.trainer.gradient_clip_val
     parameters = list(net.parameters())

@@ -12,13 +12,13 @@ from lit_mnist.distributed.debugger import wait_for_debugger
 from lit_mnist.distributed.rank import Rank, keep_memory
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.engines.capabilities import load_engine
-from lit_mnist.training.job import Job
+from lit_mnist.run.job import Job
 
 
 def do_job(job: Job, rank: Rank) -> None:
     """Runs a job in one rank with the job's number of threads."""
-    prepare_process(job.threads, deterministic=job.experiment.trainer.deterministic)
-    wait_for_debugger(rank, job.experiment.run.timeout)
+    prepare_process(job.threads, deterministic=bool(job.config["trainer"].get("deterministic")))
+    wait_for_debugger(rank, job.run.timeout)
     if job.trains and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         # The run was restarted after a rank was lost: it resumes from the newest checkpoint.
         found = find_newest_valid(job.folder, RANK_STATUS.warn if rank.is_first else lambda _: None)

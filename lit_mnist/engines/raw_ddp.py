@@ -19,8 +19,10 @@ one device (compare `single.py`); the lines below are marked with their numbers:
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -29,28 +31,28 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
+from lit_mnist.data.batch import Batch
 from lit_mnist.data.dataset import AnySplit
+from lit_mnist.distributed.buffers import sync_buffers
+from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS, device_options
+from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rendezvous import rendezvous_store
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.models.sync_batch_norm import sync_batch_norm, sync_buffers
-from lit_mnist.run.finish import finish, load_best_weights, write_predictions
-from lit_mnist.run.metrics_log import make_loggers
-from lit_mnist.run.recorder import MetricsRecorder
-from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
-from lit_mnist.training.evaluation import Evaluation, EvaluationSums
-from lit_mnist.training.evaluation_loop import predict
-from lit_mnist.training.job import Job
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
+from lit_mnist.profiling.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
+from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict_with_probability
+from lit_mnist.training.evaluation_loop import load_best_weights
+from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
-from lit_mnist.training.precision import autocast, needs_scaler
+from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
 
 
-def run(job: Job, rank: Rank) -> None:
+def run(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
@@ -65,10 +67,12 @@ def run(job: Job, rank: Rank) -> None:
         world_size=rank.world_size,
         timeout=timedelta(seconds=experiment.run.timeout),
     )
-    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    clock = StepClock(job.first_process)
     loggers = make_loggers(job, rank)
 
-    # --- data: the batches of an epoch are cut from the images in memory
+    # --- data: the images are in memory, and each rank cuts its part of each batch from them
+    splits = job.splits
+    train_batches = partial(job.train_batches, rank)  # (3)
 
     # --- model: every rank has the same initial weights, because they depend on the seed alone
     net = job.build_net(device)
@@ -105,13 +109,45 @@ def run(job: Job, rank: Rank) -> None:
         # From here on, a signal stops all ranks after the same step, once the checkpoint is saved.
         with STOP.deferred(), manager:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
-                _train_epoch(job, rank, epoch, model, state, manager, recorder)
+                model.train()
+                batches = train_batches(epoch, state.step)  # (3)
+                for number, batch in enumerate(batches, start=batches.first):
+                    images, targets, _, rng = batch.to(device)
+                    ends_window = plan.ends_accumulation_window(number)
+                    # Gradients accumulate on each rank. The last micro-batch of a window reduces them.
+                    with nullcontext() if ends_window else model.no_sync():  # (4)
+                        with autocast(job.precision, device):
+                            logits = model(images, rng)
+                            loss = mean_loss(logits, targets, experiment.model.label_smoothing)
+                        share = window_share(loss, plan, number)  # (4)
+                        scaler.scale(share).backward()  # (4)
+                    recorder.on_batch_end(loss)
+                    if not ends_window:
+                        continue
+
+                    scaler.unscale_(optimizer)  # (4)
+                    recorder.on_before_optimizer_step(model.parameters())
+                    if experiment.trainer.gradient_clip_val is not None:
+                        nn.utils.clip_grad_norm_(model.parameters(), experiment.trainer.gradient_clip_val)
+                    lr, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
+                    # Skips the step on all ranks if the gradient, which they share, has overflowed.
+                    scaler.step(optimizer)
+                    scaler.update()  # (4)
+                    optimizer.zero_grad()
+                    state.step += 1
+                    if state.optimizer_steps > optimizer_steps:
+                        schedule.step()
+                    else:
+                        recorder.on_step_skipped(scaler)
+                    recorder.on_step_end(logits, targets, lr)
+                    manager.on_step_end(state.step, ends_epoch=number + 1 == len(batches))
+
                 clock.pause()
-                validated = _evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
+                validated = _evaluate(job, rank, net, splits.validation) if plan.validates(epoch) else None
                 validation = validated or validation
                 recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
                 manager.on_epoch_end(state.step, recorder.show_epoch)
-        trained = recorder.close(optimizer_steps=state.optimizer_steps)
+        trained = recorder.end_training(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
@@ -119,76 +155,44 @@ def run(job: Job, rank: Rank) -> None:
     if job.command == "train":
         load_best_weights(job, rank, net)
     if job.command in {"train", "test"}:
-        test = _evaluate(job, rank, net, job.splits.test, keep_examples=True)
+        test = _evaluate(job, rank, net, splits.test, keep_examples=True)
     elif job.command == "validate":
-        validation = _evaluate(job, rank, net, job.splits.validation)
+        validation = _evaluate(job, rank, net, splits.validation)
     elif job.command == "predict":
-        write_predictions(job, rank, predict(job, rank, net))
+        outputs = _outputs(job, rank, net, splits.test)
+        assert job.predictions
+        job.predictions(job, rank, ((batch.indices, *predict_with_probability(logits)) for batch, logits in outputs))
 
     # --- record: rank 0 writes, but every rank takes part in the collectives
-    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
+    finish_experiment(
+        job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers
+    )
     dist.destroy_process_group()  # (1)
 
 
-def _train_epoch(
-    job: Job,
-    rank: Rank,
-    epoch: int,
-    model: DistributedDataParallel,
-    state: TrainingState,
-    manager: CheckpointManager,
-    recorder: MetricsRecorder,
-) -> None:
-    plan, settings, device = job.plan, job.experiment.model, job.devices.of(rank)
-    optimizer, scaler, max_norm = state.optimizer, state.scaler, job.experiment.trainer.gradient_clip_val
-    model.train()
-
-    batches = job.train_batches(rank, epoch, state.step)  # (3)
-    for number, batch in enumerate(batches, start=batches.first):
-        images, targets, _, rng = batch.to(device)
-        ends_window = plan.ends_accumulation_window(number)
-        # Gradients accumulate on each rank. The last micro-batch of a window reduces them.
-        with nullcontext() if ends_window else model.no_sync():  # (4)
-            with autocast(job.precision, device):
-                logits = model(images, rng)
-                loss = mean_loss(logits, targets, settings.label_smoothing)
-            share = window_share(loss, plan, number)  # (4)
-            scaler.scale(share).backward()  # (4)
-        recorder.on_batch_end(loss)
-        if not ends_window:
-            continue
-
-        scaler.unscale_(optimizer)  # (4)
-        recorder.on_before_optimizer_step(model.parameters())
-        if max_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        lr, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
-        # Skips the step on all ranks if the gradient, which they share, has overflowed.
-        scaler.step(optimizer)
-        scaler.update()  # (4)
-        optimizer.zero_grad()
-        state.step += 1
-        if state.optimizer_steps > optimizer_steps:
-            state.schedule.step()
-        else:
-            recorder.on_step_skipped(scaler)
-        recorder.on_step_end(logits, targets, lr)
-        manager.on_step_end(state.step, ends_epoch=number + 1 == len(batches))
-
-
 @torch.no_grad()
-def _evaluate(job: Job, rank: Rank, net: nn.Module, split: AnySplit, *, keep_examples: bool = False) -> Evaluation:
-    """Evaluates a split as `evaluation_loop.evaluate`, which the other engines use."""
+def _outputs(job: ExperimentJob, rank: Rank, net: nn.Module, split: AnySplit) -> Iterator[tuple[Batch, torch.Tensor]]:
+    """Yields the batches of this rank's part of a split with their logits, to validate, test and predict.
+
+    Each sample is evaluated on one rank. Ranks may have different numbers of samples; no samples are padded.
+    """
     device = job.devices.of(rank)
-    sums = EvaluationSums(job.dataset.num_classes, device, examples=keep_examples)
     net.eval()
     sync_buffers(net)
-    # Each sample is evaluated on one rank. Ranks may have different numbers of samples; no samples are padded.
-    for batch in job.evaluation_batches(split, rank):
-        images, targets, indices, _ = batch.to(device)
+    for host_batch in job.evaluation_batches(split, rank):
+        batch = host_batch.to(device)
         with autocast(job.precision, device):
-            logits = net(images, None)
-        sums.update(logits, targets, indices)
+            logits = net(batch.images, None)
+        yield batch, logits
+
+
+def _evaluate(
+    job: ExperimentJob, rank: Rank, net: nn.Module, split: AnySplit, *, keep_examples: bool = False
+) -> Evaluation:
+    """Returns the metrics of a split; every rank must call it, and gets the same metrics."""
+    sums = EvaluationSums(job.dataset.num_classes, job.devices.of(rank), examples=keep_examples)
+    for batch, logits in _outputs(job, rank, net, split):
+        sums.update(logits, batch.targets, batch.indices)
     # The mean of the ranks' means would be wrong, because ranks may have different numbers of samples.
     dist.all_reduce(sums.confusion)  # (6)
     dist.all_reduce(sums.sums)  # (6)

@@ -13,26 +13,25 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState, net_weights
 from lit_mnist.data.batch import Batch
+from lit_mnist.distributed.accumulation import accumulated_loss
+from lit_mnist.distributed.precision import autocast, needs_scaler
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.run.finish import finish, load_best_weights, write_predictions
-from lit_mnist.run.metrics_log import make_loggers
-from lit_mnist.run.recorder import MetricsRecorder
-from lit_mnist.run.timing import StepClock
+from lit_mnist.profiling.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.cuda_graph import GraphedPasses, Passes
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.evaluation_loop import evaluate, predict
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation_loop import evaluate, load_best_weights, predict
+from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import accumulated_loss, make_optimizer
-from lit_mnist.training.precision import autocast, needs_scaler
+from lit_mnist.training.optimizer import make_optimizer
+from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState, net_weights
 
 
-def run(job: Job, rank: Rank) -> None:
+def run(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in this process."""
     # --- setup
     experiment, plan = job.experiment, job.plan
@@ -40,10 +39,12 @@ def run(job: Job, rank: Rank) -> None:
     if device.type == "cuda":
         # A CUDA graph is captured on the current GPU, which is the first by default.
         torch.cuda.set_device(device)
-    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    clock = StepClock(job.first_process)
     loggers = make_loggers(job, rank)
 
-    # --- data: the batches of an epoch are cut from the images in memory
+    # --- data: the images are in memory, and the batches of an epoch are cut from them
+    splits = job.splits
+    train_batches = partial(job.train_batches, rank)
 
     # --- model
     net = job.build_net(device)
@@ -78,13 +79,38 @@ def run(job: Job, rank: Rank) -> None:
         # From here on, a signal stops the training after a step, once the checkpoint is saved.
         with STOP.deferred(), manager:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
-                _train_epoch(job, rank, epoch, passes, state, manager, recorder)
+                net.train()
+                batches = train_batches(epoch, state.step)
+                for number, host_batch in enumerate(batches, start=batches.first):
+                    batch = host_batch.to(device)
+                    loss, logits = passes(batch, plan.accumulation_window(number))
+                    recorder.on_batch_end(loss)
+                    if not plan.ends_accumulation_window(number):
+                        continue
+
+                    scaler.unscale_(optimizer)
+                    recorder.on_before_optimizer_step(net.parameters())
+                    if experiment.trainer.gradient_clip_val is not None:
+                        nn.utils.clip_grad_norm_(net.parameters(), experiment.trainer.gradient_clip_val)
+                    lr, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad()
+                    state.step += 1
+                    # The schedule does not advance if the scaler skipped the step.
+                    if state.optimizer_steps > optimizer_steps:
+                        schedule.step()
+                    else:
+                        recorder.on_step_skipped(scaler)
+                    recorder.on_step_end(logits, batch.targets, lr)
+                    manager.on_step_end(state.step, ends_epoch=number + 1 == len(batches))
+
                 clock.pause()
-                validated = evaluate(job, rank, net, job.splits.validation) if plan.validates(epoch) else None
+                validated = evaluate(job, rank, net, splits.validation) if plan.validates(epoch) else None
                 validation = validated or validation
                 recorder.on_epoch_end(epoch, validated, is_best=manager.update_best(validated))
                 manager.on_epoch_end(state.step, recorder.show_epoch)
-        trained = recorder.close(optimizer_steps=state.optimizer_steps)
+        trained = recorder.end_training(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
@@ -92,18 +118,21 @@ def run(job: Job, rank: Rank) -> None:
     if job.command == "train":
         load_best_weights(job, rank, net)
     if job.command in {"train", "test"}:
-        test = evaluate(job, rank, net, job.splits.test, keep_examples=True)
+        test = evaluate(job, rank, net, splits.test, keep_examples=True)
     elif job.command == "validate":
-        validation = evaluate(job, rank, net, job.splits.validation)
+        validation = evaluate(job, rank, net, splits.validation)
     elif job.command == "predict":
-        write_predictions(job, rank, predict(job, rank, net))
+        assert job.predictions
+        job.predictions(job, rank, predict(job, rank, net))
 
     # --- record
-    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
+    finish_experiment(
+        job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers
+    )
 
 
 def _passes(
-    job: Job, device: torch.device, state: TrainingState, batch: Batch, window: int
+    job: ExperimentJob, device: torch.device, state: TrainingState, batch: Batch, window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the forward and backward pass of a micro-batch in an accumulation window; returns loss and logits."""
     images, targets, _, rng = batch
@@ -114,45 +143,6 @@ def _passes(
     share = accumulated_loss(loss, window, job.plan.accumulate) / job.plan.accumulate
     state.scaler.scale(share).backward()
     return loss.detach(), logits.detach()
-
-
-def _train_epoch(
-    job: Job,
-    rank: Rank,
-    epoch: int,
-    passes: Passes,
-    state: TrainingState,
-    manager: CheckpointManager,
-    recorder: MetricsRecorder,
-) -> None:
-    plan, device = job.plan, job.devices.of(rank)
-    net, optimizer, scaler = state.net.train(), state.optimizer, state.scaler
-    parameters, max_norm = list(net.parameters()), job.experiment.trainer.gradient_clip_val
-
-    batches = job.train_batches(rank, epoch, state.step)
-    for number, host_batch in enumerate(batches, start=batches.first):
-        batch = host_batch.to(device)
-        loss, logits = passes(batch, plan.accumulation_window(number))
-        recorder.on_batch_end(loss)
-        if not plan.ends_accumulation_window(number):
-            continue
-
-        scaler.unscale_(optimizer)
-        recorder.on_before_optimizer_step(parameters)
-        if max_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, max_norm)
-        lr, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        state.step += 1
-        # The schedule does not advance if the scaler skipped the step.
-        if state.optimizer_steps > optimizer_steps:
-            state.schedule.step()
-        else:
-            recorder.on_step_skipped(scaler)
-        recorder.on_step_end(logits, batch.targets, lr)
-        manager.on_step_end(state.step, ends_epoch=number + 1 == len(batches))
 
 
 if __name__ == "__main__":

@@ -17,31 +17,29 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from transformers import TrainerCallback, TrainingArguments
 
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.checkpoint.state import TrainingState
 from lit_mnist.data.loader import Batch
+from lit_mnist.distributed.ddp_arguments import accelerate_options
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.sync_batch_norm import sync_batch_norm
-from lit_mnist.run.finish import finish, load_best_weights
-from lit_mnist.run.metrics_log import make_loggers
-from lit_mnist.run.recorder import MetricsRecorder
-from lit_mnist.run.timing import StepClock
-from lit_mnist.training.ddp_arguments import accelerate_options
+from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
+from lit_mnist.profiling.timing import StepClock
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.evaluation import Evaluation
-from lit_mnist.training.evaluation_loop import evaluate
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation_loop import evaluate, load_best_weights
+from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer, window_share
+from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
+from lit_mnist.training.state import TrainingState
 
 
-def run(job: Job, rank: Rank) -> None:
+def run(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in one rank."""
     # --- setup: TrainingArguments joins the process group
     experiment, plan = job.experiment, job.plan
     arguments = _arguments(job)
     device = arguments.device
-    clock = StepClock(plan.batch_size * plan.accumulate, job.first_process)
+    clock = StepClock(job.first_process)
     loggers = make_loggers(job, rank)
 
     # --- data: see _EpochLoader
@@ -85,7 +83,7 @@ def run(job: Job, rank: Rank) -> None:
     trainer.train()
     manager.wait()
     validation = callback.validation
-    trained = recorder.close(optimizer_steps=state.optimizer_steps)
+    trained = recorder.end_training(optimizer_steps=state.optimizer_steps)
     weights = {name: tensor.cpu().clone() for name, tensor in net.state_dict().items()}
 
     # --- evaluate
@@ -95,11 +93,13 @@ def run(job: Job, rank: Rank) -> None:
         test = evaluate(job, rank, net, job.splits.test, keep_examples=True)
 
     # --- record
-    finish(job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers)
+    finish_experiment(
+        job, rank, weights=weights, clock=clock, trained=trained, validation=validation, test=test, loggers=loggers
+    )
     trainer.accelerator.end_training()
 
 
-def _arguments(job: Job) -> TrainingArguments:
+def _arguments(job: ExperimentJob) -> TrainingArguments:
     trainer, plan, several = job.experiment.trainer, job.plan, job.plan.world_size > 1
     return TrainingArguments(
         output_dir=str(job.folder),
@@ -135,7 +135,7 @@ class _MicroBatch:
 class _EpochLoader:
     """The micro-batches of the current epoch."""
 
-    def __init__(self, job: Job, rank: Rank) -> None:
+    def __init__(self, job: ExperimentJob, rank: Rank) -> None:
         self.job, self.rank, self.epoch = job, rank, 0
 
     def __len__(self) -> int:
@@ -155,7 +155,12 @@ class _RecorderCallback(TrainerCallback):
     """Records steps and epochs, evaluates, and saves."""
 
     def __init__(
-        self, job: Job, rank: Rank, state: TrainingState, manager: CheckpointManager, recorder: MetricsRecorder
+        self,
+        job: ExperimentJob,
+        rank: Rank,
+        state: TrainingState,
+        manager: CheckpointManager,
+        recorder: MetricsRecorder,
     ) -> None:
         self.job, self.rank, self.training, self.manager, self.recorder = job, rank, state, manager, recorder
         self.validation: Evaluation | None = None
@@ -189,7 +194,7 @@ class _RecorderCallback(TrainerCallback):
 class _Trainer(transformers.Trainer):
     """A Trainer with the batches and the loss of the experiment."""
 
-    def __init__(self, job: Job, rank: Rank, callback: _RecorderCallback, **options: Any) -> None:
+    def __init__(self, job: ExperimentJob, rank: Rank, callback: _RecorderCallback, **options: Any) -> None:
         self.job, self.rank, self.callback = job, rank, callback
         super().__init__(**options)
 

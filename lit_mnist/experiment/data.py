@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lit_mnist.errors import require
-from lit_mnist.experiment.bounds import check_bounds
 from lit_mnist.experiment.task import Task, task_of
+from lit_mnist.run.bounds import check_bounds
 
 
 @dataclass(frozen=True)

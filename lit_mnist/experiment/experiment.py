@@ -7,18 +7,14 @@ except for `run.threads`. The defaults of the dataclasses are the default experi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from lit_mnist.errors import require
 from lit_mnist.experiment.data import DataSettings
 from lit_mnist.experiment.model import ModelSettings
-from lit_mnist.experiment.run import RunSettings
-from lit_mnist.experiment.trainer import TrainerSettings
-
-# `train` fits, then tests the best weights exactly.
-Command = Literal["train", "fit", "validate", "test", "predict"]
+from lit_mnist.run.settings import RunSettings
+from lit_mnist.run.trainer_settings import TrainerSettings
 
 
 @dataclass(frozen=True)
@@ -42,11 +38,3 @@ class Experiment:
     def replace(self, section: str, **changes: Any) -> Experiment:
         """Returns a copy with some settings of one section changed."""
         return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Returns nested values as pairs of dotted key and value."""
-    flat: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        flat += flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
-    return flat

@@ -1,7 +1,7 @@
-"""Networks and data sets of one's own, by name: `--import my_package --model.net mine`. Nothing here imports torch.
+"""Your networks and data sets, registered with a name: `--import my_package --model.net mine`. Imports no torch.
 
-The decorators only store what they decorate. `models/own_network.py` and `data/own_dataset.py` call it, and check what
-it returns.
+The decorators only store what they decorate. `models/registered_network.py` and `data/registered_dataset.py` call it,
+and check what it returns.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ REGISTERED: Mapping[str, Mapping[str, Registered]] = {"model.net": NETWORKS, "da
 
 
 def register_network(name: str) -> Callable[[Make], Make]:
-    """Registers a network of one's own, for all engines: `--import my_package --model.net NAME`.
+    """Registers your network, for all engines: `--import my_package --model.net NAME`.
 
     The decorated class or function is called with the number of classes, and with the options `dropout` and `views` if
     it has arguments of these names. It returns an `nn.Module` with `forward(images, rng)`: images float
@@ -127,7 +127,7 @@ def register_network(name: str) -> Callable[[Make], Make]:
 
 
 def register_dataset(name: str, class_names: Sequence[str]) -> Callable[[Make], Make]:
-    """Registers a data set of one's own, for all engines: `--import my_package --data.name NAME`.
+    """Registers your data set, for all engines: `--import my_package --data.name NAME`.
 
     The decorated function is called without arguments, or with `root`, the option `data.root`, if it has an argument of
     this name. It returns the training and the test set, two map-style data sets of (image, label): grey values uint8

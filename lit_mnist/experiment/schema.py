@@ -14,8 +14,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from lit_mnist.checkpoint.config import flatten
 from lit_mnist.errors import InputError, nearest
-from lit_mnist.experiment.experiment import Experiment, flatten
+from lit_mnist.experiment.experiment import Experiment
 from lit_mnist.experiment.registry import REGISTERED, explain_unknown
 
 SEED = "seed_everything"
@@ -81,9 +82,14 @@ def options() -> dict[str, Option]:
     return _options(tuple((key, tuple(known)) for key, known in REGISTERED.items()))
 
 
+def builtin_options() -> dict[str, Option]:
+    """Returns all options by dotted key, without the registered names."""
+    return _options(())
+
+
 def builtin_choices(key: str) -> tuple[Any, ...]:
     """Returns the choices of an option without the registered names."""
-    return get_args(_options(())[key].kinds[0])
+    return get_args(builtin_options()[key].kinds[0])
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from lit_mnist.checkpoint.format import find_weights
 from lit_mnist.distributed.terminal import print_line
 from lit_mnist.errors import InputError
-from lit_mnist.export.flags import SUFFIXES, Request, parse_export
+from lit_mnist.export.flags import SUFFIXES, Request
 from lit_mnist.export.formats import FORMATS
 from lit_mnist.export.network import Exported, load_exported
 
@@ -25,16 +24,12 @@ _USE = {
 }
 
 
-def run_export(words: Sequence[str]) -> int:
-    """Exports a network, and returns the exit code.
-
-    Args:
-        words: The words after `export`, without `--import`.
+def export(request: Request) -> None:
+    """Exports a network.
 
     Raises:
-        InputError: The flags, the checkpoint or the file are wrong, or the file would give other logits.
+        InputError: The checkpoint or the file is wrong, or the file would give other logits.
     """
-    request = parse_export(words)
     path = find_weights(request.place, print_line)
     output = request.output or Path(f"{path.stem}{SUFFIXES[request.form]}")
     _check_output(output)
@@ -46,7 +41,6 @@ def run_export(words: Sequence[str]) -> int:
     if request.form != "safetensors":
         print_line(f"input     {exported.metadata['input']}")
     print_line(f"use       {_USE[request.form].format(output)}")
-    return 0
 
 
 def _check_output(output: Path) -> None:

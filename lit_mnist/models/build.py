@@ -7,14 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from lit_mnist.data.rng import derive_seed
+from lit_mnist.distributed.rng import derive_seed
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import ModelSettings
-from lit_mnist.experiment.registry import NETWORKS
+from lit_mnist.experiment.model import ModelSettings
 from lit_mnist.models.basicnet import BasicNet
 from lit_mnist.models.convnet import ConvNet
 from lit_mnist.models.layers import SeededDropout
-from lit_mnist.models.own_network import build_own_network
 
 
 def build_net(
@@ -39,7 +37,7 @@ def build_net(
         net = _create_net(settings, num_classes)
     if settings.compile:
         if not isinstance(net, ConvNet | BasicNet):
-            raise InputError(f"model.compile does not apply to model.net {settings.net}: leave it out.")
+            raise InputError(f"model.compile does not apply to model.net {settings.net}: remove it.")
         for layer in net.modules():
             if isinstance(layer, SeededDropout):
                 # It computes its 64-bit seeds with numpy.
@@ -52,12 +50,16 @@ def build_net(
 
 
 def _create_net(settings: ModelSettings, num_classes: int) -> nn.Module:
-    if own := NETWORKS.get(settings.net):
-        return build_own_network(own, num_classes, settings.dropout, settings.views)
     if settings.net == "convnet":
         return ConvNet(num_classes, views=settings.views)
     if settings.net == "basicnet":
         return BasicNet(num_classes, dropout=settings.dropout, views=settings.views)
+    # Only runs of a user's network import this.
+    from lit_mnist.experiment.registry import NETWORKS
+    from lit_mnist.models.registered_network import build_registered_network
+
+    if user := NETWORKS.get(settings.net):
+        return build_registered_network(user, num_classes, settings.dropout, settings.views)
     # torchvision takes more than a second to import.
     from lit_mnist.models.deeplab import DeepLab
 

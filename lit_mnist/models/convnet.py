@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lit_mnist.data.rng import RandomKey
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.models.layers import channels_last, mean_over_views
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models import segmentation
 from torchvision.models.segmentation import DeepLabV3
 
-from lit_mnist.data.rng import RandomKey
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.experiment import Net
 from lit_mnist.models.layers import SeededDropout, channels_last
 from lit_mnist.models.torch_internals import deeplab_parts

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_mnist.data.rng import RandomKey, derive_seed
+from lit_mnist.distributed.rng import RandomKey, derive_seed
 
 # Shifts down and right in pixels: the image itself, its four neighbors, and the four diagonal ones.
 _SHIFTS = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))

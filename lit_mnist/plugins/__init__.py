@@ -9,33 +9,48 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lit_mnist.plugins.accumulation import ExactAccumulation
     from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
+    from lit_mnist.plugins.buffers import SynchronizedBuffers
+    from lit_mnist.plugins.channels_last import ChannelsLast
     from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
     from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
     from lit_mnist.plugins.exact_metrics import ExactMetric, exact_metric
     from lit_mnist.plugins.failure_report import FailureReport
     from lit_mnist.plugins.precision import Float16OnCPU
     from lit_mnist.plugins.sampler import ExactDistributedSampler
+    from lit_mnist.plugins.skipped_steps import SkippedStepSchedule
+    from lit_mnist.plugins.verified_loading import VerifiedLoading
 
 __all__ = [
+    "ChannelsLast",
+    "ExactAccumulation",
     "ExactCheckpoint",
     "ExactDistributedSampler",
     "ExactMetric",
     "FailureReport",
     "Float16OnCPU",
     "PortableSyncBatchNorm",
+    "SkippedStepSchedule",
+    "SynchronizedBuffers",
     "VerifiedCheckpointIO",
+    "VerifiedLoading",
     "exact_metric",
 ]
 
 _HOMES = {
+    "ChannelsLast": "channels_last",
+    "ExactAccumulation": "accumulation",
     "ExactCheckpoint": "exact_checkpoint",
     "ExactDistributedSampler": "sampler",
     "ExactMetric": "exact_metrics",
     "FailureReport": "failure_report",
     "Float16OnCPU": "precision",
     "PortableSyncBatchNorm": "batch_norm",
+    "SkippedStepSchedule": "skipped_steps",
+    "SynchronizedBuffers": "buffers",
     "VerifiedCheckpointIO": "checkpoint_io",
+    "VerifiedLoading": "verified_loading",
     "exact_metric": "exact_metrics",
 }
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from lit_mnist.distributed.gather import end_collectives_at_exit
 from lit_mnist.distributed.peer_exchange import PeerExchange
+from lit_mnist.distributed.sync_batch_norm import OVER_RANKS, BatchNormOverRanks, sync_batch_norm, unsync_batch_norm
 from lit_mnist.errors import require
-from lit_mnist.models.sync_batch_norm import OVER_RANKS, BatchNormOverRanks, sync_batch_norm, unsync_batch_norm
 
 
 class PortableSyncBatchNorm(LayerSync):

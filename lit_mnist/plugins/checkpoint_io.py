@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_mnist.checkpoint.atomic_io import atomic_file
-from lit_mnist.checkpoint.file_hash import DamagedError, hashed_file, verify_hash
+from lit_mnist.checkpoint.format import read_verified, write_serialized
+from lit_mnist.checkpoint.serialization import serialize
 from lit_mnist.errors import InputError, require
 
 _LOG = logging.getLogger("lightning.pytorch")
@@ -55,7 +53,7 @@ class VerifiedCheckpointIO(CheckpointIO):
         require(storage_options is None, "VerifiedCheckpointIO has no storage_options.")
         path = _local(path)
         self.wait()
-        content = _serialize(checkpoint)
+        content = serialize(checkpoint)
         self._run(lambda: _write(path, content))
 
     def load_checkpoint(
@@ -74,19 +72,8 @@ class VerifiedCheckpointIO(CheckpointIO):
         require(weights_only is not False, "VerifiedCheckpointIO always loads with weights_only=True.")
         self.wait()
         path = _local(path)
-        require(path.is_file(), f"There is no checkpoint file at {path}.")
-        try:
-            with path.open("rb") as file:
-                hashed = verify_hash(file)
-                file.seek(0)
-                checkpoint: dict[str, Any] = torch.load(file, map_location=map_location or "cpu", weights_only=True)
-        except DamagedError as error:
-            raise InputError(f"The checkpoint {path} is damaged: {error}. Use another checkpoint.") from error
-        except OSError as error:
-            raise InputError(f"The checkpoint {path} cannot be read: {error.strerror or error}.") from error
-        except Exception as error:
-            raise InputError(_reason_not_loaded(path, error)) from error
-        if not hashed and path not in self._warned:
+        checkpoint, sha256 = read_verified(path, hashed=False, map_location=map_location or "cpu")
+        if sha256 is None and path not in self._warned:
             self._warned.add(path)
             rank_zero_warn(f"The checkpoint {path} has no SHA-256: it was loaded, but not verified.")
         return checkpoint
@@ -149,76 +136,9 @@ def _local(path: str | Path) -> Path:
     return Path(path)
 
 
-def _reason_not_loaded(path: Path, error: Exception) -> str:
-    try:
-        classes = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except Exception:
-        classes = []
-    if classes:
-        return (
-            f"The checkpoint {path} needs {', '.join(classes)}, which weights_only=True does not load. If you trust "
-            "the file, allow them with torch.serialization.add_safe_globals."
-        )
-    return f"The checkpoint {path} is damaged or not a checkpoint ({type(error).__name__}). Use another checkpoint."
-
-
 def _write(path: Path, content: memoryview) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as file:
-            file.writelines(hashed_file(content))
     except OSError as error:
-        raise InputError(
-            f"The checkpoint {path} could not be written ({error.strerror}). The file that was there remains."
-        ) from error
-
-
-def _serialize(checkpoint: Mapping[str, Any]) -> memoryview:
-    """Returns the bytes of torch.save, which `weights_only=True` can load.
-
-    Raises:
-        InputError: There is a value that it cannot load; the message names it.
-    """
-    content = _loadable(checkpoint)
-    if content is None:
-        place, value = _find_rejected(checkpoint, "checkpoint")
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise InputError(
-            f"{place} is a {kind}, which cannot be loaded with weights_only=True. Save plain values and tensors "
-            "instead, or allow its class, and the classes of its attributes, with "
-            "torch.serialization.add_safe_globals."
-        )
-    return content
-
-
-def _loadable(value: Any) -> memoryview | None:
-    """Returns the bytes of torch.save, or None if they cannot be written, or not loaded with `weights_only=True`."""
-    content = io.BytesIO()
-    try:
-        torch.save(value, content)
-        content.seek(0)
-        try:
-            # Reads no tensor's bytes, which takes a hundredth of the time.
-            torch.load(content, map_location="meta", weights_only=True)
-        except NotImplementedError:
-            # Sparse tensors cannot be loaded so.
-            content.seek(0)
-            torch.load(content, map_location="cpu", weights_only=True)
-    except Exception:
-        return None
-    return content.getbuffer()
-
-
-def _find_rejected(value: Any, place: str) -> tuple[str, Any]:
-    """Returns the innermost part that cannot be loaded, and where it is."""
-    parts: Iterable[tuple[Any, Any]] = ()
-    if type(value) in {list, tuple}:
-        parts = enumerate(value)
-    elif isinstance(value, Mapping):
-        parts = value.items()
-    for key, part in parts:
-        if _loadable(key) is None:
-            return f"A key of {place}", key
-        if _loadable(part) is None:
-            return _find_rejected(part, f"{place}[{key!r}]")
-    return place, value
+        raise InputError(f"The folder {path.parent} cannot be written: {error.strerror}.") from error
+    write_serialized(path, content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,32 @@ from lit_mnist.distributed.gather import all_gather_bytes, end_collectives_at_ex
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_stop
-from lit_mnist.errors import InputError, require
+from lit_mnist.errors import require
 from lit_mnist.plugins import lightning_internals
 from lit_mnist.plugins.exact_checks import (
+    check_draws_nothing,
     check_ranks,
     check_training,
     default_checkpoint_io,
     digest_of_rank_0,
 )
-from lit_mnist.plugins.folder_lock import locked
+from lit_mnist.plugins.exact_entry import KEY, entry_of_ranks, entry_of_step, read_entry
+from lit_mnist.plugins.folder_lock import lock_on_rank_0
+from lit_mnist.plugins.generators import process_generators
 from lit_mnist.plugins.module_state import ModuleState
-from lit_mnist.plugins.plain_values import as_bytes, as_tensor, pack, unpack
+from lit_mnist.plugins.plain_values import pack
+from lit_mnist.plugins.step_loader import state_is_step
 from lit_mnist.plugins.train_loaders import TrainLoaders
-
-_KEY = "ExactCheckpoint"
+from lit_mnist.plugins.trainer_state.lightning_internals import TrainerState
+from lit_mnist.plugins.trainer_state.sums import load_metrics, save_metrics
 
 
 class ExactCheckpoint(Checkpoint):
-    """Saves `last.ckpt` so that a resumed training ends with the bits of an uninterrupted one, for any module.
+    """Saves `last.ckpt` so that a resumed run is bit-identical to an uninterrupted one, for any module.
 
     It saves between two batches, and at the end. At SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any rank, all ranks save
-    together and exit with the code 128 + signal. Resume with the same number of ranks; `last` is None at the start:
+    together and exit with the code 128 + signal. Resume with the same number of ranks, or on any number if the state of
+    the module is a function of the step (`state_is_step`, see docs/plugins.md); `last` is None at the start:
 
         exact = ExactCheckpoint("checkpoints", every_n_train_steps=100)
         trainer = Trainer(max_epochs=3, callbacks=[exact])
@@ -75,14 +80,16 @@ class ExactCheckpoint(Checkpoint):
             return
         check_training(trainer, pl_module)
         if isinstance(trainer.precision_plugin, DoublePrecision):
-            # Lightning loads a checkpoint's weights before it converts the module, and so into 32 bits.
+            # The Trainer converts the module after it has loaded the checkpoint, whose weights it would round.
             pl_module.double()
         self._close()
-        self._lock(trainer)
+        lock_on_rank_0(self._open, self.path.parent, is_first=trainer.is_global_zero)
         self._io = default_checkpoint_io(trainer)
         self._pending: dict[str, Any] | None = None
+        self._before_step: bytes | None = None
         self._saving, self._ended, self._saved_step, self._batches = False, False, 0, 0
-        self._loaders = TrainLoaders(trainer, self._between_batches, self._restore)
+        self._declared = state_is_step(pl_module)
+        self._loaders = TrainLoaders(trainer, self._between_batches, self._restore, state_is_step=self._declared)
         self._loaders.attach(self._open)
         self._open.enter_context(lightning_internals.handles_no_signals(trainer))
         # Until the checkpoint is loaded.
@@ -97,21 +104,33 @@ class ExactCheckpoint(Checkpoint):
         """
         if trainer.state.fn != "fit":
             return
-        check_saved(checkpoint, trainer.world_size)
-        self._pending = unpack(as_bytes(checkpoint[_KEY]["ranks"][trainer.global_rank]), trainer.strategy.root_device)
+        self._pending = read_entry(checkpoint, trainer, state_is_step=self._declared)
         self._loaders.resume_from(self._pending["loaders"])
         self._saved_step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins to record signals instead of exiting at once."""
         self._loading.close()
-        self._state, self._module_state = lightning_internals.TrainerState(trainer), ModuleState(pl_module)
-        if self._pending is not None:
+        self._state, self._module_state = TrainerState(trainer), ModuleState(pl_module)
+        if self._pending is not None and self._pending["between_batches"]:
             lightning_internals.skip_restart_logic(trainer)
         rank = Rank(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices)
         end_collectives_at_exit()
         self._consensus = Consensus(rank, trainer.strategy.root_device)
         self._open.enter_context(STOP.listening())
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Keeps the generators before the first step of a training whose state is a function of the step."""
+        if self._loaders.by_step and self._before_step is None:
+            self._before_step = pack(process_generators())
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Warns if that step has drawn random numbers that a resumed training would not draw."""
+        if self._before_step:
+            check_draws_nothing(pl_module, self._before_step)
+            self._before_step = b""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves the end of the training."""
@@ -132,9 +151,11 @@ class ExactCheckpoint(Checkpoint):
         if not self._saving:
             return
         digest = digest_of_rank_0(trainer, checkpoint["lr_schedulers"])
-        parts = all_gather_bytes(digest + pack(self._local_state()))
+        shared, own = self._state_of_step() if self._loaders.by_step else ({}, self._state_of_rank())
+        parts = all_gather_bytes(digest + pack(own))
         check_ranks([part[: len(digest)] for part in parts], trainer)
-        checkpoint[_KEY] = {"ranks": [as_tensor(part[len(digest) :]) for part in parts]}
+        parts = [part[len(digest) :] for part in parts]
+        checkpoint[KEY] = entry_of_step(shared, parts) if self._loaders.by_step else entry_of_ranks(parts)
 
     def _between_batches(self) -> None:
         """Saves if a save is due, and exits if any rank has received a signal."""
@@ -145,9 +166,13 @@ class ExactCheckpoint(Checkpoint):
             return
         self._batches += 1
         decision = self._consensus.on_step_end(self._batches, STOP.received_signal, save=self._wants_save())
-        if decision.stop or decision.save or trainer.global_step - self._saved_step >= self.every_n_train_steps:
+        if decision.stop or decision.save or self._is_due(trainer.global_step):
             self._save()
         self._exit_if_stopped(decision.stop)
+
+    def _is_due(self, step: int) -> bool:
+        """Returns whether a save is due by the number of steps, which all ranks know."""
+        return step - self._saved_step >= self.every_n_train_steps
 
     def _wants_save(self) -> bool:
         """Returns whether this rank wants a save that is not due by the number of steps."""
@@ -181,23 +206,13 @@ class ExactCheckpoint(Checkpoint):
         finally:
             strategy.checkpoint_io = before
 
-    def _lock(self, trainer: Trainer) -> None:
-        """Locks the folder on rank 0.
+    def _state_of_step(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the state that all ranks share, and the sums over the epoch of this rank."""
+        trainer = self._state.save()
+        sums = {"results": trainer.pop("results"), "metrics": save_metrics(self._trainer.lightning_module)}
+        return {"loaders": self._loaders.save(ended=self._ended), "trainer": trainer}, sums
 
-        Raises:
-            InputError: Another training uses it; all ranks raise it.
-        """
-        message = ""
-        if trainer.is_global_zero:
-            try:
-                self._open.enter_context(locked(self.path.parent))
-            except InputError as error:
-                message = str(error)
-        # Not empty, which cannot be sent.
-        message = all_gather_bytes(f"{message}\n".encode())[0].decode().strip()
-        require(not message, message)
-
-    def _local_state(self) -> dict[str, Any]:
+    def _state_of_rank(self) -> dict[str, Any]:
         return {
             "loaders": self._loaders.save(ended=self._ended),
             "module": self._module_state.save(),
@@ -211,31 +226,14 @@ class ExactCheckpoint(Checkpoint):
             self._state.load_end(self._pending["trainer"])
             return
         state, self._pending = self._pending, None
-        self._module_state.load(state["module"])
-        self._state.load(state["trainer"], has_ended=state["loaders"]["ended"])
+        if "module" in state:
+            self._module_state.load(state["module"])
+        if "metrics" in state:
+            load_metrics(self._trainer.lightning_module, state["metrics"])
+        if "trainer" in state:
+            self._state.load(state["trainer"], has_ended=state["loaders"]["ended"])
 
     def _close(self) -> None:
         if hasattr(self, "_loading"):
             self._loading.close()
         self._open.close()
-
-
-def check_saved(checkpoint: Mapping[str, Any], world_size: int) -> None:
-    """Rejects a checkpoint that `world_size` ranks cannot resume bit-identically.
-
-    Raises:
-        InputError: It was not saved by ExactCheckpoint, or by another number of ranks.
-    """
-    require(
-        _KEY in checkpoint,
-        "The checkpoint was not saved by ExactCheckpoint, so that a bit-identical resume is impossible. Resume "
-        "from `ExactCheckpoint.last`, or remove ExactCheckpoint.",
-    )
-    ranks = checkpoint[_KEY].get("ranks") if isinstance(checkpoint[_KEY], Mapping) else None
-    require(isinstance(ranks, list), "The part of ExactCheckpoint in the checkpoint is damaged.")
-    count = len(ranks or ())
-    require(
-        count == world_size,
-        f"The checkpoint was saved by {count} rank{'s' * (count != 1)}, and cannot be resumed bit-identically by "
-        f"{world_size}: use {count} device{'s' * (count != 1)}.",
-    )

@@ -18,6 +18,7 @@ from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.rank import warn_once
 from lit_mnist.errors import InputError, require
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
+from lit_mnist.plugins.generators import process_generators
 from lit_mnist.plugins.lightning_internals import uses_dataloader_iter
 from lit_mnist.plugins.plain_values import NotPlainError, pack
 
@@ -73,6 +74,21 @@ def check_loader(loader: Any) -> None:
         warn_once(
             "persistent_workers=True: ExactCheckpoint resumes bit-identically only if the dataset draws no random "
             "numbers, since workers keep their generators from epoch to epoch. Use persistent_workers=False."
+        )
+
+
+def check_draws_nothing(module: LightningModule, before: bytes) -> None:
+    """Warns if a training whose state is a function of the step has drawn from the generators of the process.
+
+    Args:
+        module: The module.
+        before: The packed states of the generators before a step.
+    """
+    if pack(process_generators()) != before:
+        warn_once(
+            f"{type(module).__name__} has state_is_step = True, but its training step draws random numbers from the "
+            "generators of the process, which are not saved: a resumed training draws others. Draw them from a "
+            "generator that is seeded with the step, or remove state_is_step."
         )
 
 

@@ -1,4 +1,4 @@
-"""A callback that reports which rank failed first, where, with which samples, and how to resume."""
+"""A callback that reports the failed rank, where, with which samples, and how to resume."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _text(report: dict[str, Any]) -> str:
     if report["lost_peer"]:
         lines = [f"{who} could not continue {where}, since another rank has exited or does not respond."]
     else:
-        lines = [f"{who} failed first {where}: {report['exception']}"]
+        lines = [f"{who} failed {where}: {report['exception']}"]
     if report["samples"]:
         lines.append(f"Samples: {json.dumps(report['samples'])}")
     checkpoint = report["checkpoint"]

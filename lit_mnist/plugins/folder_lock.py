@@ -6,12 +6,13 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from lit_mnist.distributed.gather import all_gather_bytes
 from lit_mnist.distributed.rank import warn_once
 from lit_mnist.distributed.terminal import display_path
-from lit_mnist.errors import InputError
+from lit_mnist.errors import InputError, require
 
 _HELD: set[int] = set()
 
@@ -45,6 +46,23 @@ def locked(folder: Path) -> Iterator[None]:
         if descriptor in _HELD:
             _HELD.remove(descriptor)
             os.close(descriptor)
+
+
+def lock_on_rank_0(stack: ExitStack, folder: Path, *, is_first: bool) -> None:
+    """Locks a folder on rank 0 until a stack is closed; every rank must call it.
+
+    Raises:
+        InputError: The folder cannot be locked; all ranks raise it.
+    """
+    message = ""
+    if is_first:
+        try:
+            stack.enter_context(locked(folder))
+        except InputError as error:
+            message = str(error)
+    # Not empty, which cannot be sent.
+    message = all_gather_bytes(f"{message}\n".encode())[0].decode().strip()
+    require(not message, message)
 
 
 def _lock(descriptor: int, folder: Path) -> None:

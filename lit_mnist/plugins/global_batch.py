@@ -11,12 +11,19 @@ from torch.utils.data import BatchSampler
 from lit_mnist.plugins.sampler import ExactDistributedSampler
 
 
-def describe_global_batch(trainer: Trainer) -> str:
-    """Returns a line such as `global batch 128 = 2 ranks x 32 (x 2 accumulated)`, or why the number is unknown.
+def global_batch(trainer: Trainer) -> int | None:
+    """Returns the number of samples of an optimizer step over all ranks, or None if it is unknown.
 
     Args:
         trainer: The Trainer, once it has its train dataloaders.
     """
+    sizes = [_size_per_rank(loader, trainer.world_size) for loader in _leaves(trainer.train_dataloader)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) * trainer.world_size * trainer.accumulate_grad_batches if len(known) == len(sizes) else None
+
+
+def describe_global_batch(trainer: Trainer) -> str:
+    """Returns a line such as `global batch 128 = 2 ranks x 32 (x 2 accumulated)`, or why the number is unknown."""
     sizes: list[int] = []
     for loader in _leaves(trainer.train_dataloader):
         size = _size_per_rank(loader, trainer.world_size)

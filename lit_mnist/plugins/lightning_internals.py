@@ -4,7 +4,7 @@
    `test_lightning_does_not_handle_signals` in tests/faults/test_signals.py.
 2. `inspect_signature_once`: the arguments of `training_step`. Detected by
    `test_the_signature_of_a_training_step_is_inspected_once` in tests/test_template.py.
-3. Those of an evaluation are in `evaluation/lightning_internals.py`.
+3. Those of an evaluation are in `evaluation/lightning_internals.py`, and those of logged values in `trainer_state`.
 
 ExactCheckpoint, whose tests are in tests/plugins/test_exact_internals.py:
 
@@ -15,8 +15,7 @@ ExactCheckpoint, whose tests are in tests/plugins/test_exact_internals.py:
    loop and its first batch. `test_the_loops_call_the_wrapped_functions`; `end_restart`: `test_a_restart_is_ended`.
 8. `prefetched_batches`, `consumed_loaders`, `set_consumed_loaders`: `test_the_fetcher_and_the_combined_loader`
    and `test_the_ended_loaders_of_several_are_known_and_set`.
-9. `TrainerState`: Lightning's epoch sums of logged values. `test_sums_of_logged_values_are_restored`.
-10. `names_of_the_framework`: the attributes that are not the user's. `test_the_attributes_of_the_framework_are_known`.
+9. `names_of_the_framework`: the attributes that are not the user's. `test_the_attributes_of_the_framework_are_known`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,6 +74,17 @@ def handles_no_signals(trainer: Trainer) -> Iterator[None]:
             vars(owner).pop(name, None)
             if name in attributes:
                 vars(owner)[name] = attributes[name]
+
+
+def logged_steps(trainer: Trainer) -> int:
+    """Returns how many batches have made an optimizer step, which is the step that a Trainer gives its loggers."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def step_metrics(trainer: Trainer) -> dict[str, float]:
+    """Returns what the last training step has logged for the loggers, on this rank."""
+    results = trainer.fit_loop.epoch_loop._results
+    return {name: float(value) for name, value in results.metrics(on_step=True)["log"].items()}
 
 
 def uses_dataloader_iter(module: Any) -> bool:
@@ -151,98 +160,3 @@ def set_consumed_loaders(trainer: Trainer, consumed: list[bool]) -> None:
     combined = trainer.fit_loop._combined_loader
     if consumed and combined is not None:
         combined._iterator._consumed[:] = consumed  # type: ignore[union-attr]
-
-
-class TrainerState:
-    """The state of a Trainer that its loops' progress leaves out: the epoch sums of logged values, and counters.
-
-    Args:
-        trainer: The Trainer.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-
-    def save(self) -> dict[str, Any]:
-        """Returns the state as nested plain values and tensors."""
-        trainer, connector = self.trainer, self.trainer._logger_connector
-        results = trainer.fit_loop.epoch_loop._results
-        return {
-            "results": {key: _save_result(each) for key, each in results.items() if each.meta._sync._group is None},
-            "callback_metrics": dict(connector._callback_metrics),
-            "logged_metrics": dict(connector._logged_metrics),
-            "first_batch": connector._first_loop_iter,
-            "current_fx": connector._current_fx,
-            "stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
-            "accumulate": trainer.accumulate_grad_batches,
-            "should_stop": trainer.should_stop,
-            # Under manual optimization DDP broadcasts the buffers only before the first forward pass.
-            "broadcasts": getattr(trainer.strategy.model, "require_forward_param_sync", None),
-            "limits": self._limits(),
-        }
-
-    def load(self, state: dict[str, Any], *, has_ended: bool) -> None:
-        """Restores a state between two batches, or after a training that continues with raised limits."""
-        trainer, connector = self.trainer, self.trainer._logger_connector
-        results = trainer.fit_loop.epoch_loop._results
-        for key, saved in state["results"].items():
-            results[key] = _load_result(saved, trainer)
-        connector._first_loop_iter, connector._current_fx = state["first_batch"], state["current_fx"]
-        trainer.fit_loop.epoch_loop._batches_that_stepped = state["stepped"]
-        trainer.accumulate_grad_batches = state["accumulate"]
-        trainer.should_stop = state["should_stop"] and not has_ended
-        if state["broadcasts"] is not None:
-            trainer.strategy.model.require_forward_param_sync = state["broadcasts"]  # type: ignore[union-attr]
-        self._load_metrics(state)
-
-    def load_end(self, state: dict[str, Any]) -> None:
-        """Restores the last metrics of a training that has ended, and its early stop if the limits are the same."""
-        self._load_metrics(state)
-        if state["limits"] == self._limits():
-            self.trainer.should_stop = state["should_stop"]
-
-    def _limits(self) -> list[Any]:
-        from lightning.pytorch.callbacks import Timer
-
-        timers = [each for each in self.trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
-        left = [each.time_remaining() for each in timers]
-        return [self.trainer.max_epochs, self.trainer.max_steps, [each is not None and each <= 0 for each in left]]
-
-    def _load_metrics(self, state: dict[str, Any]) -> None:
-        connector = self.trainer._logger_connector
-        connector._callback_metrics.update(state["callback_metrics"])
-        connector._logged_metrics.update(state["logged_metrics"])
-
-
-_RESULT_FIELDS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
-_RESULT_STATES = ("value", "cumulated_batch_size", "has_reset", "_update_count", "_forward_cache")
-
-
-def _save_result(result: Any) -> dict[str, Any]:
-    meta = result.meta
-    states = {name: getattr(result, name) for name in _RESULT_STATES if hasattr(result, name)}
-    if not result.is_tensor:
-        # The value is a torchmetrics object, an attribute of the module.
-        states = {"has_reset": result.has_reset, "_update_count": result._update_count}
-    return {
-        "meta": {name: getattr(meta, name) for name in (*_RESULT_FIELDS, "dataloader_idx", "metric_attribute")},
-        "reduce_fx": meta.reduce_fx.__name__,
-        "sync": [meta.sync.should, meta.sync.rank_zero_only],
-        "is_tensor": result.is_tensor,
-        "states": states,
-    }
-
-
-def _load_result(saved: dict[str, Any], trainer: Trainer) -> Any:
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
-
-    meta = _Metadata(**saved["meta"], reduce_fx=saved["reduce_fx"])
-    should, rank_zero_only = saved["sync"]
-    meta.sync = _Sync(_should=should, fn=trainer.strategy.reduce, rank_zero_only=rank_zero_only)
-    result = _ResultMetric(meta, saved["is_tensor"])
-    for name, value in saved["states"].items():
-        setattr(result, name, value)
-    if not saved["is_tensor"]:
-        result.value = attrgetter(meta.metric_attribute or "")(trainer.lightning_module)
-        result._forward_cache = result.value._forward_cache
-    return result.to(trainer.strategy.root_device)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -162,7 +164,12 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
 
 
 def _is_method_of(child: nn.Module, name: str, value: Any) -> bool:
-    """Returns whether an attribute is the method of its name: Lightning's DDP sets `forward` of a module so."""
+    """Returns whether an attribute is the method of its name, or wraps it.
+
+    Lightning's DDP sets `forward` of a module so, and callbacks such as ExactAccumulation set `training_step`.
+    """
+    if isinstance(value, FunctionType):
+        value = inspect.unwrap(value)
     own = getattr(value, "__self__", None) is child
     return own and getattr(value, "__func__", value) is getattr(type(child), name, None)
 

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision, Precision
 
+from lit_mnist.distributed.precision import UsedPrecision, needs_scaler
 from lit_mnist.errors import InputError
-from lit_mnist.training.precision import UsedPrecision, needs_scaler
 
 
 class Float16OnCPU(MixedPrecision):

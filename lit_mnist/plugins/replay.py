@@ -21,10 +21,11 @@ from lit_mnist.plugins.generators import (
     restore_process_generators,
     states_of,
 )
+from lit_mnist.plugins.loader_proxy import LoaderProxy
 from lit_mnist.plugins.plain_values import as_bytes, as_tensor, pack, unpack
 
 
-class ReplayLoader:
+class ReplayLoader(LoaderProxy):
     """Iterates a dataloader, and can bring a new one to the same position.
 
     A loader that can seek (see `loader_kinds`) is asked to seek. A loader with a state that covers everything loads it.
@@ -33,14 +34,13 @@ class ReplayLoader:
     processes follow from these states. A position that something else has restored before is replaced, not added to.
 
     Args:
-        loader: The dataloader. Its attributes are also attributes of this object.
+        loader: The dataloader.
         before_fetch: Called before each batch is loaded.
     """
 
-    delivered: int
-
     def __init__(self, loader: Any, before_fetch: Callable[[ReplayLoader], None]) -> None:
-        self._loader, self._before_fetch = loader, before_fetch
+        super().__init__(loader)
+        self._before_fetch = before_fetch
         self._iterator: Iterator[Any] | None = None
         self._stream: RandomStream | None = None
         self._start: dict[str, Any] = {}
@@ -52,20 +52,6 @@ class ReplayLoader:
         self._own: list[tuple[str, Any]] = []
         self._state_before: Any = None
         self._begun, self._sized = 0, True
-        self.delivered = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning sets attributes of loaders, such as the worker_init_fn.
-        own = name.startswith("_") or name == "delivered"
-        object.__setattr__(self if own else self._loader, name, value)
-
-    def __len__(self) -> int:
-        return len(self._loader)
 
     def __iter__(self) -> ReplayLoader:
         self.delivered, self._iterator = 0, None
@@ -89,13 +75,6 @@ class ReplayLoader:
     def begun(self) -> bool:
         """Whether an iteration has begun."""
         return self._begun > 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns nothing, so that Lightning does not warn that the loader has no state; see `position`."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Does nothing."""
 
     def position(self, in_flight: int) -> dict[str, Any]:
         """Returns the position before the next batch as nested plain values and tensors.

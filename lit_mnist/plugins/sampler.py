@@ -10,7 +10,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Sampler
 
-from lit_mnist.data.sampler import rank_rows, train_indices
+from lit_mnist.distributed.sample_order import rank_rows, train_indices
 from lit_mnist.errors import InputError, require
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy
 
+from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.distributed.gather import all_gather_json
-from lit_mnist.training.ddp_arguments import DDP_OPTIONS, device_options
 
 
 class SafeDDPStrategy(DDPStrategy):

@@ -8,10 +8,14 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
+from lit_mnist.distributed.rank import warn_once
+from lit_mnist.errors import InputError, require
 from lit_mnist.plugins import lightning_internals
 from lit_mnist.plugins.exact_checks import check_loader
 from lit_mnist.plugins.generators import process_generators, restore_process_generators
+from lit_mnist.plugins.loader_proxy import LoaderProxy
 from lit_mnist.plugins.replay import ReplayLoader
+from lit_mnist.plugins.step_loader import SteppedLoader, missing_for_step
 
 
 class TrainLoaders:
@@ -22,11 +26,23 @@ class TrainLoaders:
         between_batches: Called before each batch is loaded, when everything of the previous batch is done.
         restore: Called with True before a training that has ended is resumed, and with False when the position of the
             save is reached.
+        state_is_step: Whether the module declares that its state is a function of the step.
+
+    Attributes:
+        by_step: Whether that holds for the dataloader, too, so that the position is that of the Trainer's loops.
     """
 
-    def __init__(self, trainer: Trainer, between_batches: Callable[[], None], restore: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        between_batches: Callable[[], None],
+        restore: Callable[[bool], None],
+        *,
+        state_is_step: bool,
+    ) -> None:
         self._trainer, self._between_batches, self._restore = trainer, between_batches, restore
-        self._loaders: list[ReplayLoader] = []
+        self._declared, self.by_step = state_is_step, False
+        self._loaders: list[Any] = []
         self._pending: dict[str, Any] | None = None
         self._stage = ""
         # What `train_dataloader` draws is drawn again by a resumed training.
@@ -52,6 +68,8 @@ class TrainLoaders:
         Args:
             ended: Whether the training has ended.
         """
+        if self.by_step:
+            return {"ended": ended}
         in_flight = 0 if ended else lightning_internals.prefetched_batches(self._trainer)
         return {
             "ended": ended,
@@ -66,13 +84,22 @@ class TrainLoaders:
         """Sets the position to go to."""
         self._pending = state
 
-    def _replace(self, loader: Any) -> ReplayLoader:
+    def _replace(self, loader: Any) -> LoaderProxy:
         check_loader(loader)
         if self._loaders and self._loaders[0].begun:
             # The Trainer reloads its dataloaders.
             self._loaders = []
         if not self._loaders:
-            self._request = self._before_setup
+            self._request, self.by_step = self._before_setup, self._is_by_step(loader)
+        elif self.by_step:
+            raise InputError(
+                "A module with state_is_step = True needs one train dataloader, but there are several: combine them in "
+                "one that has a method seek(batch), or remove state_is_step."
+            )
+        if self.by_step:
+            progress = self._trainer.fit_loop.epoch_loop.batch_progress
+            self._loaders.append(SteppedLoader(loader, self._before_fetch, lambda: progress.current.ready))
+            return self._loaders[0]
         self._loaders.append(ReplayLoader(loader, self._before_fetch))
         if self._pending is not None:
             saved = self._pending["loaders"][len(self._loaders) - 1]
@@ -84,13 +111,35 @@ class TrainLoaders:
                 self._loaders[-1].begin_late({} if again else saved)
         return self._loaders[-1]
 
+    def _is_by_step(self, loader: Any) -> bool:
+        """Returns whether nothing is stored of a rank.
+
+        Raises:
+            InputError: The checkpoint has nothing of a rank, but the dataloader needs it.
+        """
+        if not self._declared:
+            return False
+        missing, saved = missing_for_step(loader), self._pending
+        if saved is not None and "request" in saved:
+            return False
+        require(
+            saved is None or not missing,
+            f"The checkpoint has no state of a rank, since the module has state_is_step = True, but {missing}.",
+        )
+        if missing:
+            warn_once(
+                f"state_is_step = True has no effect, because {missing}: ExactCheckpoint saves the state of each rank, "
+                "and the training resumes on the same number of ranks only."
+            )
+        return not missing
+
     def _before_loaders(self) -> None:
         if self._pending is None:
             self._before_setup = process_generators()
-        elif not self._loaders:
+        elif not self._loaders and "request" in self._pending:
             self._before_setup = self._pending["request"]
             restore_process_generators(self._before_setup)
-        elif self._pending["ended"]:
+        elif self._loaders and self._pending["ended"]:
             # More epochs follow: this is the start of the next one.
             self._finish_resume(self._pending)
 
@@ -102,7 +151,7 @@ class TrainLoaders:
                 # A batch was loaded ahead.
                 self._pending["process"] = process_generators()
 
-    def _before_fetch(self, loader: ReplayLoader) -> None:
+    def _before_fetch(self, loader: LoaderProxy) -> None:
         """Saves, exits or restores before the first of the train dataloaders loads its next batch."""
         if loader is not self._loaders[0]:
             return
@@ -120,6 +169,9 @@ class TrainLoaders:
 
     def _resume(self, state: dict[str, Any]) -> None:
         """Goes to the position in the epoch, and restores the rest."""
+        if self.by_step:
+            self._finish_resume(state)
+            return
         if self._stage != "in flight":
             for loader in self._loaders:
                 loader.replay()
@@ -134,4 +186,5 @@ class TrainLoaders:
     def _finish_resume(self, state: dict[str, Any]) -> None:
         self._pending, self._stage = None, ""
         self._restore(False)
-        restore_process_generators(state["process"])
+        if not self.by_step:
+            restore_process_generators(state["process"])

@@ -12,18 +12,18 @@ import torch
 from lit_mnist.data.dataset import Dataset, Split, load_dataset
 from lit_mnist.distributed.terminal import print_line
 from lit_mnist.experiment import DataSettings
-from lit_mnist.predict import Prediction
 from lit_mnist.predict.grid import draw_grid
-from lit_mnist.predict.table import DigitPrediction, format_predictions, write_table
-from lit_mnist.predict.uncertainty import note_uncertainty
+from lit_mnist.predict.table import NO_INK, DigitPrediction, format_predictions, write_table
 from lit_mnist.predict.user_images import read_images
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation import Prediction
+from lit_mnist.training.job import ExperimentJob
 
 TABLE, GRID = "predictions.csv", "predictions.png"
+_MIN_PROBABILITY = 0.7
 
 
 def load_user_images(files: Sequence[Path], settings: DataSettings, *, fetch: bool) -> Dataset:
-    """Returns the data set with a user's images as the test split; `note_uncertainty` needs the training images.
+    """Returns the data set with a user's images as the test split.
 
     Raises:
         InputError: Images or the data set cannot be read.
@@ -32,26 +32,26 @@ def load_user_images(files: Sequence[Path], settings: DataSettings, *, fetch: bo
     return replace(dataset, test=Split(digits, torch.zeros(len(digits), dtype=torch.int64)))
 
 
-def collect_rows(_job: Job, batches: Iterable[Prediction]) -> list[tuple[int, float, int]]:
+def collect_rows(_job: ExperimentJob, batches: Iterable[Prediction]) -> list[tuple[int, float, int]]:
     """Returns index, probability and predicted class of each image of this rank."""
     rows = (zip(*(part.tolist() for part in batch), strict=True) for batch in batches)
     return [(int(index), float(share), int(predicted)) for batch in rows for index, predicted, share in batch]
 
 
-def write(job: Job, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
+def write(job: ExperimentJob, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
     """Writes the table and the grid from the rows of all ranks, and prints a line for each of a user's images.
 
     Raises:
         InputError: A file cannot be written.
     """
-    split, train = job.splits.test, job.dataset.train
+    split = job.splits.test
     assert isinstance(split, Split)
-    assert isinstance(train, Split)
     predictions = [DigitPrediction(predicted, probability) for _, probability, predicted in rows]
     if job.files:
-        predicted, probability = torch.tensor([row[2] for row in rows]), torch.tensor([row[1] for row in rows])
-        notes = note_uncertainty(split.images, predicted, probability, train)
-        predictions = [predictions[n]._replace(file=file, note=notes[n]) for n, file in enumerate(job.files)]
+        for number, file in enumerate(job.files):
+            note = "uncertain: probability below 70 %" if predictions[number].probability < _MIN_PROBABILITY else ""
+            note = note if split.images[number].any() else NO_INK
+            predictions[number] = predictions[number]._replace(file=file, note=note)
     else:
         predictions = [predictions[n]._replace(label=label) for n, label in enumerate(split.labels.tolist())]
     write_table(job.folder / TABLE, predictions)

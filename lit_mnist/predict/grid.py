@@ -15,8 +15,7 @@ import torch
 
 from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.errors import InputError
-from lit_mnist.predict.table import DigitPrediction, escape_name
-from lit_mnist.predict.uncertainty import NO_INK
+from lit_mnist.predict.table import NO_INK, DigitPrediction, escape_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

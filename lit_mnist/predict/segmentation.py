@@ -18,10 +18,10 @@ from lit_mnist.data.segmentation.palette import palette_png, tint
 from lit_mnist.data.segmentation.split import read_user_image
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
-from lit_mnist.predict import Prediction
 from lit_mnist.predict.table import write_csv
 from lit_mnist.predict.user_images import read_all
-from lit_mnist.training.job import Job
+from lit_mnist.training.evaluation import Prediction
+from lit_mnist.training.job import ExperimentJob
 
 TABLE, MASKS, OVERLAYS = "predictions.csv", "masks", "overlays"
 _JPEG_QUALITY = 90
@@ -40,14 +40,14 @@ def load_user_images(files: Sequence[Path], settings: DataSettings, *, fetch: bo
     return Dataset(settings.name, "images of the user", "", class_names(settings), empty, user)
 
 
-def collect_rows(job: Job, batches: Iterable[Prediction]) -> list[list[Any]]:
+def collect_rows(job: ExperimentJob, batches: Iterable[Prediction]) -> list[list[Any]]:
     """Writes the masks and overlays of this rank; see `write_masks`."""
     split = job.splits.test
     assert isinstance(split, SegmentationSplit)
     return write_masks(job.folder, split, batches, job.experiment.data)
 
 
-def write(job: Job, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
+def write(job: ExperimentJob, rows: Sequence[Sequence[Any]]) -> Sequence[str]:
     """Writes `index,file,mask,width,height,probability` and the share of each class, one row per image.
 
     Raises:

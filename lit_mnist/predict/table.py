@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.errors import InputError
-from lit_mnist.predict.uncertainty import NO_INK
 
 MAX_LINES = 20
+NO_INK = "no ink"
 
 
 class DigitPrediction(NamedTuple):
@@ -24,7 +24,7 @@ class DigitPrediction(NamedTuple):
         probability: Its softmax probability.
         label: The true class; None if it is not known.
         file: The user's file; None for an image of a data set.
-        note: The reason why the prediction is uncertain, from `note_uncertainty`. `NO_INK` means no prediction.
+        note: The reason why the prediction is uncertain. `NO_INK` means no prediction.
     """
 
     predicted: int

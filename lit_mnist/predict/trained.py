@@ -15,7 +15,6 @@ from PIL import Image
 from torch import nn
 
 from lit_mnist.checkpoint.format import find_weights, read_checkpoint
-from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.data.loader import normalize
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
@@ -24,6 +23,7 @@ from lit_mnist.experiment.task import SEGMENTATION
 from lit_mnist.models.build import build_net
 from lit_mnist.predict.user_images import read_images
 from lit_mnist.training.evaluation import predict_with_probability
+from lit_mnist.training.resume import SavedExperiment
 
 Images = torch.Tensor | np.ndarray | Sequence[str | Path | Image.Image]
 _NET = "net."
@@ -94,7 +94,7 @@ def load_net(path: Path) -> tuple[nn.Module, Experiment, int]:
     Raises:
         InputError: The checkpoint is damaged, or its network is not registered.
     """
-    saved = Saved.read(path, hashed=False)
+    saved = SavedExperiment.read(path, hashed=False)
     experiment, num_classes = make_experiment({}, saved.to_evaluate()), saved.section["num_classes"]
     net = build_net(experiment.model, num_classes=num_classes, seed=0)
     weights = read_checkpoint(path, hashed=False)["state_dict"]

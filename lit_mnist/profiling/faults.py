@@ -4,64 +4,69 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.training.job import Job
 
 
 class InjectedError(Exception):
     """The error of `--inject raise`."""
 
 
-def inject(job: Job, rank: Rank, net: nn.Module, step: int) -> None:
-    """Installs the fault of a job on this rank, as a forward hook of the network that works in every engine.
+class Fault:
+    """A fault that happens in one step of one rank.
 
-    In the first micro-batch of the step, `kill` and `stop` send SIGKILL or SIGSTOP to this process, and `raise` raises
-    an error. In all micro-batches of the step, `nan` replaces the outputs by NaN. A marker file in the run folder
-    prevents the fault from happening again after a restart.
+    At the start of the step, `kill` and `stop` send SIGKILL or SIGSTOP to this process, `raise` raises an error, and
+    `nan` replaces a parameter by NaN. A marker file in the run folder prevents the fault from happening again after a
+    restart.
 
     Args:
-        job: The job.
+        text: The fault as it was given, which the marker file holds; None for no fault.
+        fault: Its kind, rank and step, counted from 1.
         rank: This rank.
-        net: The bare network.
-        step: Optimizer steps before the start.
+        folder: The run folder.
+        parameters: The parameters of the network.
     """
-    fault = job.experiment.run.fault
-    marker = fault_marker(job.folder)
-    if fault is None or fault[1] != rank.rank or (marker.exists() and marker.read_text() == job.experiment.run.inject):
-        return
-    kind, _, fatal_step = fault
-    plan = job.plan
-    epoch, batch = plan.position(step)
-    batches = epoch * plan.batches_per_epoch + batch
-    first = (fatal_step - 1) // plan.steps_per_epoch * plan.batches_per_epoch
-    first += (fatal_step - 1) % plan.steps_per_epoch * plan.accumulate
-    fatal = range(first, first + plan.accumulation_window((fatal_step - 1) % plan.steps_per_epoch * plan.accumulate))
 
-    def fail(_: nn.Module, arguments: Any, logits: torch.Tensor) -> torch.Tensor | None:
-        nonlocal batches
-        if not net.training:
-            return None
-        batches += 1
-        if batches - 1 not in fatal:
-            return None
+    def __init__(
+        self,
+        text: str | None,
+        fault: tuple[str, int, int] | None,
+        rank: Rank,
+        folder: Path,
+        parameters: Iterable[nn.Parameter],
+    ) -> None:
+        self._text, self._marker = str(text), fault_marker(folder)
+        self._kind, self._rank, self._step = fault or ("", rank.rank, 0)
+        has_happened = self._marker.exists() and self._marker.read_text() == text
+        if self._rank != rank.rank or has_happened:
+            self._step = 0
+        self._parameters = list(parameters)
+
+    def begin_step(self, step: int) -> None:
+        """Fails if the fault is due in this step, counted from 1.
+
+        Raises:
+            InjectedError: The fault is `raise`.
+        """
+        if step != self._step:
+            return
+        self._step = 0
         # Without a run folder there is no restart.
         with suppress(FileNotFoundError):
-            marker.write_text(str(job.experiment.run.inject))
-        if kind == "nan":
-            return logits * torch.nan
-        if kind == "raise":
-            raise InjectedError(f"--inject raise: rank {rank.rank} fails in step {fatal_step}, as requested.")
-        os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
-        return None
-
-    net.register_forward_hook(fail)
+            self._marker.write_text(self._text)
+        if self._kind == "nan":
+            with torch.no_grad():
+                self._parameters[0].fill_(torch.nan)
+        elif self._kind == "raise":
+            raise InjectedError(f"--inject raise: rank {self._rank} fails in step {step}, as requested.")
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if self._kind == "kill" else signal.SIGSTOP)
 
 
 def fault_marker(folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """Times the parts of an optimizer step in any engine, for `--run.trace times`.
 
-A probe wraps a function that all engines call (data loading, network, backward pass, collectives, optimizer, metrics
-recorder, checkpoint manager). The time of a part excludes the parts within it, and the remaining time is the engine's
+A probe wraps a function that all engines call (data loading, network, backward pass, collectives, optimizer, step
+monitor, checkpoint manager). The time of a part excludes the parts within it, and the remaining time is the engine's
 loop. The probes are installed for 7 steps and removed for 7 steps, so that a run shows their cost. torch's profiler
 would instead record every operation of a step.
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,17 +28,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lit_mnist.checkpoint.atomic_io import write_text
-from lit_mnist.checkpoint.manager import CheckpointManager
-from lit_mnist.data.loader import Batch, TrainBatches
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.profiling.timer import (
     ALL_REDUCE,
     BACKWARD,
     BATCH_NORM,
-    COPY,
     DATA,
     FORWARD,
-    KEEPING,
     LOGGING,
     METRICS,
     OPTIMIZER,
@@ -51,9 +47,6 @@ from lit_mnist.profiling.timer import (
 from lit_mnist.profiling.torch_internals import hidden_all_reduce_ms, measure_every_step
 from lit_mnist.profiling.trace import FOLDER
 
-if TYPE_CHECKING:
-    from lit_mnist.run.recorder import StepMonitor
-
 # Not a divisor of the steps between two updates of the display, so that the updates fall on both kinds of steps.
 STEPS_WATCHED = 7
 # Some names exist in older or newer releases of torch only.
@@ -65,13 +58,11 @@ _COLLECTIVES = (
 )
 # The functions of each part.
 _CALLS: tuple[tuple[Any, str, str], ...] = (
-    (Batch, "to", COPY),
     (F, "cross_entropy", FORWARD),
     (torch.nn.utils, "clip_grad_norm_", OPTIMIZER),
     *((torch.amp.GradScaler, name, OPTIMIZER) for name in ("scale", "unscale_", "step", "update", "get_scale")),
     (Optimizer, "zero_grad", OPTIMIZER),
     (LRScheduler, "step", OPTIMIZER),
-    (CheckpointManager, "on_step_end", KEEPING),
 )
 # The part of a collective by the part that calls it. In all other parts it belongs to the caller.
 _PART_OF_COLLECTIVE = {FORWARD: BATCH_NORM, BACKWARD: BATCH_NORM, OUTSIDE: ALL_REDUCE}
@@ -81,12 +72,16 @@ class Stopwatch:
     """Times the parts of the steps of a rank, and writes them to `trace/times-rankN.json`.
 
     Args:
-        recorder: The metrics recorder of this rank.
+        monitor: The step monitor of this rank.
         folder: The run folder.
+        loaders: The classes of the train loaders.
+        calls: Further functions to time: an object or class, the name of its function, and the part.
     """
 
-    def __init__(self, recorder: StepMonitor, folder: Path) -> None:
-        self.recorder, self.folder = recorder, folder
+    def __init__(
+        self, monitor: Any, folder: Path, loaders: Sequence[type], calls: Sequence[tuple[Any, str, str]]
+    ) -> None:
+        self.monitor, self.folder, self._loaders, self._calls = monitor, folder, loaders, (*_CALLS, *calls)
         self._timer = Timer()
         self._steps: list[Step] = []
         self._done = 0
@@ -99,9 +94,10 @@ class Stopwatch:
 
     def start(self) -> None:
         """Installs the probes."""
-        clock = self.recorder.clock
+        clock = self.monitor.clock
         # For the whole run, since the loader of an epoch is iterated once.
-        self._replace(TrainBatches, "__iter__", self._batches(TrainBatches.__iter__))
+        for loader in self._loaders:
+            self._replace(loader, "__iter__", self._batches(loader.__iter__))  # type: ignore[attr-defined]
         self._replace(DistributedDataParallel, "forward", self._first_forward(DistributedDataParallel.forward))
         self._replace(clock, "pause", functools.partial(self._pause, clock.pause))
         self._always = len(self._undo)
@@ -128,28 +124,34 @@ class Stopwatch:
         hidden, self._model = hidden_all_reduce_ms(self._model) if self._model else None, None
         content = {**summarize(self._steps), "hidden_all_reduce_ms": hidden}
         (folder := self.folder / FOLDER).mkdir(exist_ok=True)
-        write_text(folder / f"times-rank{self.recorder.rank.rank}.json", json.dumps(content, indent=2) + "\n")
+        write_text(folder / f"times-rank{self.monitor.rank.rank}.json", json.dumps(content, indent=2) + "\n")
 
     def _install_probes(self) -> None:
-        recorder, timer = self.recorder, self._timer
-        for place, name, part in _CALLS:
+        monitor, timer, net = self.monitor, self._timer, self.monitor.net
+        for place, name, part in self._calls:
             self._probe(place, name, part)
-        last = "on_step_end" if hasattr(recorder, "on_step_end") else "end_step"
+        last = "on_step_end" if hasattr(monitor, "on_step_end") else "end_step"
         for name, part in (("on_batch_end", METRICS), ("on_before_optimizer_step", METRICS), (last, LOGGING)):
-            self._probe(recorder, name, part)
-        if recorder.display:
-            self._probe(recorder.display, "update", PROGRESS)
+            self._probe(monitor, name, part)
+        if monitor.display:
+            self._probe(monitor.display, "update", PROGRESS)
         for place, name in _COLLECTIVES:
             self._probe(place, name)
         self._replace(torch.Tensor, "backward", self._backward(torch.Tensor.backward))
-        hooks = [
-            recorder.net.register_forward_pre_hook(lambda net, _: timer.enter(FORWARD) if net.training else None),
-            recorder.net.register_forward_hook(lambda net, *_: timer.leave() if net.training else None),
+        hooks: list[Any] = [
             register_optimizer_step_pre_hook(self._step_begins),
             register_optimizer_step_post_hook(lambda *_: timer.leave()),
         ]
-        if recorder.rank.world_size > 1:
-            weights = recorder.net.parameters()
+        if hasattr(net, "training_step"):
+            # Lightning calls it instead of the forward pass.
+            self._probe(net, "training_step", FORWARD)
+        else:
+            hooks += [
+                net.register_forward_pre_hook(lambda net, _: timer.enter(FORWARD) if net.training else None),
+                net.register_forward_hook(lambda net, *_: timer.leave() if net.training else None),
+            ]
+        if monitor.rank.world_size > 1:
+            weights = [weight for weight in net.parameters() if weight.requires_grad]
             hooks += [weight.register_post_accumulate_grad_hook(self._gradient_done) for weight in weights]
         self._undo += [hook.remove for hook in hooks]
 
@@ -181,8 +183,8 @@ class Stopwatch:
     def _part_of_collective(self) -> str:
         return _PART_OF_COLLECTIVE.get(self._timer.running, self._timer.running)
 
-    def _batches(self, original: Callable[..., Iterator[Batch]]) -> Callable[..., Iterator[Batch]]:
-        def batches(loader: TrainBatches) -> Iterator[Batch]:
+    def _batches(self, original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def batches(loader: Any) -> Iterator[Any]:
             following = self._timed(original(loader).__next__, DATA)
             with suppress(StopIteration):
                 while True:

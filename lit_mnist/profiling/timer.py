@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from lit_mnist.run.timing import WARM_UP_STEPS
+from lit_mnist.profiling.timing import WARM_UP_STEPS
 
 DATA, COPY, FORWARD, BACKWARD = "data", "copy to device", "forward", "backward"
 BATCH_NORM, ALL_REDUCE = "batch norm's collectives", "all-reduce of the gradient"

@@ -3,7 +3,7 @@
 - `measure_every_step` and `hidden_all_reduce_ms` use a prototype of DDP's own measurements. Detected by
   `test_all_parts_are_timed_and_make_up_the_step` in tests/benchmarks/test_waterfall.py.
 - `list_operations` reads the dtypes of arguments from torch's profiler, whose public events have them only in
-  newer releases. Detected by `test_the_formulas_count_what_a_rank_sends` in tests/benchmarks/test_scaling.py.
+  newer releases. Detected by `test_all_engines_are_bit_identical_on_two_ranks` in tests/comparison/test_compare.py.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ the training and calls no collective.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -13,19 +14,17 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from lit_mnist.checkpoint.atomic_io import write_text
 from lit_mnist.checkpoint.digest import tensor_sha256, weights_sha256
-from lit_mnist.data.rng import random_bits
 from lit_mnist.distributed.peer_exchange import SENT
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.profiling.torch_internals import list_operations
@@ -42,16 +41,25 @@ class Trace:
     """Records the steps, and writes `trace/rank-N.json` to the run folder at the end of the training.
 
     Args:
-        net: The bare network.
+        net: The network whose weights are recorded.
         folder: The run folder.
         rank: This rank.
-        dtype: The dtype of the network, to which some engines convert the images.
+        dtype: The dtype of the network, to which some engines convert the samples.
+        forward: Whether the samples are the first argument of the network's forward pass; otherwise, `add` is called.
         last_counted: The last step whose traffic is counted, of at most 8 from step 4 on; 0 for none.
         keep: The step after which the weights are saved to `trace/rank-N-step-S.npz`.
     """
 
     def __init__(
-        self, net: nn.Module, folder: Path, rank: Rank, *, dtype: torch.dtype, last_counted: int, keep: int | None
+        self,
+        net: nn.Module,
+        folder: Path,
+        rank: Rank,
+        *,
+        dtype: torch.dtype,
+        forward: bool,
+        last_counted: int,
+        keep: int | None,
     ) -> None:
         self.net, self.folder, self.rank, self.keep = net, folder / FOLDER, rank, keep
         self._dtype = dtype
@@ -63,17 +71,20 @@ class Trace:
         self._samples = 0
         # Each replica of nn.DataParallel calls the hook in its own thread.
         self._lock = threading.Lock()
-        self._hook = net.register_forward_pre_hook(self._add_images)
+        self._hook = net.register_forward_pre_hook(self._add_argument) if forward else None
 
-    def _add_images(self, net: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Adds the digests of the images that enter the network. The sum over the ranks has the same meaning."""
-        if not net.training:
-            return
+    def _add_argument(self, net: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if net.training:
+            self.add(arguments[0])
+
+    def add(self, batch: Any) -> None:
+        """Adds the digests of the samples in a nested batch. The sum over the ranks has the same meaning."""
         with self._lock:
             # In the first step, since engines convert and restore a network after they have created it.
             self._initial = self._initial or self._digests()
-            digests = image_digests(arguments[0].to(self._dtype))
-            self._samples = (self._samples + int(digests.sum(dtype=np.uint64))) % 2**64
+            for tensor in _tensors_in(batch):
+                samples = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+                self._samples = (self._samples + sum(sample_digests(samples))) % 2**64
 
     def on_batch_end(self, loss: torch.Tensor) -> None:
         """Records the mean loss of a micro-batch."""
@@ -95,7 +106,7 @@ class Trace:
         self._losses, self._samples = [], 0
         if step == self.keep:
             self.folder.mkdir(exist_ok=True)
-            weights = {name: tensor.detach().cpu().numpy() for name, tensor in self.net.state_dict().items()}
+            weights = {name: tensor.detach().cpu().numpy() for name, tensor in _weights(self.net).items()}
             np.savez(self.folder / f"rank-{self.rank.rank}-step-{step}.npz", allow_pickle=False, **weights)
         if step in self._counted:
             self._traffic.start()
@@ -103,30 +114,42 @@ class Trace:
             self._traffic.stop()
 
     def _digests(self) -> dict[str, str]:
-        return {name: tensor_sha256(tensor) for name, tensor in self.net.state_dict().items()}
+        return {name: tensor_sha256(tensor) for name, tensor in _weights(self.net).items()}
 
     def close(self) -> None:
         """Writes the file."""
-        self._hook.remove()
+        if self._hook:
+            self._hook.remove()
         self._traffic.stop()
         self.folder.mkdir(exist_ok=True)
         content = {
             "initial": self._initial,
             "steps": self._steps,
-            "weights_sha256": weights_sha256(self.net.state_dict()),
+            "weights_sha256": weights_sha256(_weights(self.net)),
             "traffic": self._traffic.per_step(),
         }
         write_text(self.folder / f"rank-{self.rank.rank}.json", json.dumps(content) + "\n")
 
 
-def image_digests(images: torch.Tensor) -> npt.NDArray[np.uint64]:
-    """Returns the 64-bit digests of the images of a batch, uint64 [batch]."""
-    flat = images.detach().cpu().contiguous().view(torch.uint8).reshape(len(images), -1).numpy()
-    words = flat.view(np.uint32).astype(np.uint64)
-    weights = random_bits(0, "image digest", np.arange(words.shape[1])) | np.uint64(1)
-    with np.errstate(over="ignore"):
-        sums = (words * weights).sum(axis=1, dtype=np.uint64)
-    return random_bits(0, "image", sums)
+def _weights(net: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in net.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors with a row for each sample in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        if value.ndim and len(value):
+            yield value
+    elif isinstance(value, Mapping):
+        yield from (tensor for part in value.values() for tensor in _tensors_in(part))
+    elif isinstance(value, list | tuple):
+        yield from (tensor for part in value for tensor in _tensors_in(part))
+
+
+def sample_digests(samples: torch.Tensor) -> list[int]:
+    """Returns a 64-bit digest of each sample of a batch, [batch, ...]."""
+    flat = samples.detach().cpu().contiguous().view(len(samples), -1).view(torch.uint8).numpy()
+    return [int.from_bytes(hashlib.blake2b(row, digest_size=8).digest()) for row in flat]
 
 
 class _Traffic:

@@ -18,7 +18,7 @@ _MAX_EPOCHS = 30  # more dotted lines would be too close
 
 
 def curves(history: History, result: Mapping[str, Any]) -> list[Plot]:
-    """Returns the plots of loss, score and learning rate; a plot without values is left out.
+    """Returns the plots of loss, score and learning rate; a plot without values is omitted.
 
     Args:
         history: The rows of `metrics.csv` in order; a value that is absent or not finite is not drawn.

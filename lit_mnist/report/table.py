@@ -107,7 +107,7 @@ def text_list(entries: Iterable[Entry]) -> RichTable:
 
 
 def text_of(parts: Iterable[Text | RichTable], width: int, color: bool | None = None) -> str:
-    """Renders texts and tables for the terminal; empty tables are left out.
+    """Renders texts and tables for the terminal; empty tables are omitted.
 
     Args:
         parts: The texts and tables.

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lit_mnist.checkpoint.atomic_io import write_text
-from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.run.folder import METRICS
-from lit_mnist.training.job import Job
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-COLUMNS = ("step", "epoch", "train_loss", "train_accuracy", "lr", "images_per_s")
 Row = dict[str, float]
 
 
@@ -43,19 +40,12 @@ class MetricsLog:
     Args:
         folder: The run folder. The rows of a resumed run up to `step` are kept.
         step: The step from which the run resumes.
-        metrics: Names of the validation metrics, which have columns from the start.
-        columns: Names of the other columns from the start.
+        columns: Names of the metrics that have a column from the start.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        step: int = 0,
-        metrics: Sequence[str] = ("val_loss", "val_accuracy"),
-        columns: Sequence[str] = COLUMNS,
-    ) -> None:
+    def __init__(self, folder: Path, step: int = 0, columns: Sequence[str] = ()) -> None:
         self._folder = folder
-        self._columns = [*columns, *metrics]
+        self._columns = ["step", "epoch", *columns]
         rows = [row for row in read_metrics(folder) if row["step"] <= step]
         self._columns += sorted({name for row in rows for name in row} - {*self._columns})
         self._rewrite(rows)
@@ -116,18 +106,7 @@ def read_metrics(folder: Path) -> list[Row]:
         with path.open(newline="") as file:
             rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     except (ValueError, TypeError, csv.Error) as error:
-        raise InputError(f"{path} is damaged ({error}): put it aside.") from error
+        raise InputError(f"{path} is damaged ({error}): move it away.") from error
     if any("step" not in row for row in rows):
-        raise InputError(f"{path} is damaged (a row has no step): put it aside.")
+        raise InputError(f"{path} is damaged (a row has no step): move it away.")
     return rows
-
-
-def make_loggers(job: Job, rank: Rank) -> list[Logger]:
-    """Returns the loggers of `trainer.logger` on rank 0, none on the other ranks; `finish` closes them."""
-    if not rank.is_first:
-        return []
-    found = job.extras().get("logger") if job.extras and "logger" in job.stated else None
-    loggers: list[Logger] = found if isinstance(found, list) else [found] if found and found is not True else []
-    for logger in loggers:
-        logger.log_hyperparams(job.experiment.to_dict())
-    return loggers

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 from rich.console import Console, ConsoleDimensions
@@ -18,6 +20,8 @@ from lit_mnist.distributed.terminal import print_line
 _SECONDS_BETWEEN_LINES = 15.0
 _SECONDS_TO_CLEAR = 1.0
 _ECHO = "^C"
+# Logged values that the display leaves to the files.
+_HIDDEN = {"lr", "epoch"}
 # Minimal widths of the bar, the remaining time, and the gaps, in characters.
 _REST = 4 + 7 + 3
 
@@ -26,20 +30,20 @@ class ProgressDisplay:
     """Displays the progress of a training on rank 0.
 
     Args:
-        total_steps: Optimizer steps of the run.
+        total_steps: Optimizer steps of the run; None if they are not known.
         done: Completed steps of a resumed run.
     """
 
-    def __init__(self, total_steps: int, done: int = 0) -> None:
-        self.total_steps = total_steps
+    def __init__(self, total_steps: int | None, done: int = 0) -> None:
+        self._of_total = "" if total_steps is None else f"/{total_steps}"
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._last_line = time.monotonic()
         if sys.stdout.isatty():
             console = _Console()
-            taken = len(f"step {total_steps}/{total_steps}") + _REST
+            taken = 2 * len(f"step {self._of_total}") + _REST
             columns: list[ProgressColumn] = [
-                TextColumn("step {task.completed}/{task.total}", table_column=Column(no_wrap=True, overflow="crop"))
+                TextColumn("step {task.completed}" + self._of_total, table_column=Column(no_wrap=True, overflow="crop"))
             ]
             if console.width >= taken:
                 left = TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True))
@@ -48,18 +52,16 @@ class ProgressDisplay:
             self._task = self._bar.add_task("train", total=total_steps, completed=done, metrics=[])
             self._bar.start()
 
-    def update(self, step: int, loss: float, accuracy: float, images_per_s: float | None) -> None:
-        """Displays the metrics of a step."""
-        metrics = [f"loss {loss:.4f}", f"batch accuracy {accuracy:.2%}"]
-        if images_per_s:
-            metrics.append(f"{images_per_s:,.0f} images/s")
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Displays the metrics of a step, by the names under which they are logged."""
+        texts = [_describe(name, value) for name, value in metrics.items() if value is not None and name not in _HIDDEN]
         if self._bar:
-            self._bar.update(self._task, completed=step, metrics=metrics)
+            self._bar.update(self._task, completed=step, metrics=texts)
             return
         now = time.monotonic()
         if now - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = now
-            print_line("  ".join((f"step {step}/{self.total_steps}", *metrics)))
+            print_line("  ".join((f"step {step}{self._of_total}", *texts)))
 
     def line(self, text: str) -> None:
         """Prints a line above the bar."""
@@ -87,6 +89,45 @@ class ProgressDisplay:
         if clearing.is_alive():
             with suppress(OSError):
                 os.write(1, b"\r\x1b[2K\x1b[?25h")
+
+
+def describe_epoch(
+    epoch: int, epochs: int | None, step: int, metrics: Mapping[str, float | None], *, is_best: bool
+) -> str:
+    """Returns the line of an epoch that has ended.
+
+    Args:
+        epoch: The epoch, from 0.
+        epochs: Epochs of the run; None if they are not known.
+        step: Optimizer steps so far.
+        metrics: Metrics by the names under which they are logged.
+        is_best: Whether the epoch is the best so far.
+    """
+    texts = [f"epoch {epoch + 1}" + ("" if epochs is None else f"/{epochs}"), f"step {step}"]
+    split = ""
+    for name, value in metrics.items():
+        if value is not None:
+            words = _words(name)
+            # The split is stated with its first metric.
+            texts.append(_describe(name, value, words[1:] if split and words[0] == split else words))
+            split = "validation" if words[0] == "validation" else ""
+    return "  ".join([*texts, *(["best so far"] if is_best else [])])
+
+
+def _words(name: str) -> list[str]:
+    first, *rest = re.split(r"[_/]", name) or [name]
+    return ["validation" if first in {"val", "valid"} else first, *rest]
+
+
+def _describe(name: str, value: float, words: list[str] | None = None) -> str:
+    if name == "images_per_s":
+        return f"{value:,.0f} images/s"
+    if words is None:
+        # Those of a step are of its batch.
+        words = _words(name.removeprefix("train_"))
+        words = ["batch", *words] if words[-1] == "accuracy" else words
+    share = words[-1] in {"accuracy", "acc", "iou"} and 0 <= value <= 1
+    return f"{' '.join(words)} {value:.2%}" if share else f"{' '.join(words)} {value:.4f}"
 
 
 class _Console(Console):

@@ -1,10 +1,10 @@
-"""A job: what each rank computes, validated and loaded once by the parent process."""
+"""A job of the experiment: what each rank computes, validated and loaded once by the parent process."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,15 +12,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from lit_mnist.checkpoint.lightning_internals import lightning_loops
 from lit_mnist.data.dataset import AnySplit, Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.data.sampler import validation_split
-from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.precision import weight_dtype
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.experiment import Command, Experiment
+from lit_mnist.distributed.sample_order import train_indices, validation_split
+from lit_mnist.experiment import Command, Experiment, flatten
 from lit_mnist.experiment.plan import Plan, make_plan
+from lit_mnist.experiment.registry import registered_by
 from lit_mnist.models.build import build_net
-from lit_mnist.training.precision import UsedPrecision, weight_dtype
+from lit_mnist.run.job import Job
 
 
 @dataclass(frozen=True)
@@ -32,65 +34,96 @@ class Splits:
     test: AnySplit
 
 
-@dataclass(frozen=True)
-class Job:
-    """Everything that a rank needs to know.
+@dataclass(frozen=True, kw_only=True)
+class ExperimentJob(Job):
+    """A job of the experiment, for all engines.
 
     Attributes:
-        command: `train` (fit, then test the best weights), `fit`, `validate`, `test` or `predict`.
-        engine: Name of the engine.
         experiment: The configured experiment.
         dataset: The data set, loaded and verified.
         splits: The samples to train, validate and test on.
         plan: Batches and steps.
-        devices: Devices of this machine.
-        precision: The precision to use.
-        threads: Threads per rank.
-        folder: The run folder.
-        command_line: The command line of the user.
-        first_process: ID of the process whose start is the start of the run.
-        checkpoint: The checkpoint to resume from or to evaluate.
         weights: Initial weights, keyed by parameter name, which replace the random ones.
         files: The user's images to predict instead of the test set; `splits.test` contains them.
-        extras: Creates the further options of Lightning's Trainer.
-        stated: The further options as the configuration states them.
+        options: Creates the further options of Lightning's Trainer.
         cuda_graph: Whether the passes of a micro-batch run as a CUDA graph.
-        resumable: Whether the engine can resume its runs.
-        testable: Whether the engine has the command `test`.
-        imports: The user's packages of `--import`, which a rank in a new process imports first.
     """
 
-    command: Command
-    engine: str
     experiment: Experiment
     dataset: Dataset
     splits: Splits
     plan: Plan
-    devices: Devices
-    precision: UsedPrecision
-    threads: int
-    folder: Path
-    command_line: str
-    first_process: int
-    checkpoint: Path | None = None
     weights: Mapping[str, torch.Tensor] | None = None
     files: tuple[Path, ...] = ()
-    extras: Callable[[], dict[str, Any]] | None = None
-    stated: Mapping[str, Any] = field(default_factory=dict)
+    options: Callable[[], dict[str, Any]] | None = None
     cuda_graph: bool = False
-    resumable: bool = False
-    testable: bool = False
-    imports: tuple[str, ...] = ()
 
     @property
-    def trains(self) -> bool:
-        """Whether the job trains."""
-        return self.command in {"train", "fit"}
+    def samples_per_step(self) -> int:
+        """Samples of an optimizer step over all ranks."""
+        return self.plan.batch_size * self.plan.accumulate
 
     @property
-    def import_flag(self) -> str:
-        """The flag `--import` with a space before it, for a command that continues this run; empty without packages."""
-        return f" --import {','.join(self.imports)}" if self.imports else ""
+    def lr(self) -> float:
+        """The learning rate; of a schedule, its peak."""
+        return self.plan.lr
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what `result.json` says of the network and the data."""
+        data = {"name": self.dataset.name, "source": self.dataset.source, "sha256": self.dataset.sha256}
+        chosen = registered_by(dict(flatten(self.config)))
+        registered = {each.key: each.to_dict() for each in chosen}
+        return {"model": None, "data": data, "registered": registered, "cuda_graph": self.cuda_graph}
+
+    def can_continue(self, steps: int) -> bool:
+        """Returns whether a training that has ended after some optimizer steps can be resumed with more epochs."""
+        model = self.experiment.model
+        return model.schedule == "constant" and not model.warmup and steps == self.plan.total_steps
+
+    def samples_of(self, step: int, ranks: Sequence[int]) -> list[int]:
+        """Returns the indices of the training samples of an optimizer step on some ranks."""
+        plan = self.plan
+        epoch, first = plan.position(step - 1)
+        share = plan.batch_size // plan.world_size
+        numbers: list[int] = []
+        for batch in range(first, first + plan.accumulation_window(first)):
+            whole = train_indices(
+                self.seed, plan.order_of(epoch), batch, count=len(self.splits.train), batch_size=plan.batch_size
+            )
+            for rank in ranks:
+                numbers += whole[rank * share : (rank + 1) * share].tolist()
+        return numbers
+
+    def note_partial(self, metrics: Mapping[str, Any] | None, stage: str) -> Mapping[str, Any] | None:
+        """Returns the metrics of a stage (`val` or `test`), which say so if a limit has left out a part of the data."""
+        if metrics is None:
+            return None
+        data, tests = self.experiment.data, len(self.dataset.test)
+        samples = min(data.test_size or tests, tests) if stage == "test" else data.val_size
+        return {**metrics, **({"partial": True} if metrics["count"] < samples else {})}
+
+    def section(self) -> dict[str, Any]:
+        """Returns what a checkpoint says of the run, as plain values."""
+        return {
+            **super().section(),
+            "config": self.experiment.replace("run", dir=None, resume=None, inject=None).to_dict(),
+            "data_sha256": self.dataset.sha256,
+            "num_classes": self.dataset.num_classes,
+            "batch_size": self.plan.batch_size,
+            "total_steps": self.plan.total_steps,
+        }
+
+    def position(self, step: int) -> dict[str, Any]:
+        """Returns the epoch and the state of Lightning's loops after an optimizer step, for a checkpoint."""
+        epoch, batch = self.plan.position(step)
+        loops = lightning_loops(
+            step,
+            epoch=epoch,
+            batch=batch,
+            batches_per_epoch=self.plan.batches_per_epoch,
+            steps_per_epoch=self.plan.steps_per_epoch,
+        )
+        return {"epoch": epoch, "loops": loops}
 
     @property
     def sync_batchnorm(self) -> bool:

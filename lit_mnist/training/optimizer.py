@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from lit_mnist.distributed.accumulation import accumulated_loss
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.experiment.plan import Plan
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
 
 def make_optimizer(net: nn.Module, settings: ModelSettings, lr: float | None = None) -> Optimizer:
@@ -37,20 +35,6 @@ def make_optimizer(net: nn.Module, settings: ModelSettings, lr: float | None = N
     return kind(net.parameters(), **options)
 
 
-def accumulated_loss(loss: torch.Tensor, window: int, accumulate: int) -> torch.Tensor:
-    """Scales the loss of a micro-batch for a Trainer that divides it by `accumulate`, also in a shorter window.
-
-    Args:
-        loss: Mean loss of the micro-batch, a scalar.
-        window: Number of micro-batches in this accumulation window.
-        accumulate: Number of micro-batches in a full accumulation window.
-    """
-    seen = loss.detach()
-    # 1, or NaN if the loss is not finite: then the gradient, which all ranks share, is not finite either.
-    one = 1 + (seen - seen)
-    return loss * one if window == accumulate else loss * (one * (accumulate / window))
-
-
 def window_share(loss: torch.Tensor, plan: Plan, batch: int) -> torch.Tensor:
     """Returns the share of a micro-batch in the mean loss of its accumulation window.
 
@@ -60,9 +44,3 @@ def window_share(loss: torch.Tensor, plan: Plan, batch: int) -> torch.Tensor:
         batch: Index of the micro-batch in its epoch.
     """
     return accumulated_loss(loss, plan.accumulation_window(batch), plan.accumulate) / plan.accumulate
-
-
-def accumulation_window(trainer: Trainer, batch_idx: int) -> int:
-    """Returns the number of micro-batches in the current accumulation window; the last of an epoch may be shorter."""
-    accumulate = trainer.accumulate_grad_batches
-    return int(min(accumulate, trainer.num_training_batches - batch_idx + batch_idx % accumulate))

@@ -16,7 +16,6 @@ from conftest import Program, result_of, run_forked
 from html_page import DASH
 
 from benchmarks.waterfall import ENGINES, FRAMEWORK, WaterfallOptions, analyse, train_nearly_nothing, waterfall
-from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.cli.main import main
 from lit_mnist.data.loader import Batch, TrainBatches
 from lit_mnist.profiling.stopwatch import STEPS_WATCHED
@@ -32,7 +31,8 @@ from lit_mnist.profiling.timer import (
     PARTS,
     Timer,
 )
-from lit_mnist.run.timing import WARM_UP_STEPS
+from lit_mnist.profiling.timing import WARM_UP_STEPS
+from lit_mnist.training.checkpoint_manager import CheckpointManager
 
 STEPS = WARM_UP_STEPS + 15
 FLAGS = ("fit", "--devices", 2, "--batch-size", 8, "--max-steps", STEPS, "--precision", "32-true", "--lr", 0.05)

@@ -19,7 +19,7 @@ from run_report import write as write_run
 from voc_folder import write_voc
 
 from benchmarks.pages.page import write_bench
-from ddp_doctor.page import write_page
+from ddp_doctor.output.page import page_of
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(240)]
 
@@ -82,7 +82,7 @@ def test_a_planted_problem_is_found(
 
 
 @pytest.mark.parametrize(
-    "task", ["digits", *(pytest.param(task, marks=pytest.mark.slow) for task in ("segmentation", "own module"))]
+    "task", ["digits", *(pytest.param(task, marks=pytest.mark.slow) for task in ("segmentation", "user module"))]
 )
 def test_the_report_of_a_run(browser: Chromium, program: Program, tmp_path: Path, task: str) -> None:
     flags: dict[str, tuple[object, ...]] = {
@@ -91,10 +91,10 @@ def test_the_report_of_a_run(browser: Chromium, program: Program, tmp_path: Path
             *("--data.name", "voc2012", "--data.root", write_voc(tmp_path), "--data.val_size", 4),
             *("--data.image_size", 32, "--model.net", "deeplabv3_small", "--batch-size", 4, "--max-steps", 6),
         ),
-        "own module": ("--config", "spirals.yaml", "--import", "spirals"),
+        "user module": ("--config", "spirals.yaml", "--import", "spirals"),
     }
     for name in ("spirals", "spirals.yaml"):
-        (program.folder / name).symlink_to(ROOT / "examples" / "own_module" / name)
+        (program.folder / name).symlink_to(ROOT / "examples" / "user_module" / name)
     folder = program.train(*flags[task], "--devices", 2)
     assert_fine(check(browser, folder / "report.html", f"report of {task}"))
 
@@ -120,7 +120,7 @@ def test_the_comparison_of_engines(browser: Chromium, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["example", "hostile"])
 def test_the_report_of_the_doctor(browser: Chromium, tmp_path: Path, content: str) -> None:
     report = example() if content == "example" else hostile()
-    write_page(tmp_path / "doctor.html", report)
+    (tmp_path / "doctor.html").write_text(page_of(report), encoding="utf-8")
     assert_fine(check(browser, tmp_path / "doctor.html", f"doctor {content}"))
 
 

@@ -15,10 +15,12 @@ from conftest import Program, flipped
 from safetensors.torch import load_file, save_file
 
 from lit_mnist.checkpoint.digest import content_sha256, weights_sha256
+from lit_mnist.checkpoint.file_hash import COMMENT_BYTES, hashed_file
 from lit_mnist.checkpoint.format import FORMAT, read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.safety import check_archive
 from lit_mnist.errors import InputError
 from lit_mnist.module import LitClassifier
+from lit_mnist.training.resume import SavedExperiment
 
 CONTENT: dict[str, Any] = {
     "state_dict": {"net.weight": torch.arange(2000.0).reshape(40, 50), "net.count": torch.tensor(3)},
@@ -35,6 +37,15 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
+def add_record(path: Path, name: str, record: bytes) -> None:
+    """Adds a record to a checkpoint, and writes its hash again."""
+    content = path.read_bytes()[:-COMMENT_BYTES]
+    path.write_bytes(content[:-2] + bytes(2))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name.format(archive.namelist()[0].partition("/")[0]), record)
+    path.write_bytes(b"".join(hashed_file(memoryview(path.read_bytes()))))
+
+
 def test_a_checkpoint_round_trip_is_exact(written: Path) -> None:
     found = read_checkpoint(written)
     assert content_sha256(found["state_dict"]) == content_sha256(CONTENT["state_dict"])
@@ -45,9 +56,7 @@ def test_a_checkpoint_round_trip_is_exact(written: Path) -> None:
 @pytest.mark.parametrize("name", [".a_new_record", "data/notes", "hashes/weights", "Index-2.json"])
 def test_a_record_that_a_newer_torch_adds_is_accepted(written: Path, name: str) -> None:
     """The record has no code, and nothing unpickles it."""
-    with zipfile.ZipFile(written, "a") as archive:
-        folder = archive.namelist()[0].partition("/")[0]
-        archive.writestr(f"{folder}/{name}", pickle.dumps(Hostile()))
+    add_record(written, f"{{}}/{name}", pickle.dumps(Hostile()))
     found = read_checkpoint(written)
     assert content_sha256(found["state_dict"]) == content_sha256(CONTENT["state_dict"])
     assert not Path("executed").exists()
@@ -57,10 +66,8 @@ def test_a_record_that_a_newer_torch_adds_is_accepted(written: Path, name: str) 
     "name", ["{}/other.pkl", "{}/DATA.PKL", "{}/code/net.py", "{}/constants.pkl", "{}/a/../b", "other/record", "record"]
 )
 def test_a_record_that_may_hold_code_is_rejected(written: Path, name: str) -> None:
-    with zipfile.ZipFile(written, "a") as archive:
-        folder = archive.namelist()[0].partition("/")[0]
-        archive.writestr(name.format(folder), b"")
-    with pytest.raises(InputError, match="not a checkpoint of this project: it h"):
+    add_record(written, name, b"")
+    with pytest.raises(InputError, match="cannot be loaded: it h"):
         read_checkpoint(written)
 
 
@@ -82,18 +89,13 @@ def test_every_truncation_is_found(written: Path) -> None:
             read_checkpoint(written)
 
 
-def test_every_flipped_bit_is_found_or_harmless(written: Path) -> None:
-    whole = written.read_bytes()
-    truth = content_sha256(read_checkpoint(written))
-    drawn, found = random.Random(0), 0
+def test_every_flipped_bit_is_found(written: Path) -> None:
+    whole, drawn = written.read_bytes(), random.Random(0)
     for _ in range(400):
         place, bit = drawn.randrange(len(whole)), drawn.randrange(8)
         written.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
-        try:
-            assert content_sha256(read_checkpoint(written)) == truth
-        except InputError:
-            found += 1
-    assert found > 200
+        with pytest.raises(InputError, match=r"some\.ckpt is damaged"):
+            read_checkpoint(written)
 
 
 class Hostile:
@@ -119,7 +121,7 @@ def test_a_zip_bomb_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file(written: Path) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(InputError, match=r"checkpoint\['loops'\] is a builtins.object"):
         write_checkpoint(written, {**CONTENT, "loops": object()})
     assert read_checkpoint(written)["epoch"] == 1
     assert [path.name for path in written.parent.iterdir()] == ["some.ckpt"]
@@ -127,8 +129,10 @@ def test_a_failed_write_leaves_the_old_file(written: Path) -> None:
 
 def test_a_checkpoint_of_another_program_is_rejected(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(InputError, match="not a checkpoint of this project"):
+    with pytest.raises(InputError, match="without the SHA-256"):
         read_checkpoint(tmp_path / "other.ckpt")
+    with pytest.raises(InputError, match="is not a checkpoint of a run"):
+        SavedExperiment.read(tmp_path / "other.ckpt", hashed=False)
 
 
 TINY = ("--max-steps", 2, "--data.train_size", 300, "--data.test_size", 50, "--data.val_size", 50)

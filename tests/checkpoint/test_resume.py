@@ -18,11 +18,11 @@ from conftest import Program, result_of, weights_of
 from processes import assert_rejected, forked, wait_for
 
 from lit_mnist.checkpoint.format import SECTION, read_checkpoint, write_checkpoint
-from lit_mnist.checkpoint.resume import Saved
 from lit_mnist.errors import InputError
 from lit_mnist.run import folder as run_folder
 from lit_mnist.run.folder import RunFolder
 from lit_mnist.run.metrics_log import read_metrics
+from lit_mnist.training.resume import SavedExperiment
 
 SMALL = (
     *("--data.train_size", 960, "--data.val_size", 100, "--data.test_size", 100, "--run.threads", 1),
@@ -163,7 +163,7 @@ def test_a_resume_on_another_machine_uses_the_same_number_of_threads(
     assert "threads: null" in (parts / "config.yaml").read_text()
     # With other ranks or another setting the result is not bit-identical, and a message says so.
     machine(4)
-    saved, said = Saved.read(parts / "checkpoints" / "last.ckpt"), list[str]()
+    saved, said = SavedExperiment.read(parts / "checkpoints" / "last.ckpt"), list[str]()
     assert saved.threads(None, 2, said.append) == 2
     assert "uses 2 threads, but 3 before (there were 1 ranks per machine before, and here are 2)" in said.pop()
     assert saved.threads(2, 1, said.append) == 2
@@ -245,7 +245,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def setting(section: str, name: str, value: object) -> Change:
-    return lambda content: content[SECTION]["experiment"][section].__setitem__(name, value)
+    return lambda content: content[SECTION]["config"][section].__setitem__(name, value)
 
 
 OTHERS: dict[str, tuple[Change, str]] = {
@@ -254,7 +254,7 @@ OTHERS: dict[str, tuple[Change, str]] = {
     "another model": (setting("model", "label_smoothing", 0.1), "its model.label_smoothing is 0.1, not 0.0"),
     "another network": (setting("model", "net", "basicnet"), "does not hold the weights"),
     "another beginning": (setting("model", "weights", "other.ckpt"), "its model.weights is other.ckpt, not none"),
-    "another seed": (lambda content: content[SECTION]["experiment"].update(seed_everything=1), "seed_everything is 1"),
+    "another seed": (lambda content: content[SECTION]["config"].update(seed_everything=1), "seed_everything is 1"),
     "another epoch": (
         lambda content: content["callbacks"].update(KeepCheckpoints={"best": 0.5}),
         "not of the best epoch",
@@ -283,14 +283,14 @@ def test_the_best_checkpoint_is_kept_only_if_it_belongs_to_this_training(
         write_checkpoint(best, content)
     elif case == "damaged":
         best.write_bytes(best.read_bytes()[:-500])
-        output = "not a checkpoint"
+        output = "is damaged"
     elif case == "missing":
         best.unlink()
     else:
-        Saved.read(last).check_best(best)
+        SavedExperiment.read(last).check_best(best)
         return
     with pytest.raises(InputError, match=output):
-        Saved.read(last).check_best(best)
+        SavedExperiment.read(last).check_best(best)
 
 
 def test_a_resume_within_the_first_epoch_does_not_warn_of_lost_best_weights(program: Program) -> None:

@@ -10,7 +10,7 @@ from conftest import Program
 from processes import assert_rejected
 
 import lit_mnist
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
 from lit_mnist.errors import InputError
 
 FILES = Path(lit_mnist.__file__).parent / "data" / "digits" / "files"
@@ -25,7 +25,10 @@ COMMANDS = {
     "unknown long flag": (["--model.lrr", "3"], ["--model.lrr", "did you mean --model.lr?"]),
     "unknown trainer flag": (["--trainer.max_epoch", "3"], ["did you mean --trainer.max_epochs?"]),
     "unknown command": (["fitt"], ["fitt", "did you mean fit?\n"]),
-    "unknown command unlike any": (["xyz"], ["use fit, validate, test, predict, compare, doctor, export.\n"]),
+    "unknown command unlike any": (
+        ["xyz"],
+        ["use train, fit, validate, test, predict, compare, new, doctor, export.\n"],
+    ),
     "stray word": (["fit", "now"], ["'now'"]),
     "flag without a value": (["--lr"], ["--lr needs a value"]),
     "wrong type": (["--epochs", "many"], ["trainer.max_epochs", "int", "many"]),
@@ -232,7 +235,7 @@ def test_a_class_of_another_package_is_rejected_before_its_module_is_imported(
 
 def test_a_class_of_lightning_may_be_named() -> None:
     path = "lightning.pytorch.callbacks.LambdaCallback"
-    assert parse([f"--trainer.callbacks=[{{class_path: {path}}}]"]).extras.names == ("callbacks",)
+    assert parse([f"--trainer.callbacks=[{{class_path: {path}}}]"]).options == ("callbacks",)
 
 
 def test_damaged_data_are_rejected(program: Program) -> None:

@@ -9,18 +9,41 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
 from lit_mnist.experiment import Experiment, TrainerSettings
 from lit_mnist.experiment.plan import make_plan
+from lit_mnist.experiment.reference import reference
+from lit_mnist.experiment.schema import builtin_options
 from lit_mnist.trainer import LitTrainer
 
 
 def test_the_default_configuration_is_the_code_s_defaults() -> None:
-    assert yaml.safe_load((ROOT / "configs" / "default.yaml").read_text()) == Experiment().to_dict()
-    assert parse([]).experiment() == Experiment()
+    path = ROOT / "configs" / "default.yaml"
+    assert parse([f"--config={path}"]).experiment() == parse([]).experiment() == Experiment()
+    assert len(path.read_text().splitlines()) < 24
+    assert "lr" in yaml.safe_load(path.read_text())["model"]
 
 
-@pytest.mark.parametrize("name", ["default", "seed", "basicnet", "gpu", "voc", "voc_modern", "shapes"])
+def test_the_file_with_all_options_is_current() -> None:
+    text = (ROOT / "configs" / "all-options.yaml").read_text()
+    assert text == reference(), "run: python -m lit_mnist.experiment.reference > configs/all-options.yaml"
+    assert yaml.safe_load(text) == Experiment().to_dict()
+    for option in builtin_options().values():
+        assert option.help.split()[0] in text
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_states_only_what_makes_it(path: Path) -> None:
+    """What equals the default is not repeated, except for what one looks for in every recipe."""
+    if path.stem in {"default", "all-options"}:
+        return
+    default = Experiment().to_dict()
+    for section, values in yaml.safe_load(path.read_text()).items():
+        for key, value in values.items() if isinstance(values, dict) else []:
+            assert key in {"optimizer", "lr", "batch_size"} or default[section][key] != value, f"{section}.{key}"
+
+
+@pytest.mark.parametrize("name", ["default", "all-options", "seed", "basicnet", "gpu", "voc", "voc_modern", "shapes"])
 def test_a_configuration_says_only_what_is_accepted(name: str) -> None:
     path = ROOT / "configs" / f"{name}.yaml"
     found = parse([f"--config={path}"]).experiment().to_dict()

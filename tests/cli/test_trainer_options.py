@@ -82,6 +82,21 @@ def test_several_loggers_and_callbacks_that_observe_work_together(program: Progr
     assert saved["profiler"]["class_path"] == profiler["class_path"]
 
 
+def test_a_callback_of_a_package_of_the_user_is_accepted(program: Program) -> None:
+    (program.folder / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "from lightning.pytorch import Callback\n"
+        "class Note(Callback):\n"
+        "    def on_train_end(self, trainer, pl_module):\n"
+        "        Path('noted').write_text(str(trainer.global_step))\n"
+    )
+    folder = program.train("fit", *FEW, "--max-steps", 2, "--import", "mine", "--trainer.callbacks", "mine.Note")
+    assert (program.folder / "noted").read_text() == "2"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["trainer"]["callbacks"]["class_path"] == "mine.Note"
+    assert_rejected(program("fit", *FEW, "--trainer.callbacks", "mine.Note"), "Add --import mine, if you trust it")
+
+
 OBSERVE = {
     "no progress bar": ("--trainer.enable_progress_bar", "false"),
     "a summary": ("--trainer.enable_model_summary", "true"),

@@ -16,7 +16,7 @@ import torch
 from conftest import Program, processes_of, ranks_of, result_of, wait_for
 from faults.conftest import read_errors, read_step, wait_for_exit
 
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.data.digits.split import Samples
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches

@@ -18,7 +18,7 @@ from snapshots import snapshot
 from ddp_doctor.files import private_view, redirect
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.view_process import ViewProcess
-from ddp_doctor.spec import Spec, Target
+from ddp_doctor.records.spec import Spec, Target
 
 
 def run(way: str, work: Path, request: dict, *, forever: bool) -> None:

@@ -2,6 +2,8 @@
 
 python tests/ddp_doctor/suite.py             all, which takes about half an hour on two cores
 python tests/ddp_doctor/suite.py ld013 gan   those whose names contain a word; the results of the others are kept
+
+On a busy machine, DOCTOR_TIMEOUT gives the runs of an examination more seconds than 60.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from ddp_doctor.checks import describe
 from ddp_doctor.findings import Report, Verdict
 
 ROOT = Path(__file__).parents[2]
+TIMEOUT = float(os.environ.get("DOCTOR_TIMEOUT", "60"))
 PAGE, RESULTS = ROOT / "docs" / "doctor.md", ROOT / "build" / "doctor-suite.json"
 BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
 TRAINCHECK = tuple(
@@ -93,11 +96,11 @@ def examine_case(case: Case) -> Result:
     with _empty_folder():
         if case.command:
             words = (str(Path(sys.executable).parent / case.words[0]), *case.words[1:])
-            return Result(case, examine(command=words, devices=case.devices))
+            return Result(case, examine(command=words, devices=case.devices, timeout=TIMEOUT))
         if not case.target:
-            return Result(case, examine(case.file, case.data or None, devices=case.devices))
+            return Result(case, examine(case.file, case.data or None, devices=case.devices, timeout=TIMEOUT))
         data = f"{case.path}:{case.data}" if case.data else None
-        return Result(case, examine(f"{case.path}:{case.target}", data, devices=case.devices))
+        return Result(case, examine(f"{case.path}:{case.target}", data, devices=case.devices, timeout=TIMEOUT))
 
 
 @contextmanager

@@ -15,21 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddp_doctor.checks import load_checks
-from ddp_doctor.command_ranks import find_ranks
-from ddp_doctor.communication import averaged_weights, hook_effects, not_comparable
-from ddp_doctor.comparisons import compare_evaluation
-from ddp_doctor.evidence import Evidence
+from ddp_doctor.checks import describe, load_checks
+from ddp_doctor.evidence.communication import averaged_weights, hook_effects, not_comparable
+from ddp_doctor.evidence.comparisons import compare_evaluation
+from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.examination import _Examination
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.findings import Finding
+from ddp_doctor.launch.commands import find_ranks
+from ddp_doctor.probes.draws import States, seed_own, values_drawn
 from ddp_doctor.probes.flows import DrawFlow
-from ddp_doctor.probes.generators import States, seed_own, values_drawn
-from ddp_doctor.probes.locks import Locks
-from ddp_doctor.probes.rows import rows_of, rows_of_file
-from ddp_doctor.random_replay import RandomReplay
-from ddp_doctor.records import RankRecord, Run
-from ddp_doctor.spec import Spec, Target
+from ddp_doctor.probes.random_replay import RandomReplay
+from ddp_doctor.probes.written_files import Locks, rows_of, rows_of_file
+from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.spec import Spec, Target
 
 Event = dict[str, Any]
 SPEC = Spec(Target("mine:main"), world_size=2)
@@ -67,7 +66,7 @@ def evidence(runner: Recorded | None = None, **runs: list[RankRecord]) -> Eviden
 
 
 def verdicts(code: str, given: Evidence) -> list[str]:
-    check: ModuleType = importlib.import_module(f"ddp_doctor.checks.{code.lower()}")
+    check: ModuleType = importlib.import_module(f"ddp_doctor.checks.{describe()[code].module}")
     findings: list[Finding] = check.check(given)
     return [finding.verdict.value for finding in findings]
 

@@ -1,8 +1,9 @@
-"""The command `doctor`: its help, its rejections and its files."""
+"""The command `ddp-doctor`, here by its alias: its help, its rejections and its files."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,8 @@ from conftest import CHILD_ENV, ROOT, Program
 from example_report import example
 
 from ddp_doctor.checks import describe, load_checks
-from ddp_doctor.command import program_of_doctor
-from ddp_doctor.flags import help_of_doctor
-from ddp_doctor.terminal import report_text
+from ddp_doctor.command import main, parse, program
+from ddp_doctor.output.terminal import report_text
 
 PROJECT = Path(__file__).parent / "projects" / "faulty" / "ld010_head_replaced.py"
 REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -24,10 +24,10 @@ REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
     "a target and a command": (("a:b", "--", "torchrun", "x.py"), "Name one of"),
     "no colon": (("train.py",), "package.module:name"),
     "a misspelled flag": (("a:b", "--device", "2"), "--devices"),
-    "a flag without a value": (("a:b", "--steps"), "needs a value"),
+    "a flag without a value": (("a:b", "--steps"), "expected one argument"),
     "a flag twice": (("a:b", "--steps", "3", "--steps", "4"), "twice"),
-    "a switch with a value": (("a:b", "--keep-output=x"), "takes no value"),
-    "no number": (("a:b", "--steps", "x"), "whole number"),
+    "a switch with a value": (("a:b", "--keep-output=x"), "ignored explicit argument"),
+    "no number": (("a:b", "--steps", "x"), "invalid int value"),
     "too few ranks": (("a:b", "--devices", "1"), "at least 2"),
     "an unknown check": (("a:b", "--only", "LD99"), "no check LD99"),
     "an unknown check to explain": (("--explain", "LD00"), "no check LD00"),
@@ -58,7 +58,8 @@ def test_a_wrong_command_line_is_rejected(program: Program, name: str) -> None:
 
 
 def test_every_check_explains_itself(program: Program) -> None:
-    assert list(describe()) == list(load_checks())
+    assert {code: check.CODE for code, check in load_checks().items()} == {code: code for code in describe()}
+    assert list(describe()) == [f"LD{number:03}" for number in range(1, 34)]
     for code, check in describe().items():
         assert len(check.title.split()) <= 9, code
         done = program("doctor", "--explain", code.lower())
@@ -68,11 +69,36 @@ def test_every_check_explains_itself(program: Program) -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--explain", "LD013"], ["a:b", "--bogus"]])
-def test_help_and_rejections_import_no_torch(words: list[str]) -> None:
-    script = "import sys; from lit_mnist.cli.main import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    command = [sys.executable, "-c", script, "doctor", *words]
+@pytest.mark.parametrize("module", ["ddp_doctor", "lit_mnist.cli.main"])
+def test_help_and_rejections_import_no_torch(module: str, words: list[str]) -> None:
+    alias = ["doctor"] if module != "ddp_doctor" else []
+    command = [sys.executable, "-X", "importtime", "-m", module, *alias, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=CHILD_ENV, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (2 if "--bogus" in words else 0), done.stderr
+    assert not re.search(r"\| *(torch|lightning|numpy)$", done.stderr, re.MULTILINE)
+
+
+def test_importing_the_package_imports_no_library() -> None:
+    command = [sys.executable, "-X", "importtime", "-c", "import ddp_doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, env=CHILD_ENV, timeout=60, check=True)
+    assert not re.search(r"\| *(torch|lightning|lit_mnist|jinja2|numpy)\b", done.stderr)
+
+
+def test_no_module_needs_lit_mnist_or_lightning() -> None:
+    """Except `lightning_rank`, which runs a LightningModule."""
+    script = (
+        "import importlib, pathlib, pkgutil, sys, ddp_doctor\n"
+        "sys.modules.update(lit_mnist=None, lightning=None, accelerate=None, transformers=None)\n"
+        "for module in pkgutil.walk_packages(ddp_doctor.__path__, 'ddp_doctor.'):\n"
+        "    if not module.name.endswith(('lightning_rank', '__main__')):\n"
+        "        importlib.import_module(module.name)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env=CHILD_ENV, timeout=60, check=True)
+
+
+def test_the_command_has_its_own_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--explain", "LD012"]) == 0
+    assert "Batch norm depends" in capsys.readouterr().out
 
 
 def test_an_outer_launcher_is_rejected(monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
@@ -85,31 +111,28 @@ def test_an_outer_launcher_is_rejected(monkeypatch: pytest.MonkeyPatch, program:
 
 
 def test_options_of_the_examined_code_are_its_own() -> None:
-    assert help_of_doctor(["--help"], "p")
-    assert not help_of_doctor(["a:b", "--args", "--help"], "p")
-    assert not help_of_doctor(["--", "torchrun", "x.py", "--help"], "p")
+    assert parse(["--help"]).help
+    assert parse(["a:b", "--args=x", "--help", "--"]).args == ["x", "--help", "--"]
+    assert parse(["--", "torchrun", "x.py", "--help"]).command == ["torchrun", "x.py", "--help"]
 
 
 @pytest.mark.parametrize(
-    ("started", "shown"),
+    ("started", "on_path", "shown"),
     [
-        (["python", "-m", "lit_mnist.cli.main", "doctor", "a:b"], "python -m lit_mnist.cli.main doctor"),
-        (["python", "train.py", "doctor", "a:b"], "python train.py doctor"),
-        (["python", "/elsewhere/lit-mnist", "doctor", "a:b"], "/elsewhere/lit-mnist doctor"),
-        (["python", "bin/lit-mnist", "doctor", "a:b"], "lit-mnist doctor"),
+        ("/elsewhere/train.py", True, "ddp-doctor"),
+        ("/elsewhere/train.py", False, "ddp-doctor"),
+        ("/elsewhere/ddp-doctor", False, "/elsewhere/ddp-doctor"),
+        ("/elsewhere/ddp-doctor", True, "ddp-doctor"),
     ],
 )
 def test_the_hint_can_be_pasted(
-    started: list[str], shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    started: str, on_path: bool, shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "bin" / "lit-mnist"
-    script.parent.mkdir()
-    script.touch(0o755)
-    monkeypatch.setenv("PATH", str(script.parent))
-    monkeypatch.setattr(sys, "orig_argv", started)
-    monkeypatch.setattr(sys, "argv", [started[1] if started[1] != "-m" else "main.py", *started[2:]])
-    assert f"  more: {shown} --explain LD012" in report_text(example(), program_of_doctor()).splitlines()
+    if on_path:
+        (tmp_path / "ddp-doctor").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [started])
+    assert f"  more: {shown} --explain LD012" in report_text(example(), program()).splitlines()
 
 
 @pytest.mark.timeout(200)
@@ -143,7 +166,7 @@ def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
 @pytest.mark.timeout(200)
 def test_the_configuration_of_a_project_is_examined(program: Program) -> None:
     """The section `run` is of this project's own command; LightningCLI does not know it."""
-    shutil.copytree(ROOT / "examples" / "own_module", program.folder, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "examples" / "user_module", program.folder, dirs_exist_ok=True)
     done = program("doctor", "--config", "spirals.yaml", "--only", "LD008,LD030", timeout=150)
     assert done.code == 0, done.out + done.err
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from ddp_doctor.random_replay import Draw, RandomReplay
+from ddp_doctor.probes.random_replay import Draw, RandomReplay
 from ddp_doctor.torch_internals import (
     LoaderIndices,
     graph_nodes,
@@ -45,11 +45,12 @@ def test_a_stream_has_no_indices() -> None:
 
 def test_a_dispatch_mode_is_left_for_a_while() -> None:
     tape = RandomReplay()
+    tape.recording = True
     with tape:
         torch.rand(2)
         with without_modes():
             torch.rand(2)
-    assert tape.count == 1
+    assert len(tape.draws) == 1
 
 
 def test_the_nodes_of_a_kept_graph_are_counted() -> None:

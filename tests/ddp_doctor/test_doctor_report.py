@@ -14,8 +14,8 @@ from suite import PAGE, checks_table
 
 import ddp_doctor
 from ddp_doctor.findings import Finding, Report, Stage, Verdict
-from ddp_doctor.page import write_page
-from ddp_doctor.terminal import report_text
+from ddp_doctor.output.page import page_of
+from ddp_doctor.output.terminal import report_text
 
 SCHEMA = json.loads((Path(ddp_doctor.__file__).parent / "report.schema.json").read_text())
 FINDINGS = (
@@ -106,9 +106,8 @@ def test_the_text_begins_with_the_fault() -> None:
     assert "LD022, LD023: There is no validation." in text
 
 
-def test_the_report_says_how_the_files_were_kept_and_where_the_output_is(tmp_path: Path) -> None:
-    write_page(tmp_path / "report.html", example())
-    page = Page((tmp_path / "report.html").read_text(encoding="utf-8")).content
+def test_the_report_says_how_the_files_were_kept_and_where_the_output_is() -> None:
+    page = Page(page_of(example())).content
     for text in (" ".join(report_text(example()).split()), page):
         assert "a private view of all files" in text
         assert "Files in /data can be read, but not written." in text
@@ -138,9 +137,8 @@ def test_the_examined_code_does_not_control_the_terminal() -> None:
     assert not any(line.startswith("LD001") for line in text.splitlines())
 
 
-def test_the_page_lists_faults_first_and_escapes_the_examined_code(tmp_path: Path) -> None:
-    write_page(tmp_path / "report.html", example())
-    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+def test_the_page_lists_faults_first_and_escapes_the_examined_code() -> None:
+    page = Page(page_of(example()))
     assert page.balanced
     assert page.find("title")[0]["text"] == "1 fault"
     assert [e["text"] for e in page.find("h2")] == [
@@ -153,16 +151,14 @@ def test_the_page_lists_faults_first_and_escapes_the_examined_code(tmp_path: Pat
         "The examination",
     ]
     assert "convert_sync_batchnorm" in page.content
-    write_page(tmp_path / "report.html", hostile())
-    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    page = Page(page_of(hostile()))
     assert page.balanced
     assert not page.find("script")
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page.content)
 
 
-def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
-    write_page(tmp_path / "report.html", REPORT)
-    page = (tmp_path / "report.html").read_text()
+def test_the_page_is_self_contained_and_escaped() -> None:
+    page = page_of(REPORT)
     assert "unequal &lt;b&gt;counts" in page
     assert not any(part in page for part in ("<script", '<link rel="stylesheet', "src="))
 

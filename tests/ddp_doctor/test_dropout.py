@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddp_doctor.probes.dropout import DropoutWatch
-from ddp_doctor.recorder import Recorder
+from ddp_doctor.probes.draws import DropoutWatch
+from ddp_doctor.records.recorder import Recorder
 
 X = torch.ones(2, 8, 16)
 CONTEXTS = pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

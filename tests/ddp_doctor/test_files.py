@@ -24,7 +24,7 @@ from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import PREFIX, examination_folder, remove_stale
 from ddp_doctor.files.view_process import ViewProcess
 from ddp_doctor.processes import children_of
-from ddp_doctor.spec import Spec, Target
+from ddp_doctor.records.spec import Spec, Target
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "writing_programs.py"
@@ -243,7 +243,7 @@ def test_a_program_that_writes_changes_nothing_however_the_examination_ends(numb
     (tmp_path / "temporary").mkdir()
     folders = tmp_path / "work", tmp_path / "outside"
     before = [snapshot(folder) for folder in folders]
-    words = [*(FORBIDDEN if number // 4 % 2 else ()), sys.executable, "-m", "lit_mnist.cli.main", "doctor"]
+    words = [*(FORBIDDEN if number // 4 % 2 else ()), sys.executable, "-m", "ddp_doctor"]
     words += [f"{PROGRAMS}:train_and_write", "--only", "structural", "--timeout", "60", "--args", str(number)]
     environment = {
         **CHILD_ENV,
@@ -295,7 +295,7 @@ def test_a_command_is_protected(wrapper: tuple[str, ...], tmp_path: Path) -> Non
     )
     before = snapshot(tmp_path / "work")
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or "torchrun"
-    words = [*wrapper, sys.executable, "-m", "lit_mnist.cli.main", "doctor", "--only", "structural"]
+    words = [*wrapper, sys.executable, "-m", "ddp_doctor", "--only", "structural"]
     words += ["--json", "../report.json", "--", torchrun, "--nproc-per-node", "2", "train.py"]
     environment = {**CHILD_ENV, "TMPDIR": str(tmp_path / "temporary")}
     done = subprocess.run(

@@ -13,8 +13,8 @@ from conftest import CHILD_ENV
 from snapshots import descendants, snapshot, wait_for_end
 
 from ddp_doctor import Report, examine
+from ddp_doctor.errors import InputError
 from ddp_doctor.files.temporary import examination_folder
-from lit_mnist.errors import InputError
 
 PROGRAMS = Path(__file__).with_name("odd_programs.py")
 
@@ -50,7 +50,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(200)
 def test_a_rank_that_hangs_is_reported_with_its_stack() -> None:
-    report = examined("hangs", timeout=8)
+    report = examined("hangs", timeout=25)
     assert report.exit_code == 3
     assert "Rank 1 waited or hung in step 1" in report.hang, report.hang
     assert "in wait" in report.hang
@@ -87,7 +87,7 @@ def test_what_fails_on_one_process_already_shows_its_own_traceback(name: str, sa
     report = examined(name)
     assert report.exit_code == 2
     assert said in report.error
-    assert "lit_mnist" not in report.error
+    assert "ddp_doctor" not in report.error
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_a_doctor_that_is_killed_changes_nothing_and_the_next_removes_its_folder
     code = f"from ddp_doctor import examine; examine({f'{PROGRAMS}:saves'!r}, timeout=1000)"
     doctor = subprocess.Popen([sys.executable, "-c", code], env=environment)
     try:
-        while not any(temporary.glob("lit_mnist-doctor-*/layers*/**/work/new")):
+        while not any(temporary.glob("ddp-doctor-*/layers*/**/work/new")):
             assert doctor.poll() is None
             time.sleep(0.1)
         processes = descendants(doctor.pid)

@@ -7,7 +7,7 @@ from projects.cases import CASES, Case
 from suite import COMMUNICATION, INSTALLED, RANDOMNESS, TRAINCHECK, examine_case
 
 ALL = (*CASES, *COMMUNICATION, *RANDOMNESS, *TRAINCHECK, *INSTALLED)
-# The comparison with one process, evaluation, and a communication hook. test_own_engines.py has the healthy template.
+# The comparison with one process, evaluation, and a communication hook. test_project_engines.py has the template.
 QUICK = ("ld013_padded_tokens", "ld024_lightning_mean", "hook_fp16")
 
 

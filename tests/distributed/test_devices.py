@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import child
 
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
 from lit_mnist.distributed.devices import choose_devices
 from lit_mnist.distributed.rank import Rank, threads_per_rank
 from lit_mnist.errors import InputError

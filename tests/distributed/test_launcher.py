@@ -48,7 +48,7 @@ from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, LitMnistError
-from lit_mnist.run.recorder import StepMonitor
+from lit_mnist.run.monitor import StepMonitor
 
 SMALL = ("--data.train_size", 640, "--data.val_size", 0, "--data.test_size", 100, "--batch-size", 32)
 LONG = ("--data.val_size", 0, "--epochs", 50, "--batch-size", 32)

@@ -22,9 +22,9 @@ from torch.distributed import distributed_c10d
 
 from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.peer_exchange import SENT, PeerExchange
-from lit_mnist.distributed.private_folder import VARIABLE, own_private_folder
+from lit_mnist.distributed.private_folder import VARIABLE, launch_private_folder
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.rendezvous import own_address
+from lit_mnist.distributed.rendezvous import reachable_address
 from lit_mnist.errors import InputError
 from lit_mnist.training.examples import Examples, Scored
 
@@ -72,7 +72,7 @@ def listeners_of(exchange: PeerExchange) -> list[socket.socket]:
 
 def test_the_ranks_of_a_launch_use_private_sockets(tmp_path: Path) -> None:
     def work(rank: Rank) -> None:
-        folder = own_private_folder()
+        folder = launch_private_folder()
         assert folder is not None
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         exchange = PeerExchange(timeout=20)
@@ -253,9 +253,9 @@ def test_all_gather_json_is_exact_and_uses_no_pickle(tmp_path: Path) -> None:
 def test_the_address_belongs_to_the_interface_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert own_address() == "127.0.0.1"
+    assert reachable_address() == "127.0.0.1"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth0")
-    assert own_address() == "127.0.0.1"
+    assert reachable_address() == "127.0.0.1"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     with pytest.raises(InputError, match="nowhere0"):
-        own_address()
+        reachable_address()

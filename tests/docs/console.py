@@ -33,6 +33,7 @@ from pathlib import Path
 from conftest import ROOT
 from processes import Done, run_forked
 
+from ddp_doctor.command import main as doctor
 from lit_mnist.cli.main import main
 
 # Imported once, before the fork: they take each command seconds. (DDP imports torch's compiler.)
@@ -110,6 +111,8 @@ def _work(text: str) -> Callable[[], int]:
         name, _, value = words.pop(0).partition("=")
         os.environ[name] = value
     match words:
+        case ["ddp-doctor", *rest]:
+            return lambda: doctor(rest)
         case ["lit-mnist", *rest] | ["python", "train.py", *rest]:
             return lambda: main(rest)
         case ["python", "-m", name, *rest] if engine := ENGINE.fullmatch(name):

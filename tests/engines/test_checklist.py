@@ -310,12 +310,12 @@ NAIVE = {
     ),
     "every rank takes rank 0's batches": Naive(
         "(3)",
-        "train_batches(",
-        "batches = job.train_batches(type(rank)(world_size=rank.world_size), epoch, state.step)",
+        "partial(",
+        "train_batches = partial(job.train_batches, type(rank)(world_size=rank.world_size))",
         trains_half_of_the_samples,
     ),
     "the order does not change with the epoch": Naive(
-        "(3)", "train_batches(", "batches = job.train_batches(rank, 0, state.step)", repeats_the_first_epoch
+        "(3)", "train_batches(epoch", "batches = train_batches(0, state.step)", repeats_the_first_epoch
     ),
     "gradients travel with every micro-batch": Naive(
         "(4)", "no_sync()", "with nullcontext():", sends_every_micro_batch

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import GPUS, Program, largest_difference, result_of, weights_of
 
-from lit_mnist.run.timing import StepClock
+from lit_mnist.profiling.timing import StepClock
 
 pytestmark = pytest.mark.needs("gpu")
 

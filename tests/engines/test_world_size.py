@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import Program, largest_difference, result_of, weights_of
 
-from lit_mnist.data.sampler import evaluation_rows, rank_rows, train_indices
+from lit_mnist.distributed.sample_order import evaluation_rows, rank_rows, train_indices
 
 # Threads that outnumber the cores wait for each other: with two to a rank these trainings take three times as long.
 TRAINING = ("--precision", "64-true", "--lr", 0.05, "--run.threads", 1, "--epochs", 2)

@@ -83,7 +83,7 @@ def marked(folder: Path) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def own_runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def separate_runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
 
 

@@ -1,4 +1,4 @@
-"""The examples of the plugins run under a stock Trainer, and the page on networks of one's own is true."""
+"""The examples of the plugins run under a stock Trainer, and the page on registered networks is true."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_examples_run_on_one_rank(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_page_on_networks_trains(program: Program) -> None:
-    page = (ROOT / "docs" / "own_network.md").read_text()
+    page = (ROOT / "docs" / "registered_network.md").read_text()
     module, commands = re.findall(r"```(?:python|bash)\n(.*?)```", page, re.DOTALL)
     (program.folder / "mine.py").write_text(module)
     words = commands.splitlines()[0].removeprefix("python train.py ").split()

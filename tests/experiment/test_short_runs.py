@@ -6,7 +6,7 @@ import pytest
 from conftest import Program, result_of
 
 from lit_mnist.experiment import ModelSettings
-from lit_mnist.experiment.plan import explain_peak, peak_lr
+from lit_mnist.experiment.learning_rate import explain_peak, peak_lr
 
 CPU = ("--precision", "32-true", "--run.threads", 1, "--data.test_size", 2000, "--data.val_size", 0)
 

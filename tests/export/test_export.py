@@ -118,8 +118,8 @@ def test_other_networks_are_exported(program: Program, options: tuple[object, ..
 
 
 def test_a_registered_network_is_exported(program: Program) -> None:
-    flags = ("--import", "examples.own_network")
-    folder = program.train(*flags, "--config", Path("examples/own_network/stripes.yaml").resolve())
+    flags = ("--import", "examples.registered_network")
+    folder = program.train(*flags, "--config", Path("examples/registered_network/stripes.yaml").resolve())
     done = program("export", *flags, "--ckpt", folder, "--to", "pt2")
     assert done.code == 0, done.err
     assert program("export", "--ckpt", folder, "--to", "onnx").code == 2

@@ -24,8 +24,8 @@ from lit_mnist.errors import InputError
 from lit_mnist.predict.trained import load
 
 # Imported once, before the fork: they take each process seconds.
-for _name in ("lit_mnist.engines.lightning", "lit_mnist.cli.own_run", "lit_mnist.export.command"):
-    importlib.import_module(_name)
+for _name in ("cli.run", "cli.experiment_target", "cli.user_target", "engines.lightning", "export.command"):
+    importlib.import_module(f"lit_mnist.{_name}")
 
 _MOST_SECONDS = 10
 _MOST_KB = 400 << 10

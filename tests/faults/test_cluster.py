@@ -20,7 +20,7 @@ from processes import ROOT, assert_rejected, processes_of, wait_for
 from torch.distributed.run import config_from_args, parse_args
 
 from faults.conftest import SMALL, RecordMetric
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
 from lit_mnist.distributed.rank import Rank, adopt_slurm, launched_from_outside
 from lit_mnist.distributed.rendezvous import choose_interface
 from lit_mnist.errors import InputError

@@ -16,10 +16,11 @@ from torch import nn
 
 from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.manager import CheckpointManager
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.run import recorder
-from lit_mnist.training.job import Job
+from lit_mnist.plugins.recording.checkpoint import RunCheckpointIO
+from lit_mnist.run.monitor import StepMonitor
+from lit_mnist.training.checkpoint_manager import CheckpointManager
+from lit_mnist.training.job import ExperimentJob
 
 # 20 steps in an epoch, of few samples: BasicNet in float16 and bfloat16 is slow on a CPU.
 SMALL: tuple[object, ...] = (
@@ -115,7 +116,7 @@ def lose(monkeypatch: pytest.MonkeyPatch, losses: tuple[tuple[int, int], ...], n
     Each start is noted: the step it begins after, and the optimizer steps that were really made until then.
     """
 
-    def planted(job: Job, rank: Rank, net: nn.Module, step: int) -> None:
+    def planted(job: ExperimentJob, rank: Rank, net: nn.Module, step: int) -> None:
         plan = job.plan
         epoch, batch = plan.position(step)
         seen = epoch * plan.batches_per_epoch + batch
@@ -139,15 +140,23 @@ def lose(monkeypatch: pytest.MonkeyPatch, losses: tuple[tuple[int, int], ...], n
 
         net.register_forward_hook(fail)
 
-    def write_at_once(self: CheckpointManager, checkpoint: Any) -> None:
-        write(self, checkpoint)
-        self.wait()
+    def begun(self: StepMonitor, **options: Any) -> None:
+        begin(self, **options)
+        planted(options["job"], options["rank"], options["net"], self.step)
+
+    def at_once(write: Any) -> Any:
+        def written(self: Any, *arguments: Any, **options: Any) -> None:
+            write(self, *arguments, **options)
+            self.wait()
+
+        return written
 
     notes.mkdir()
-    write = CheckpointManager.write
-    monkeypatch.setattr(recorder, "inject", planted)
+    begin = StepMonitor.__init__
+    monkeypatch.setattr(StepMonitor, "__init__", begun)
     # A checkpoint after every step, so that a run resumes directly before the step in which it was lost.
-    monkeypatch.setattr(CheckpointManager, "write", write_at_once)
+    monkeypatch.setattr(CheckpointManager, "write", at_once(CheckpointManager.write))
+    monkeypatch.setattr(RunCheckpointIO, "save_checkpoint", at_once(RunCheckpointIO.save_checkpoint))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.checkpoint.store import find_newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.data.sampler import train_indices
 from lit_mnist.distributed import heartbeat
+from lit_mnist.distributed.sample_order import train_indices
 from lit_mnist.engines import raw_ddp, single
 from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
 from lit_mnist.training import finite

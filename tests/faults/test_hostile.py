@@ -75,7 +75,7 @@ def ours(name: str, value: Any) -> Change:
 
 
 def setting(name: str, value: Any) -> Change:
-    return ours(f"experiment/{name}", value)
+    return ours(f"config/{name}", value)
 
 
 # Written and hashed as this project does: only their content is wrong.
@@ -95,8 +95,8 @@ CONTENTS: dict[str, Change] = {
     "a tensor as a setting": setting("model/lr", torch.ones(3)),
     "NaN": setting("model/lr", float("nan")),
     "endless": setting("data/val_size", float("inf")),
-    "no experiment": ours("experiment", _MISSING),
-    "a text as the experiment": ours("experiment", "x"),
+    "no experiment": ours("config", _MISSING),
+    "a text as the experiment": ours("config", "x"),
     "no precision": ours("precision", _MISSING),
     "a tensor as the format": ours("format", torch.tensor([2, 2])),
     "a trillion classes": ours("num_classes", 10**12),
@@ -163,7 +163,7 @@ def of_another_data_set(trained: Path, **data: Any) -> dict[str, Any]:
     content["state_dict"] = {f"net.{name}": tensor for name, tensor in weights.items()}
     sizes = {"batch_size": 2, "val_size": 1, "image_size": 96} if net == "deeplabv3_small" else {}
     experiment = Experiment(model=settings, data=DataSettings(**data, **sizes))
-    content[SECTION] |= {"experiment": experiment.to_dict(), "num_classes": classes}
+    content[SECTION] |= {"config": experiment.to_dict(), "num_classes": classes}
     return content
 
 

@@ -273,7 +273,7 @@ HOSTILE = "\x1b[2A\x1b]0;owned\x07\x9b2J\x7f<"
 def hostile_checkpoint(path: Path, trained: Path) -> Path:
     """Creates a checkpoint with a valid hash and an unknown setting whose name has control characters."""
     content = read_checkpoint(trained / "checkpoints" / "last.ckpt")
-    content["lit_mnist"]["experiment"][HOSTILE] = 1
+    content["lit_mnist"]["config"][HOSTILE] = 1
     write_checkpoint(path, content)
     return path
 
@@ -393,7 +393,7 @@ def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, colum
     def work() -> int:
         display = ProgressDisplay(85_900)
         for step in range(1, 4):
-            display.update(step * 10_000, 0.0503, 0.9844, 2458.0)
+            display.update(step * 10_000, {"train_loss": 0.0503, "train_accuracy": 0.9844, "images_per_s": 2458.0})
             display.line(f"epoch {step}")
             display._bar.refresh()  # type: ignore[union-attr]
         display.close()

@@ -25,11 +25,11 @@ from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_fo
 from faults.ptrace import run_until
 from lit_mnist.checkpoint.atomic_io import atomic_link, remove_temporary_files, write_text
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.resume import Saved
-from lit_mnist.checkpoint.state import MANAGER_STATE
 from lit_mnist.checkpoint.store import CheckpointFolder, find_newest_valid
 from lit_mnist.data.download import exclusive
 from lit_mnist.run.folder import RunFolder
+from lit_mnist.training.resume import SavedExperiment
+from lit_mnist.training.state import MANAGER_STATE
 
 
 def newest(folder: Path) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_a_save_killed_at_any_system_call_leaves_a_valid_checkpoint(
         state = newest(trained)["global_step"] - before, best_of(trained) == before + 1
         if state not in seen and state != (0, True):
             # Only the best checkpoint is new: the next start repeats the end of its epoch.
-            Saved.read(checkpoints / "last.ckpt").check_best(checkpoints / "best.ckpt")
+            SavedExperiment.read(checkpoints / "last.ckpt").check_best(checkpoints / "best.ckpt")
         seen.add(state)
         shutil.rmtree(checkpoints)
         subprocess.run(["cp", "-a", kept, checkpoints], check=True)
@@ -369,20 +369,12 @@ def test_a_file_system_without_fsync_of_folders_causes_one_warning(
         write_text(program.folder / "text", "text")
 
 
-def test_a_checkpoint_of_an_older_format_is_named(program: Program, trained: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_mnist.checkpoint.format.FORMAT", 1)
-        content = newest_of_any_format(trained)
-        content["lit_mnist"]["format"] = 1
-        shutil.rmtree(trained / "checkpoints")
-        (trained / "checkpoints").mkdir()
-        CheckpointFolder(trained / "checkpoints", keep=1).put(content, 24, is_best=False)
+def test_a_checkpoint_of_another_format_is_named(program: Program, trained: Path) -> None:
+    content = newest(trained)
+    content["lit_mnist"]["format"] = 1
+    shutil.rmtree(trained / "checkpoints")
+    (trained / "checkpoints").mkdir()
+    CheckpointFolder(trained / "checkpoints", keep=1).put(content, 24, is_best=False)
     done = program("--resume", trained)
     assert done.code == 2
-    assert "has format 1, but this version reads format 2" in done.out + done.err
-
-
-def newest_of_any_format(folder: Path) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_mnist.checkpoint.format.FORMAT", 2)
-        return newest(folder)
+    assert "has format 1, but this version reads the formats 2 and 3" in done.out + done.err

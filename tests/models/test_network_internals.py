@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_mnist.models.torch_internals import affine, affine_gradients, channel_statistics, deeplab_parts
+from lit_mnist.distributed.torch_internals import affine, affine_gradients, channel_statistics
+from lit_mnist.models.torch_internals import deeplab_parts
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

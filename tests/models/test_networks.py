@@ -13,12 +13,12 @@ from conftest import on_ranks
 from torch import nn
 
 from lit_mnist.data.digits.split import augment
-from lit_mnist.data.rng import RandomKey, permutation, uniform
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.rng import RandomKey, permutation, uniform
+from lit_mnist.distributed.sync_batch_norm import BatchNormOverRanks2d, sync_batch_norm, unsync_batch_norm
 from lit_mnist.experiment import DataSettings, ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.models.layers import SeededDropout
-from lit_mnist.models.sync_batch_norm import BatchNormOverRanks2d, sync_batch_norm, unsync_batch_norm
 from lit_mnist.training import schedule as schedules
 from lit_mnist.training.evaluation import EvaluationSums
 from lit_mnist.training.examples import MISTAKES_KEPT, Wrong

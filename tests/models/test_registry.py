@@ -1,4 +1,4 @@
-"""Networks and data sets of one's own: what is accepted, and the message for each wrong one."""
+"""Registered networks and data sets: what is accepted, and the message for each wrong one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from processes import assert_rejected
 from torch import nn
 
 from lit_mnist import LitClassifier, MNISTDataModule, SeededDropout, register_dataset, register_network
-from lit_mnist.cli.parser import parse
+from lit_mnist.cli.request import parse
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, ModelSettings
@@ -334,11 +334,11 @@ def test_every_form_of_a_sample_gives_the_same_data() -> None:
         def __init__(self, root: Path | None = None) -> None:
             self.train, self.test = Samples(9, forms[0]), Samples(5 if root else 4, forms[0])
 
-    register_dataset("own_too", ("a", "b"))(Both)
-    settings = DataSettings(name="own_too", val_size=2, batch_size=3)  # type: ignore[arg-type]
+    register_dataset("as_well", ("a", "b"))(Both)
+    settings = DataSettings(name="as_well", val_size=2, batch_size=3)  # type: ignore[arg-type]
     assert load_dataset(settings).sha256 == found[0].sha256
-    assert len(load_dataset(DataSettings(name="own_too", root="here")).test) == 5  # type: ignore[arg-type]
-    module = MNISTDataModule(name="own_too", val_size=2, batch_size=3)
+    assert len(load_dataset(DataSettings(name="as_well", root="here")).test) == 5  # type: ignore[arg-type]
+    module = MNISTDataModule(name="as_well", val_size=2, batch_size=3)
     assert sum(len(batch.images) for batch in module.train_dataloader()) == 6
 
 
@@ -379,19 +379,19 @@ class Part:
     def __len__(self): return 40
     def __getitem__(self, index): return np.full((28, 28), index, np.uint8), index % 2
 
-@register_dataset("own_data", class_names=("even", "odd"))
+@register_dataset("parity", class_names=("even", "odd"))
 def make(): return Part(), Part()
 """
 
 
 def test_names_without_import_are_rejected_with_the_flag_to_add(program: Program) -> None:
     (program.folder / "mine.py").write_text(MINE)
-    words = ("--import", "mine", "--model.net", "mine", "--data.name", "own_data", "--data.val_size", 8)
+    words = ("--import", "mine", "--model.net", "mine", "--data.name", "parity", "--data.val_size", 8)
     folder = program.train(*words, "--batch-size", 4, "--max-steps", 2, "--model.schedule", "constant", engine="single")
     assert "mine" in program("fit", "--help", "--import", "mine").out
     advice = ("--import PACKAGE", '@register_network("mine")')
     assert_rejected(program("--model.net", "mine"), "model.net must be one of convnet", *advice)
-    assert_rejected(program("--data.name", "own_dat"), "--import PACKAGE", '@register_dataset("own_dat")')
+    assert_rejected(program("--data.name", "parit"), "--import PACKAGE", '@register_dataset("parit")')
     assert_rejected(program("--config", folder / "config.yaml"), "model.net", *advice)
     for command in (("test", "--ckpt"), ("predict", "--ckpt"), ("fit", "--resume")):
         assert_rejected(program(*command, folder), str(folder), "model.net", *advice)

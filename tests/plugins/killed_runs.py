@@ -53,6 +53,8 @@ class Training:
         every: Optimizer steps between two saves.
         options: Further arguments of the Trainer.
         callbacks: Makes further callbacks.
+        data: Makes a data module, if the module has no dataloaders.
+        strategy: The strategy of several ranks.
     """
 
     make: Callable[[], pl.LightningModule]
@@ -61,6 +63,8 @@ class Training:
     every: int = 3
     options: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Callable[[], list[Callback]] = list
+    data: Callable[[], Any] | None = None
+    strategy: Any = "ddp_find_unused_parameters_true"
 
     def run(self, *, stop: SignalAt | None = None, **options: Any) -> Done:
         """Runs or resumes the training, and returns the exit code of its first rank that failed."""
@@ -151,14 +155,14 @@ class Training:
         trainer = pl.Trainer(
             accelerator="cpu",
             devices=self.world_size,
-            strategy="ddp_find_unused_parameters_true" if self.world_size > 1 else "auto",
+            strategy=self.strategy if self.world_size > 1 else "auto",
             logger=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             callbacks=[*self.callbacks(), exact, *([stop] if stop else [])],
             **settings,
         )
-        trainer.fit(module, ckpt_path=exact.last)
+        trainer.fit(module, datamodule=self.data() if self.data else None, ckpt_path=exact.last)
         result = result_of(trainer, module)
         (self.folder / f"result-{trainer.global_rank}.json").write_text(json.dumps(result))
         if self.world_size > 1:

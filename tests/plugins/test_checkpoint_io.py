@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import run_forked
+from faults.hostile import CHECKPOINTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback, LightningModule
@@ -25,11 +26,12 @@ from ranks import results_of_ranks, stock_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_mnist.checkpoint import file_hash
-from lit_mnist.checkpoint.safety import load_checked
+from lit_mnist.checkpoint import format as checkpoint_format
+from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 from lit_mnist.module import LitClassifier
-from lit_mnist.plugins import VerifiedCheckpointIO, checkpoint_io
+from lit_mnist.plugins import VerifiedCheckpointIO
 
 CONTENT = {"state_dict": {"w": torch.arange(12.0).reshape(3, 4), "n": torch.tensor(3)}, "epoch": 2, "lr": 0.1}
 
@@ -52,7 +54,7 @@ def test_a_file_of_the_plugin_is_one_of_torch_save(tmp_path: Path) -> None:
         VerifiedCheckpointIO().load_checkpoint(path),
         TorchCheckpointIO().load_checkpoint(path, weights_only=True),
         torch.load(path, weights_only=True, mmap=True),
-        load_checked(path),
+        read_checkpoint(path),
     ):
         assert loaded.keys() == CONTENT.keys()
         assert torch.equal(loaded["state_dict"]["w"], CONTENT["state_dict"]["w"])  # type: ignore[index]
@@ -92,10 +94,14 @@ def test_a_flipped_bit_is_not_found_in_a_stock_checkpoint(tmp_path: Path) -> Non
         plugin.load_checkpoint(path)
 
 
+TAGGED = torch.ones(2)
+TAGGED.tag = "of a user"  # type: ignore[attr-defined]
 ACCEPTED = [
     collections.OrderedDict(a=1), collections.Counter("aab"), {1, 2}, b"bytes", bytearray(b"x"), 1 + 2j, 10**30,
     torch.float16, torch.device("cpu"), torch.Size([2]), torch.nn.Parameter(torch.ones(2)), torch.strided,
     torch.ones(2, dtype=torch.bfloat16), torch.eye(2).to_sparse(), (1, [None, True]), torch.empty(0),
+    {(1, "a"): 1, None: 2, 1.5: 3, True: 4}, torch.ones(2, dtype=torch.complex64).conj(),
+    torch.ones(2, dtype=torch.uint16), torch.ones(2).to(torch.float8_e5m2), TAGGED, {torch.float16: torch.int8},
 ]  # fmt: skip
 REJECTED = [
     (collections.defaultdict(int, a=1), "checkpoint['v'] is a collections.defaultdict"),
@@ -143,11 +149,18 @@ def test_a_class_that_is_allowed_is_saved_and_loaded(tmp_path: Path) -> None:
         plugin.load_checkpoint(tmp_path / "a.ckpt")
 
 
+@pytest.mark.parametrize("name", ["os.system", "bytearray of a terabyte", "a tensor many times", "a zip bomb"])
+def test_a_hostile_file_is_rejected(tmp_path: Path, name: str) -> None:
+    CHECKPOINTS[name](tmp_path / "a.ckpt")
+    with pytest.raises(InputError, match=r"a\.ckpt cannot be loaded"):
+        VerifiedCheckpointIO().load_checkpoint(tmp_path / "a.ckpt")
+
+
 def test_wrong_use_is_rejected(tmp_path: Path) -> None:
     plugin = VerifiedCheckpointIO()
     for message, work in (
         ("always loads with weights_only=True", lambda: plugin.load_checkpoint("a.ckpt", weights_only=False)),
-        ("There is no checkpoint file at", lambda: plugin.load_checkpoint(tmp_path)),
+        ("There is no checkpoint at", lambda: plugin.load_checkpoint(tmp_path)),
         ("local file systems", lambda: plugin.save_checkpoint({}, "s3://bucket/a.ckpt")),
         ("no storage_options", lambda: plugin.save_checkpoint({}, "a.ckpt", storage_options={})),
     ):
@@ -165,7 +178,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             raise OSError(errno.ENOSPC, "No space left on device")
         return file_hash.hashed_file(content)
 
-    monkeypatch.setattr(checkpoint_io, "hashed_file", hashed)
+    monkeypatch.setattr(checkpoint_format, "hashed_file", hashed)
     return full
 
 
@@ -179,7 +192,7 @@ def test_a_full_disk_is_reported_at_the_next_save_and_removes_nothing(
     with caplog.at_level(logging.ERROR, "lightning.pytorch"):
         plugin.save_checkpoint(CONTENT, new)
         plugin.remove_checkpoint(old)
-        with pytest.raises(InputError, match=r"new\.ckpt could not be written \(No space left on device\)"):
+        with pytest.raises(InputError, match=r"new\.ckpt cannot be written: No space left on device"):
             plugin.save_checkpoint(CONTENT, new)
     assert "No space left on device" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == ["old.ckpt"]
@@ -246,7 +259,7 @@ def test_a_training_does_not_wait_for_the_disk_and_saves_what_was_then(
         time.sleep(0.5)
         return file_hash.hashed_file(content)
 
-    monkeypatch.setattr(checkpoint_io, "hashed_file", slowly)
+    monkeypatch.setattr(checkpoint_format, "hashed_file", slowly)
     plugin, weight, seen = VerifiedCheckpointIO(), torch.zeros(3), [1]
     begin = time.monotonic()
     plugin.save_checkpoint({"w": weight, "seen": seen}, tmp_path / "a.ckpt")

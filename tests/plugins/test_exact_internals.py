@@ -15,6 +15,7 @@ from modules import AutoEncoder, Streaming, WithMetrics
 from torch.utils.data import DataLoader
 
 from lit_mnist.plugins import lightning_internals
+from lit_mnist.plugins.trainer_state.lightning_internals import TrainerState
 
 
 class Probe(Callback):
@@ -136,11 +137,11 @@ def test_sums_of_logged_values_are_restored(kind: Any) -> None:
     state: list[Any] = []
 
     def keep(trainer: Trainer) -> None:
-        saved = lightning_internals.TrainerState(trainer).save()
+        saved = TrainerState(trainer).save()
         results = trainer.fit_loop.epoch_loop._results
         before = {key: _states(each) for key, each in results.items()}
         results.clear()
-        lightning_internals.TrainerState(trainer).load(saved, has_ended=False)
+        TrainerState(trainer).load(saved, has_ended=False)
         # The same metadata: else Lightning rejects the next value of this name.
         assert {key: _states(each) for key, each in results.items()} == before
         state.append(before)

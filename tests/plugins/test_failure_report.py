@@ -80,7 +80,7 @@ def test_the_first_failed_rank_is_reported(launcher: list[str], world_size: int,
     assert report["checkpoint"] == str(tmp_path / "run" / "last.ckpt")
     assert str(tmp_path / "train.py") in report["command"]
     assert ("torchrun" in report["command"]) == bool(launcher)
-    assert err.count("failed first in epoch 0, step 3 (train batch 3)") == 1, err
+    assert err.count("failed in epoch 0, step 3 (train batch 3)") == 1, err
     assert f"To resume from {report['checkpoint']}" in err
 
 

@@ -15,7 +15,7 @@ from ranks import results_of_ranks, stock_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.models.sync_batch_norm import BatchNormOverRanks
+from lit_mnist.distributed.sync_batch_norm import BatchNormOverRanks
 from lit_mnist.plugins import (
     ExactDistributedSampler,
     Float16OnCPU,

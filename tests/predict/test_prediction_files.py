@@ -19,8 +19,7 @@ from PIL import Image
 
 from lit_mnist.errors import InputError
 from lit_mnist.predict.grid import draw_grid
-from lit_mnist.predict.table import DigitPrediction, format_predictions, write_table
-from lit_mnist.predict.uncertainty import NO_INK
+from lit_mnist.predict.table import NO_INK, DigitPrediction, format_predictions, write_table
 
 
 @pytest.fixture(scope="session")
@@ -58,13 +57,13 @@ def test_the_table_of_user_images(tmp_path: Path) -> None:
 
 def test_a_few_images_have_a_line_each() -> None:
     files = [Path("one.png"), Path("my/two\n.png"), Path(os.fsdecode(b"\x1b[31mcaf\xe9.png")), Path("four.png")]
-    notes = ["", "uncertain: unlike the training images", NO_INK, ""]
+    notes = ["", "uncertain: probability below 70 %", NO_INK, ""]
     names = ["T-shirt", "Sandal"]
     rows = zip((0, 1, 1, 1), (0.99994, 0.5, 0.9, 1.0), files, notes, strict=True)
     predictions = [DigitPrediction(predicted, share, None, file, note) for predicted, share, file, note in rows]
     assert format_predictions(predictions, names) == [
         "one.png -> T-shirt (99.99 %)",
-        "my/two\\n.png -> Sandal (50.00 %), uncertain: unlike the training images",
+        "my/two\\n.png -> Sandal (50.00 %), uncertain: probability below 70 %",
         "\\x1b[31mcaf\\udce9.png -> no ink",
         "four.png -> Sandal (99.99 %)",
     ]

@@ -11,9 +11,21 @@ from conftest import ROOT, result_schema
 from lit_mnist.run.folder import RunFolder
 
 EXAMPLE = {
-    **{"engine": "lightning", "model": "mine.Net", "data": {"name": None}, "world_size": 2, "device": "cpu"},
+    "data": {"name": None, "source": None, "sha256": None},
+    **{
+        "engine": "lightning",
+        "model": "mine.Net",
+        "data": {"name": None, "source": None, "sha256": None},
+        "world_size": 2,
+        "device": "cpu",
+    },
     **{"precision": "32-true", "config": {}, "checkpoint": None, "steps": 8, "epochs": 1, "stopped_early": None},
-    **{"threads": 1, "train": {"seconds": 1.5, "steps": 8, "steps_per_s": None}, "validation": {"val_loss": 0.5}},
+    **{"imports": ["mine"], "registered": {}, "cuda_graph": False, "skipped_steps": 0, "threads": 1},
+    "train": {
+        **{"images_per_s": None, "steps_per_s": None, "seconds": 1.5, "loss": None, "lr": 0.1, "steps": 8},
+        "scheduled_steps": 8,
+    },
+    "validation": {"val_loss": 0.5},
     **{
         "test": None,
         "exact": True,

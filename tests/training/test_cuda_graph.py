@@ -79,7 +79,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.BatchNorm2d, "__init__", noted)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr("lit_mnist.cli.validate.uses_cuda_graph", lambda *_: True)
+    monkeypatch.setattr("lit_mnist.cli.experiment_target.uses_cuda_graph", lambda *_: True)
 
 
 @pytest.mark.parametrize(

@@ -20,18 +20,19 @@ from torch.utils._pytree import tree_leaves
 
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
-from lit_mnist.data.rng import RandomKey
 from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.experiment import Experiment, ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.run.recorder import MetricsRecorder, StepMonitor
-from lit_mnist.run.timing import WARM_UP_STEPS, StepClock
-from lit_mnist.training import finite
-from lit_mnist.training.finite import FiniteCheck
+from lit_mnist.profiling.timing import WARM_UP_STEPS, StepClock
+from lit_mnist.run import finite
+from lit_mnist.run.finite import FiniteCheck
+from lit_mnist.run.monitor import StepMonitor
+from lit_mnist.training.classifier import TrainMetrics
 from lit_mnist.training.job import Splits, plan_for, split_dataset
 from lit_mnist.training.optimizer import make_optimizer
-from lit_mnist.training.train_metrics import TrainMetrics
+from lit_mnist.training.recorder import MetricsRecorder
 
 META = torch.device("meta")
 STEPS = 30
@@ -251,7 +252,7 @@ def test_steps_that_are_only_queued_share_the_time_until_the_device_has_computed
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    clock = StepClock(batch_size=10, first_process=1)
+    clock = StepClock(first_process=1)
 
     def steps(count: int, seconds: float) -> None:
         """Steps that take no time to queue, and then a wait for the device."""
@@ -263,15 +264,15 @@ def test_steps_that_are_only_queued_share_the_time_until_the_device_has_computed
     steps(WARM_UP_STEPS, 100.0)
     for seconds in (1.0, 2.0, 3.0):
         steps(4, 4 * seconds)
-    assert clock.images_per_s() == 10 / 2.0
-    assert clock.recent_images_per_s(steps=8) == 80 / 20
+    assert clock.steps_per_s() == 1 / 2.0
+    assert clock.recent_steps_per_s(steps=8) == 8 / 20
     # A pause belongs to no step, nor does what was queued before it.
     clock.on_step_end(waited=False)
     clock.pause()
     now[0] += 1000
     steps(1, 0.0)
     steps(2, 2 * 9.0)
-    assert clock.recent_images_per_s(steps=2) == 10 / 9.0
+    assert clock.recent_steps_per_s(steps=2) == 1 / 9.0
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from conftest import ROOT, Program, result_of, weights_of
 from lightning.pytorch.plugins import MixedPrecision
 
 from lit_mnist.distributed.devices import Devices
+from lit_mnist.distributed.precision import cpu_computes_bfloat16, resolve_precision
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import NonFiniteError
 from lit_mnist.experiment import ModelSettings
-from lit_mnist.experiment.plan import peak_lr
-from lit_mnist.training import finite
-from lit_mnist.training.finite import FiniteCheck
+from lit_mnist.experiment.learning_rate import peak_lr
+from lit_mnist.run import finite
+from lit_mnist.run.finite import FiniteCheck
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.precision import cpu_computes_bfloat16, resolve_precision
 from lit_mnist.training.schedule import lr_factor
 
 SMALL = (

@@ -16,15 +16,15 @@ from test_segmentation import flags, voc
 from torchvision.models import get_model, segmentation
 
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.weights import backbone_weights, read_weights
-from lit_mnist.cli.validate import check_deterministic
+from lit_mnist.cli.experiment_checks import check_deterministic
 from lit_mnist.data.dataset import IGNORED
-from lit_mnist.data.rng import RandomKey
+from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment, ModelSettings, Net
 from lit_mnist.models.build import build_net
-from lit_mnist.plugins.exact_metrics import ClassifierMetrics
+from lit_mnist.training.classifier import ClassifierMetrics
 from lit_mnist.training.evaluation import Evaluation, EvaluationSums, predict_with_probability
+from lit_mnist.training.weights import backbone_weights, read_weights
 
 __all__ = ["flags", "voc"]
 

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from lit_mnist.data.rng import uniform
-from lit_mnist.data.sampler import Indices
+from lit_mnist.distributed.rng import uniform
+from lit_mnist.distributed.sample_order import Indices
 from lit_mnist.experiment import DataSettings
 
 # Mean and standard deviation of the pixels of MNIST's training set, as shares of 255. All data sets of digits use them.

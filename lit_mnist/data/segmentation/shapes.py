@@ -16,10 +16,10 @@ import numpy.typing as npt
 from PIL import Image
 
 from lit_mnist.data.download import check_allowed, locked_folder, partial_folder, user_cache
-from lit_mnist.data.rng import uniform
 from lit_mnist.data.segmentation.palette import palette_png
 from lit_mnist.data.segmentation.split import IGNORED
 from lit_mnist.data.segmentation.voc import IMAGES, LISTS, MASKS, Loaded, folder_sha256, load_folder
+from lit_mnist.distributed.rng import uniform
 from lit_mnist.errors import InputError
 
 # Increase the number with every change of a byte, so that existing folders stay valid.

@@ -16,8 +16,8 @@ from PIL import Image, ImageOps
 
 from lit_mnist.data.classes import class_names
 from lit_mnist.data.image_files import USER_FORMATS, open_image
-from lit_mnist.data.rng import uniform
-from lit_mnist.data.sampler import Indices
+from lit_mnist.distributed.rng import uniform
+from lit_mnist.distributed.sample_order import Indices
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings
 

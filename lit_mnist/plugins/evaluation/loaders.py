@@ -11,7 +11,6 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from lit_mnist.data.loader import EvaluationBatches
 from lit_mnist.plugins.evaluation.lightning_internals import copied_loader, predicted_loader, wrap_prepare_loader
 from lit_mnist.plugins.sampler import ExactDistributedSampler
 
@@ -40,11 +39,14 @@ def exact_loader(loader: DataLoader[Any], trainer: Trainer) -> DataLoader[Any]:
 
 
 def inexact_loader(loader: object, trainer: Trainer) -> str | None:
-    """Returns why the samples of a loader cannot be split exactly, with the fix, or None."""
-    if isinstance(loader, EvaluationBatches):
+    """Returns why the samples of a loader cannot be split exactly, with the fix, or None.
+
+    A loader of any class that gives each sample to exactly one rank says so by an attribute: `splits_exactly = True`.
+    """
+    if getattr(loader, "splits_exactly", False):
         return None
     if not isinstance(loader, DataLoader):
-        return f"a {type(loader).__name__} is evaluated as it is on each rank: use a DataLoader"
+        return f"a {type(loader).__name__} is evaluated as it is on each rank: use a DataLoader, or set splits_exactly"
     if isinstance(loader.batch_sampler, ExactDistributedSampler) and loader.batch_sampler.evaluation:
         return None
     if isinstance(loader.dataset, IterableDataset):

@@ -182,7 +182,7 @@ HEALTHY = (
     _healthy("raw_augmentation", "main", "NumPy noise in workers"),
     _healthy("accelerate_loop", "", "accelerate with gather_for_metrics", command=TORCHRUN),
     _healthy("linear_probe", "main", "loaded backbone, optimizer of the head only"),
-    _healthy("own_generators", "Module", "noise from generators of the module and the data set"),
+    _healthy("private_generators", "Module", "noise from generators of the module and the data set"),
     _healthy("report_after_prediction", "Module", "rank 0 writes a report after the prediction"),
     _healthy("spawned_regression", "", "mp.spawn; rank 0 validates without the wrapper", command=PYTHON),
 )

@@ -1,0 +1,88 @@
+"""LD007: augmentations repeat."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import Event, calls_of, epoch_of
+from ddp_doctor.findings import Finding, fault
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD007"
+TITLE = "Augmentations repeat"
+CAUSE = """\
+Workers are started again in each epoch and copy the state of the generators that the loader does not reseed,
+such as one that the data set created itself. They draw the same numbers in each worker, or in each epoch. The
+augmented data then has a fraction of the intended variety, which no metric shows directly.
+"""
+FIX = """\
+Use the global generators, which the loader seeds for each worker and epoch, or seed your own there:
+    def seed(worker_id):
+        torch.utils.data.get_worker_info().dataset.rng = np.random.default_rng(torch.initial_seed())
+    DataLoader(dataset, num_workers=4, worker_init_fn=seed)
+"""
+THREADS = ("pytorch/pytorch#5059", "Project-MONAI/MONAI#1068", "Lightning-AI/pytorch-lightning#20412")
+STRUCTURAL = True
+# A repeated sample says something if this many repetitions are that improbable.
+_CHANCE = 1e-4
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the samples of two epochs, and the random numbers with which the workers begin."""
+    found = (_workers(rank) or _epochs(rank) for rank in evidence.ranks)
+    return [finding for finding in found if finding][:1]
+
+
+def _workers(rank: RankRecord) -> Finding | None:
+    begun: dict[tuple[int, str, str], tuple[Event, int]] = {}
+    for event in rank.training_epochs:
+        calls = calls_of(rank, event["base"])
+        if calls is None or not calls["random"]:
+            continue
+        for worker, states in enumerate(event["worker_generators"]):
+            for name in calls["generators"]:
+                first, other = begun.setdefault((event["base"], name, states[name]), (event, worker))
+                known = first["epoch"] != event["epoch"] or first["loader"] == event["loader"]
+                if (first, other) != (event, worker) and known:
+                    message = (
+                        f"On rank {rank.rank}, worker {worker} begins epoch {event['epoch']} with the same random "
+                        f"numbers of {name} as worker {other} began epoch {first['epoch']}: the {event['dataset']}, "
+                        "which draws them, repeats its augmentations."
+                    )
+                    same, common = _repeated(rank, first, event)
+                    epochs = f"in epochs {first['epoch']} and {event['epoch']}"
+                    amount = f"{same} of {common} samples equal {epochs}" if same else ""
+                    return fault(message, event["step"], "", amount, event["place"])
+    return None
+
+
+def _epochs(rank: RankRecord) -> Finding | None:
+    for first, second in combinations(rank.training_epochs, 2):
+        calls = calls_of(rank, first["base"])
+        if first["iterable"] or first["base"] != second["base"] or calls is None or not calls["random"]:
+            continue
+        same, common = _repeated(rank, first, second)
+        if common and same == common and (1 - calls["random"]) ** same < _CHANCE:
+            message = (
+                f"On rank {rank.rank}, all {same} samples that are loaded in epochs {first['epoch']} and "
+                f"{second['epoch']} are equal, although the {second['dataset']} is random when it is called directly."
+            )
+            return fault(message, second["step"], "", f"{same} of {common} samples equal", second["place"])
+    return None
+
+
+def _repeated(rank: RankRecord, first: Event, second: Event) -> tuple[int, int]:
+    """Returns how many samples are equal in two epochs, and how many were loaded in both."""
+    one, two = (_by_index(rank, event) for event in (first, second))
+    common = one.keys() & two.keys()
+    return sum(one[index] == two[index] for index in common), len(common)
+
+
+def _by_index(rank: RankRecord, event: Event) -> dict[int, str]:
+    return {
+        index: sample
+        for batch in rank.of_kind("batch")
+        if epoch_of(batch) == epoch_of(event) and len(batch["indices"]) == len(batch.get("samples", ()))
+        for index, sample in zip(batch["indices"], batch["samples"], strict=True)
+    }

@@ -1,0 +1,36 @@
+"""LD012: batch norm depends on the number of ranks."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import without_batch_norm
+from ddp_doctor.findings import Finding, depends
+
+CODE = "LD012"
+TITLE = "Batch norm depends on the number of ranks"
+CAUSE = """\
+Batch norm computes its statistics over the samples of one rank, not over the global batch. With small batches
+per rank, the statistics are noisy and training differs from that on one device. DDP copies only the running
+statistics of rank 0, so the others are lost. With large batches per rank this may be intended.
+"""
+FIX = """\
+Convert batch norm before wrapping the module:
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+In Lightning: `Trainer(sync_batchnorm=True)`. Group or layer norm need no synchronization.
+"""
+THREADS = ("LibreYOLO/libreyolo#531", "pytorch/pytorch#2584")
+STRUCTURAL = False
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds a batch norm that is the first module whose outputs depend on the number of ranks."""
+    found = evidence.reference
+    if not found.differs or not found.module_class.startswith("BatchNorm"):
+        return []
+    message = (
+        f"{found.module} ({found.module_class}) normalizes with the samples of one rank, so the gradient depends on "
+        "the number of ranks."
+    )
+    fixed = without_batch_norm(evidence)
+    proof = "" if fixed.cannot else f"With synchronized batch norm, {found.falls_to(fixed.difference)}"
+    return [depends(message, found.step, found.module, found.measured, proof=proof)]

@@ -1,0 +1,65 @@
+"""LD026: a checkpoint loads nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, listed, not_reached
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD026"
+TITLE = "A checkpoint loads nothing"
+CAUSE = """\
+The state of a DDP wrapper has the prefix `module.` in its keys. Loaded into the bare module with
+`strict=False`, no key matches, and the module silently keeps its random weights. The same occurs with other
+prefixes, such as `model.` or `_orig_mod.`. Fine-tuning from such a checkpoint trains from scratch.
+"""
+FIX = """\
+Save the bare module, and load strictly:
+    torch.save(ddp.module.state_dict(), path)
+    model.load_state_dict(torch.load(path, weights_only=True))
+"""
+THREADS = ("pytorch/examples#1029", "NVIDIA/apex#647")
+STRUCTURAL = True
+_PREFIXES = ("module.", "model.", "_orig_mod.", "net.")
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds `load_state_dict(strict=False)` whose keys match no key of the module, or only without a prefix."""
+    records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
+    if not any(record.of_kind("load_state_dict") for record in records):
+        return [not_reached("No state is loaded.")] if records else []
+    for record in records:
+        if found := _unmatched(record):
+            event, prefix = found
+            message = (
+                f"load_state_dict(strict=False) of {event['module']} matches {event['matched']} keys: the module wants "
+                f"{listed(event['missing'])}, but the state has {listed(event['unexpected'])}."
+            )
+            message += f" The keys differ by the prefix {prefix!r}." if prefix else ""
+            amount = f"{event['matched']} matching keys"
+            return [fault(message, event["step"], event["missing"][0], amount, event["place"])]
+    return []
+
+
+def _unmatched(record: RankRecord) -> tuple[dict[str, Any], str] | None:
+    events = record.of_kind("load_state_dict")
+    for number, event in enumerate(events):
+        missing, unexpected, matched = event["missing"], event["unexpected"], event["matched"]
+        # Another attempt may load it.
+        later = any(other["matched"] for other in events[number + 1 :] if other["module"] == event["module"])
+        if missing and unexpected and not event["strict"] and not later:
+            prefix = next((prefix for prefix in _PREFIXES if _differ_by(prefix, missing, unexpected)), "")
+            if not matched or (prefix and matched < len(missing)):
+                return event, prefix
+    return None
+
+
+def _differ_by(prefix: str, missing: list[str], unexpected: list[str]) -> bool:
+    """Returns whether most keys are the same without a prefix of one side."""
+    for one, other in ((missing, unexpected), (unexpected, missing)):
+        shorter = {key.removeprefix(prefix) for key in one if key.startswith(prefix)}
+        if 2 * len(shorter & set(other)) > min(len(one), len(other)):
+            return True
+    return False

@@ -1,0 +1,66 @@
+"""LD018: gradients are clipped before they are unscaled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, not_reached, unclear
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD018"
+TITLE = "Gradients are clipped before they are unscaled"
+CAUSE = """\
+A `GradScaler` multiplies the loss by a large number. Before `unscale_`, the norm of the gradients is
+thousands of times too large, so clipping reduces every gradient to the limit. With SGD, the update then
+depends on the scale and is far too small. The loss falls slowly, without an error.
+"""
+FIX = """\
+Unscale the gradients before clipping them:
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+"""
+THREADS = ("pytorch/examples#1196", "milesial/Pytorch-UNet#468")
+STRUCTURAL = True
+# A larger limit, relative to the scale, may be meant for scaled gradients.
+_SCALED_LIMIT = 0.05
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds a clip between `scaler.scale` and `scaler.step` without `scaler.unscale_`."""
+    records = [*evidence.ranks, *([evidence.single] if evidence.single else [])]
+    if not any(record.of_kind("scale") for record in records):
+        return [not_reached("No gradient scaler is used.")]
+    return [_finding(*found) for record in records if (found := _scaled_clip(record))][:1]
+
+
+def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:
+    """Returns the first clip of scaled gradients that are then applied, and their scale."""
+    enabled = any(event["enabled"] for event in record.of_kind("scaler"))
+    scale, clip = None, None
+    for event in record.of_kind("scale", "unscale", "scaler_step", "clip"):
+        if event["kind"] == "scale":
+            scale = event["scale"]
+        elif event["kind"] == "clip":
+            clip = event if scale is not None else None
+        else:
+            if event["kind"] == "scaler_step" and clip is not None and scale is not None and enabled:
+                return clip, scale
+            scale, clip = None, None
+    return None
+
+
+def _finding(clip: dict[str, Any], scale: float) -> Finding:
+    verdict, amount = fault, ""
+    message = f"{clip['function']} runs while the gradients are scaled: scaler.unscale_ is not called before it."
+    if scale == 1:
+        message += " The scaler is disabled here, where there is no GPU."
+    else:
+        amount = f"limit {clip['limit']:g} for gradients that are {scale:g} times too large"
+        if clip["norm"] is not None:
+            amount += f" (norm {clip['norm']:.3g} instead of {clip['norm'] / scale:.3g})"
+        if clip["limit"] > _SCALED_LIMIT * scale:
+            verdict = unclear
+            message += " Its limit may be meant for scaled gradients."
+    return verdict(message, clip["step"], "", amount, clip["place"])

@@ -1,0 +1,94 @@
+"""LD027: a collective runs on one rank only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD027"
+TITLE = "A collective runs on one rank only"
+CAUSE = """\
+Every rank must call the same collectives in the same order. A validation, a log with `sync_dist` or a
+checkpoint on rank 0 alone breaks the order, and so does a number of collectives that depends on the rank's
+own samples. Collectives of the same shape then pair up incorrectly, which silently mixes values, and the hang
+comes later or never.
+"""
+FIX = """\
+Call collectives on all ranks, and restrict only the output to rank 0:
+    loss = all_reduce_mean(loss)    # every rank
+    if rank == 0:
+        print(loss)
+Evaluate on rank 0 with `ddp.module`, which calls no collective.
+"""
+THREADS = ("Lightning-AI/pytorch-lightning#19106", "pytorch/pytorch#54059")
+STRUCTURAL = True
+_TRAINING = "a training step"
+_BACKWARD = "a backward pass"
+_BUFFERS = "DistributedDataParallel.forward"
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the sequences of collectives of the ranks, including those of a run that hangs."""
+    for other in evidence.ranks[1:]:
+        first = evidence.ranks[0]
+        # If one rank has more batches, it is LD028.
+        if not _is_uneven(first, other) and (found := _mismatch(first, other)):
+            return [_finding(*found)]
+    return []
+
+
+def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[str, Any], RankRecord, str] | None:
+    """Returns the rank that leaves the common sequence, its event, the other rank, and what that one does instead."""
+    ranks, sequences = (first, second), [_sequence(record) for record in (first, second)]
+    for number in range(max(map(len, sequences))):
+        ends = [sequence[number] if number < len(sequence) else ("", {}) for sequence in sequences]
+        names = [name for name, _ in ends]
+        if names[0] != names[1]:
+            # A rank that continues training is not the one that leaves the sequence.
+            extra = next((place for place in (0, 1) if names[place] not in {"", _TRAINING, _BACKWARD}), None)
+            if extra is None or (not names[1 - extra] and not ranks[1 - extra].end["reached_end"]):
+                return None
+            return ranks[extra], ends[extra][1], ranks[1 - extra], names[1 - extra]
+    return None
+
+
+def _finding(rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
+    broadcasts = event["kind"] == "ddp_forward"
+    instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended"
+    message = f"Rank {rank.rank} calls {_BUFFERS if broadcasts else event['op']}, but rank {other.rank} {instead}."
+    if broadcasts:
+        message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
+    amount = ", ".join(
+        f"{len(_sequence(one))} {word}on rank {one.rank}" for one, word in ((rank, "collectives "), (other, ""))
+    )
+    forwards = [forward["place"] for forward in rank.of_kind("forward") if forward["step"] == event["step"]]
+    return fault(message, event["step"], "", amount, next(filter(None, [event["place"], *forwards]), ""))
+
+
+def _sequence(record: RankRecord) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the collectives of all ranks that a rank has called, in order, with those of DDP."""
+    found, reduces = [], False
+    for event in record.journal:
+        if event["kind"] == "collective":
+            if not event["subgroup"]:
+                found.append((event["op"], event))
+        elif event["kind"] == "backward":
+            if reduces:
+                found.append((_BACKWARD, event))
+            reduces = False
+        elif event["gradients"] and event["synchronizes"]:
+            found.append((_TRAINING, event))
+            reduces = True
+        elif event["buffers"] and not event["gradients"]:
+            found.append((_BUFFERS, event))
+    return found
+
+
+def _is_uneven(first: RankRecord, second: RankRecord) -> bool:
+    """Returns whether a loader has ended on one rank while the other has more batches of the same epoch."""
+    one, two = ({(e["loader"], e["iteration"]): e for e in record.of_kind("epoch")} for record in (first, second))
+    pairs = [(one[key], two[key]) for key in one.keys() & two.keys()]
+    return any("sizes" in a and b["yielded"] > a["yielded"] for pair in pairs for a, b in (pair, pair[::-1]))

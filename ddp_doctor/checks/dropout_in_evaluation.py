@@ -1,0 +1,75 @@
+"""LD022: dropout is active in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, listed, not_reached, note
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD022"
+TITLE = "Dropout is active in evaluation"
+CAUSE = """\
+Functional dropout and `scaled_dot_product_attention` do not know the module's mode: `F.dropout(x)` is active
+by default. Evaluation then draws random numbers, its metric changes from pass to pass and is worse than it
+should be. The same occurs without `model.eval()`. A single number per epoch does not show it.
+"""
+FIX = """\
+Pass the module's mode to functional dropout:
+    F.dropout(x, p, training=self.training)
+    F.scaled_dot_product_attention(q, k, v, dropout_p=p if self.training else 0.0)
+"""
+THREADS = ("pytorch/pytorch#124464", "deepchem/deepchem#5092")
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds dropout while a loader that is not trained on is evaluated without gradients."""
+    if not any(rank.evaluation_epochs for rank in evidence.ranks):
+        return [not_reached("No loader is evaluated.")] if evidence.trained else []
+    notes = []
+    for record in evidence.ranks:
+        for event, forward in _dropouts(record):
+            modes, active = (forward["modes"], forward["random"]) if forward else ({}, [])
+            where = event["step"], next(iter(active), ""), f"a rate of {event['rate']:.2g}", event["place"]
+            if active and not all(modes.values()):
+                text = (
+                    f"In evaluation, dropout is active in {listed(active)}, but the other parts are in evaluation mode."
+                )
+                notes.append(note(text, *where))
+                continue
+            message = "Dropout is active in evaluation, although the model is in evaluation mode: it ignores the mode."
+            if modes and all(modes.values()):
+                message = "The model is evaluated in training mode, so dropout is active: eval() is not called."
+            return [fault(message, *where, _other_seed(evidence))]
+    return notes[:1]
+
+
+def _dropouts(record: RankRecord) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Yields each dropout in evaluation, with the forward pass that it belongs to."""
+    trained = {epoch["loader"] for epoch in record.training_epochs}
+    batch, forward = None, None
+    for event in record.of_kind("batch", "forward", "dropout", "backward"):
+        if event["kind"] == "batch":
+            batch, forward = event, None
+        elif event["kind"] == "forward":
+            forward = event
+        elif event["kind"] == "backward":
+            batch = None
+        elif batch is not None and batch["loader"] not in trained:
+            yield event, forward
+
+
+def _other_seed(evidence: Evidence) -> str:
+    """Returns how the metrics of a module depend on the seed."""
+    first = evidence.worked("evaluate1")
+    second = evidence.evaluate_again(1) if first else None
+    if first and second and second.worked:
+        after = second.ranks[0].metrics
+        for name, value in first.ranks[0].metrics.items():
+            if name in after and after[name] != value:
+                metric = f"{name} of the same weights is {after[name]:.6g} instead of {value:.6g}"
+                return f"With other random numbers, {metric}."
+    return ""

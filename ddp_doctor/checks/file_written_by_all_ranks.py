@@ -1,0 +1,77 @@
+"""LD032: ranks write one file, or do not end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, listed, note
+
+CODE = "LD032"
+TITLE = "Ranks write one file, or do not end"
+CAUSE = """\
+Code that saves without a test of the rank runs on every rank. The ranks truncate and write one file at the
+same time, and the checkpoint may be a mixture that cannot be read. A process group that is not destroyed can
+end while another rank still communicates, which fails only now and then.
+"""
+FIX = """\
+Write on rank 0, and destroy the group at the end:
+    if dist.get_rank() == 0:
+        torch.save(state, path)
+    dist.destroy_process_group()
+Write to a temporary name first, and rename.
+"""
+THREADS = ("huggingface/transformers#28015", "pytorch/pytorch#126275", "NVIDIA/apex#886")
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds files that are written on more than one rank, and process groups that are not destroyed."""
+    return [*_files(evidence), *_groups(evidence)]
+
+
+def _files(evidence: Evidence) -> list[Finding]:
+    writes = [(record.rank, record.of_kind("save", "open")) for record in evidence.ranks]
+    locked = {event["path"] for record in evidence.ranks for event in record.of_kind("lock")}
+    # The locks that more than one rank holds when it writes.
+    held = Counter(lock for _, events in writes for lock in {lock for event in events for lock in event["locks"]})
+    common = {lock for lock, holders in held.items() if holders > 1}
+    writers: dict[str, dict[int, dict[str, Any]]] = {}
+    for rank, events in writes:
+        for event in events:
+            # A file that is locked, or written under a lock of all ranks, has one writer at a time.
+            alone = event["path"] in locked or common.intersection(event["locks"])
+            if event["place"] and not alone and (event["kind"] == "save" or event["mode"]):
+                writers.setdefault(event["path"], {}).setdefault(rank, event)
+    shared = {path: found for path, found in writers.items() if len(found) > 1}
+    replaced = {path: found for path, found in shared.items() if any(map(_replaces, found.values()))}
+    for verdict, files in ((fault, replaced), (note, shared)):
+        for path, found in files.items():
+            first = next(iter(found.values()))
+            others = f" (and {len(files) - 1} other files)" if len(files) > 1 else ""
+            what = "torch.save" if first["kind"] == "save" else f"open(..., {first['mode']!r})"
+            ranks = listed([str(rank) for rank in found])
+            message = f"Ranks {ranks} write the same file {evidence.relative(path)}{others} with {what}."
+            return [verdict(message, first["step"], "", f"{len(found)} writers", first["place"])]
+    return []
+
+
+def _replaces(event: dict[str, Any]) -> bool:
+    return event["kind"] == "save" or "w" in event["mode"]
+
+
+def _groups(evidence: Evidence) -> list[Finding]:
+    left = [
+        (str(record.rank), record.of_kind("init_process_group")[0])
+        for record in evidence.ranks
+        if record.of_kind("init_process_group")
+        and record.end["reached_end"]
+        and not record.of_kind("destroy_process_group", "error")
+    ]
+    # A library that has created it may destroy it after the doctor's last record.
+    if not left or not left[0][1]["direct"]:
+        return []
+    ranks = listed([rank for rank, _ in left])
+    message = f"The process group is not destroyed on rank {ranks}: destroy_process_group is not called before the end."
+    return [fault(message, place=left[0][1]["place"])]

@@ -1,0 +1,62 @@
+"""LD014: the gradient has the wrong scale."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.communication import hook_effects
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.findings import Finding, fault
+
+CODE = "LD014"
+TITLE = "The gradient has the wrong scale"
+CAUSE = """\
+DDP averages the gradients. A loss that sums over the batch, or that is divided by the number of ranks once
+more, gives a gradient that is too large or too small by this number. Adam hides it in the updates, but
+clipping, weight decay and SGD do not. The effect resembles a wrong learning rate.
+"""
+FIX = """\
+Use the mean over the local batch, and leave the average over the ranks to DDP:
+    loss = cross_entropy(logits, labels)    # reduction='mean'; no further '/ world_size'
+"""
+THREADS = ("lightly-ai/lightly#1977", "huggingface/transformers#37474")
+STRUCTURAL = False
+_EQUAL = 1e-5
+# Compression leaves a residual, which blurs the scale by about as much.
+_TIMES_RESIDUAL = 5
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds gradients with the right direction and the wrong length."""
+    for hook in hook_effects(evidence.worked("ranks")):
+        if hook.is_scaled:
+            message = (
+                f"The communication hook {hook.name} returns {hook.scale:.3g} times the mean of the ranks' gradients: "
+                "a hook must divide by the number of ranks itself, once."
+            )
+            return [fault(message, hook.step, "", f"{abs(hook.scale - 1):.1e} of the gradient", hook.place)]
+    return _by_loss(evidence)
+
+
+def _by_loss(evidence: Evidence) -> list[Finding]:
+    found = without_batch_norm(evidence)
+    if not found.differs or not found.is_weighted or first_divergence(evidence):
+        return []
+    ranks = len(found.weights)
+    used, residual = found.applied[0]
+    if max(found.weights) - min(found.weights) >= _EQUAL * ranks or not used:
+        return []
+    # What the ranks apply, relative to one process with the same samples.
+    factor = used[0] / found.weights[0]
+    uneven = residual > 1e-3 or max(used) - min(used) > 1e-3 * max(map(abs, used))
+    if uneven or abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * residual):
+        return []
+    summed = "the gradients of the ranks are summed, but not divided by their number"
+    cause = (
+        summed if factor > 1 else "the loss is a sum over samples, or is divided by the number of ranks a second time"
+    )
+    message = f"Several ranks step with {factor:.3g} times the gradient of one process with the same samples: {cause}."
+    later = evidence.compare("factor", weights=[1 / factor] * ranks).at(found)
+    proof = (
+        f"With {1 / factor:.3g} times the gradient, {found.falls_to(later)}" if later < found.difference / 100 else ""
+    )
+    return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]

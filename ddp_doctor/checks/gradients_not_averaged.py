@@ -1,0 +1,45 @@
+"""LD009: gradients are not averaged."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import first_divergence, initial_difference, local_hook, passes_of, wraps
+from ddp_doctor.findings import Finding, fault
+
+CODE = "LD009"
+TITLE = "Gradients are not averaged"
+CAUSE = """\
+DDP prepares its all-reduce in its own `forward`. A call of `ddp.module(x)`, or of another method of the
+module, computes the same output and the same local gradient, but the gradients are not averaged reliably.
+Each rank trains its own model, and rank 0 saves only its own.
+"""
+FIX = """\
+Call the wrapper, and dispatch in `forward`:
+    loss = ddp(batch)       # not ddp.module.loss(batch)
+With Fabric, use `model.mark_forward_method(...)` for other methods.
+"""
+THREADS = ("Lightning-AI/pytorch-lightning#17424",)
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds gradients that stay on the rank that computed them."""
+    found = first_divergence(evidence)
+    if found is None:
+        return []
+    names = initial_difference(evidence)
+    place, tensor, step, amount = found.place, found.tensor, found.step, found.measured
+    if hook := local_hook(evidence, found.step):
+        place, what = hook.place, f"the communication hook {hook.name} returns the gradient of the rank as it is"
+    elif found.kind == "local" and not passes_of(evidence.ranks[0], step):
+        # Where it is called, and leaves these gradients, it is LD010 or LD016.
+        called = "DistributedDataParallel.forward is not called"
+        what = called if wraps(evidence.runs["ranks"]) else "nothing averages the gradients"
+        forwards = [event for event in evidence.ranks[0].of_kind("forward") if event["step"] == step]
+        place = next((event["place"] for event in forwards if event["gradients"]), "") or place
+    elif found.kind == "other" and names and found.amount == 0.0:
+        message = f"The ranks begin with different weights ({len(names)} parameters), and nothing makes them equal."
+        return [fault(message, step=0, tensor=names[0], place=place)]
+    else:
+        return []
+    return [fault(f"Each rank steps with its own gradient: {what}.", step, tensor, amount, place)]

@@ -1,0 +1,61 @@
+"""LD031: the graph of each step is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import loss_place
+from ddp_doctor.findings import Finding, fault
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD031"
+TITLE = "The graph of each step is kept"
+CAUSE = """\
+`total += loss` keeps the graph of every step, with all activations, until the sum is deleted. Memory grows
+from step to step, and the process is killed hours later or at a larger batch. Short tests pass.
+"""
+FIX = """\
+Detach what outlives the step:
+    total += loss.detach()    # or loss.item()
+"""
+THREADS = ("ray-project/ray#40940", "IBM/mi-prometheus#111")
+STRUCTURAL = True
+# As many steps show whether the growth continues.
+_LONGER = 3
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds graphs of earlier steps that live tensors keep, in growing number."""
+    for record in (record for record in evidence.trained if _grows(_nodes(record))):
+        longer = evidence.run("more steps", steps=_LONGER * evidence.spec.steps)
+        counts = _nodes(longer.ranks[record.rank]) if longer.worked else []
+        if _grows(counts):
+            nodes = counts[0]
+            message = (
+                "Live tensors keep the graphs of earlier steps: the number of graph nodes at the begin of each step of "
+                f"an epoch is {', '.join(map(str, nodes[:6]))}{' and so on' if len(nodes) > 6 else ''} on rank "
+                f"{record.rank}."
+            )
+            amount = f"{(nodes[-1] - nodes[1]) / (len(nodes) - 2):.0f} nodes per step"
+            place = next((event["place"] for event in record.training_epochs if event["place"]), "")
+            return [fault(message, 1, "", amount, place or loss_place(evidence))]
+    return []
+
+
+def _nodes(record: RankRecord) -> list[list[int]]:
+    """Returns the number of graph nodes at the first batch of each step, by training epoch."""
+    trained = {(epoch["loader"], epoch["iteration"]) for epoch in record.training_epochs}
+    steps: dict[tuple[int, int], dict[int, int]] = {}
+    for event in record.of_kind("batch"):
+        epoch = event["loader"], event["iteration"]
+        if epoch in trained and "graph_nodes" in event:
+            steps.setdefault(epoch, {}).setdefault(event["step"], event["graph_nodes"])
+    longest = max(map(len, steps.values()), default=0)
+    # Epochs after the examined ones have one step.
+    return [list(counts.values()) for counts in steps.values() if len(counts) == longest > 2]
+
+
+def _grows(epochs: Sequence[Sequence[int]]) -> bool:
+    return bool(epochs) and all(before < after for nodes in epochs for before, after in pairwise(nodes[1:]))

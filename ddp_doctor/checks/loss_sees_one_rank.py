@@ -1,0 +1,46 @@
+"""LD015: the loss sees the samples of one rank."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.findings import Finding, depends, fault
+
+CODE = "LD015"
+TITLE = "The loss sees the samples of one rank"
+CAUSE = """\
+A contrastive loss compares the samples of a batch with each other. On several ranks it sees only the local
+ones, unless the embeddings are gathered. `dist.all_gather` returns tensors without a gradient, so that a
+gathered loss still lacks the gradient through the other ranks. The loss value is right in this case, and only
+the gradient is wrong.
+"""
+FIX = """\
+Gather the embeddings with a gradient:
+    from torch.distributed.nn.functional import all_gather
+    embeddings = torch.cat(all_gather(local))
+Its backward sums over the ranks, and DDP divides by their number: check the scale.
+"""
+THREADS = ("Lightning-Universe/lightning-bolts#179", "facebookresearch/SLIP#31")
+STRUCTURAL = False
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds gradients that are no combination of those of the ranks, although all modules agree."""
+    found = without_batch_norm(evidence)
+    if not found.differs or found.is_weighted or not found.weights or first_divergence(evidence):
+        return []
+    where = found.step, found.tensor, found.measured
+    if found.module:
+        message = f"The outputs of {found.module} ({found.module_class}) depend on which samples share a rank."
+        return [depends(message, *where, loss_place(evidence))]
+    gathers = [event for event in evidence.ranks[0].of_kind("collective") if event["op"].startswith("all_gather")]
+    gathers = [event for event in gathers if event["step"] == found.step]
+    left = f"The gradients of the ranks leave {found.residual:.1e} of that of one process, although all modules agree"
+    if gathers:
+        message = f"{left}: the loss gathers samples of all ranks, but {gathers[0]['op']} passes no gradient to them."
+        return [fault(message, *where, gathers[0]["place"])]
+    message = (
+        f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees "
+        "those of one rank only."
+    )
+    return [depends(message, *where, loss_place(evidence))]

@@ -1,0 +1,43 @@
+"""LD013: a mean over unequal counts."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.findings import Finding, fault
+
+CODE = "LD013"
+TITLE = "A mean over unequal counts"
+CAUSE = """\
+Each rank divides its loss by its own number of labels or tokens, and DDP gives all ranks the same weight. If
+padding or ignored labels make the counts unequal, a token on a rank with few tokens counts more. The same
+occurs between the micro-batches of an accumulation window. The error depends on the batch and vanishes in the
+noise of the loss.
+"""
+FIX = """\
+Divide the sum by the global count:
+    count = (labels != -100).sum()
+    dist.all_reduce(count)
+    loss = cross_entropy(logits, labels, reduction='sum') * world_size / count
+"""
+THREADS = ("huggingface/transformers#34191", "huggingface/transformers#24725", "huggingface/transformers#34242")
+STRUCTURAL = False
+_EQUAL = 1e-5
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds ranks whose gradients should not count equally."""
+    found = without_batch_norm(evidence)
+    if not found.differs or not found.is_weighted or first_divergence(evidence):
+        return []
+    weights, ranks = found.weights, len(found.weights)
+    if max(weights) - min(weights) < _EQUAL * ranks:
+        return []
+    shares = ", ".join(f"{weight:.3f} for rank {rank}" for rank, weight in enumerate(weights))
+    message = (
+        f"The gradient of the whole batch is a mean of those of the ranks with unequal weights ({shares}), but each "
+        f"counts {1 / ranks:.3f}: the ranks divide by unequal numbers of samples, labels or tokens."
+    )
+    later = evidence.compare("weights", weights=[weight * ranks for weight in weights]).at(found)
+    proof = f"With these weights, {found.falls_to(later)}" if later < found.difference / 100 else ""
+    return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]

@@ -1,0 +1,38 @@
+"""LD016: no_sync covers the last micro-batch."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import first_divergence, passes_of
+from ddp_doctor.findings import Finding, fault
+
+CODE = "LD016"
+TITLE = "no_sync covers the last micro-batch"
+CAUSE = """\
+DDP decides in the forward pass whether the next backward reduces the gradients. `no_sync` around the backward
+alone has no effect: each micro-batch is reduced, which only costs time. `no_sync` around the last
+micro-batch, too, means that no gradient is reduced, and the ranks drift apart.
+"""
+FIX = """\
+Put forward and backward of all but the last micro-batch into `no_sync`:
+    with contextlib.nullcontext() if last else ddp.no_sync():
+        (loss_of(ddp(batch)) / micro_batches).backward()
+"""
+THREADS = ("huggingface/accelerate#1726", "pytorch/PiPPy#1133", "karpathy/build-nanogpt#30")
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds accumulation windows whose last backward pass runs within `no_sync`."""
+    found = first_divergence(evidence)
+    passes = passes_of(evidence.ranks[0], found.step) if found else []
+    if found is None or not passes or passes[-1]["synchronizes"]:
+        return []
+    synchronized = [str(number + 1) for number, event in enumerate(passes) if event["synchronizes"]]
+    when = f"only pass {', '.join(synchronized)}" if synchronized else "none"
+    message = (
+        f"Of the {len(passes)} passes before the optimizer step, {when} averages the gradients: the last one runs "
+        "within no_sync, so its gradients stay on their rank."
+    )
+    amount = f"the gradients of two ranks differ by {found.amount:.1e}"
+    return [fault(message, found.step, found.tensor, amount, passes[-1]["place"] or found.place)]

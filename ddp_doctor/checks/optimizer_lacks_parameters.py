@@ -1,0 +1,74 @@
+"""LD019: the optimizer lacks parameters."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD019"
+TITLE = "The optimizer lacks parameters"
+CAUSE = """\
+The optimizer holds the parameters that it was given. If the model was wrapped, moved, extended or unfrozen
+later, some trainable parameters are in no group, or the groups hold tensors that the model does not use.
+These weights keep their initial values. The other parameters still reduce the loss.
+"""
+FIX = """\
+Create the optimizer last, from the final model:
+    model = prepare(model)
+    optimizer = AdamW(p for p in model.parameters() if p.requires_grad)
+"""
+THREADS = ("huggingface/accelerate#2665", "huggingface/accelerate#3256")
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the parameters that get gradients with those of the optimizers."""
+    record = next(iter(evidence.trained), None)
+    steps = record.of_kind("step") if record else []
+    if record is None or not steps:
+        return []
+    forgotten = _forgotten(record)
+    optimizers = {event["optimizer"]: event for event in steps}
+    trained = {event["optimizer"] for event in steps if len(event["frozen"]) < len(event["names"])}
+    frozen = [number for number in optimizers if number not in trained]
+    created = {event["optimizer"]: event["place"] for event in record.of_kind("optimizer")}
+    place = created.get(frozen[0] if frozen else 0, "") or steps[0]["place"]
+    lost = f"{listed(forgotten)} get gradients, but belong to no optimizer and do not change." if forgotten else ""
+    if frozen:
+        event = optimizers[frozen[0]]
+        message = f"All {len(event['names'])} parameters of the optimizer ({event['name']}) are frozen. {lost}".strip()
+        tensor = (forgotten or list(event["names"].values()) or [""])[0]
+        if len(frozen) == len(optimizers):
+            return [fault(message, 0, tensor, "no weight changes", place)]
+        if not forgotten:
+            return [note(message, 0, tensor, place=place)]
+    if not forgotten:
+        return []
+    if _is_fixed(record, forgotten):
+        return [
+            note(f"{lost} They are in evaluation mode: freeze them, if that is meant.", 0, forgotten[0], place=place)
+        ]
+    if set(forgotten) <= {name for event in steps for name in event["loaded"]}:
+        message = f"{lost} Their weights were loaded: freeze them with requires_grad_(False), if that is meant."
+        return [note(message, 0, forgotten[0], place=place)]
+    held = len({name for event in optimizers.values() for name in event["names"].values()})
+    return [fault(lost, 0, forgotten[0], f"{len(forgotten)} of {held + len(forgotten)} trainable parameters", place)]
+
+
+def _forgotten(record: RankRecord) -> list[str]:
+    """Returns the parameters with gradients that belong to no optimizer at the end, and that nothing else changes."""
+    found = [event["unowned"] for event in record.of_kind("step")]
+    first: dict[str, str] = {}
+    for values in found:
+        first = values | first
+    return [name for name, value in found[-1].items() if value == first[name]] if len(found) > 1 else []
+
+
+def _is_fixed(record: RankRecord, names: list[str]) -> bool:
+    """Returns whether all parts with these parameters are in evaluation mode in training, unlike the others."""
+    modes: dict[str, bool] = {}
+    for event in record.of_kind("forward"):
+        if event["gradients"]:
+            modes |= event["modes"]
+    return all(modes.get(name.rpartition(".")[0]) is False for name in names) and any(modes.values())

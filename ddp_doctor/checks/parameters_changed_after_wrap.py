@@ -1,0 +1,42 @@
+"""LD010: parameters were changed after the wrap."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import first_divergence, local_hook, passes_of, wraps
+from ddp_doctor.findings import Finding, fault
+
+CODE = "LD010"
+TITLE = "Parameters were changed after the wrap"
+CAUSE = """\
+DDP registers its hooks on the parameters that exist when it wraps the module. A parameter that is assigned,
+moved or converted later is a new tensor without a hook. Its gradient is never averaged, and the ranks drift
+apart in this parameter. No message appears, and the loss of each rank falls.
+"""
+FIX = """\
+Change the module before wrapping it, and wrap it again after a change:
+    model = Net().to(device)
+    model.head = nn.Linear(512, classes).to(device)
+    model = DistributedDataParallel(model)
+"""
+THREADS = ("pytorch/pytorch#12603", "pytorch/pytorch#104336")
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds parameters that DistributedDataParallel does not know, although its forward pass is called."""
+    found = first_divergence(evidence)
+    if found is None or found.kind not in {"partly", "local"} or local_hook(evidence, found.step):
+        return []
+    passes = passes_of(evidence.ranks[0], found.step)
+    if not passes or not passes[-1]["synchronizes"]:
+        return []
+    known = {name for wrapped in wraps(evidence.runs["ranks"]) for name in wrapped["parameters"]}
+    new = any(name not in known for name in found.parameters)
+    what = "which were frozen at the wrap or added after it" if new else "which were replaced after the wrap"
+    message = (
+        f"{len(found.parameters)} parameters that DistributedDataParallel does not average are trained with the "
+        f"gradient of each rank alone, {what}: {', '.join(found.parameters[:5])}."
+    )
+    amount = f"their gradients differ between two ranks by {found.amount:.1e}"
+    return [fault(message, found.step, found.tensor, amount, found.place)]

@@ -1,0 +1,94 @@
+"""LD030: predictions are partial or out of order."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import Event, evaluation_epochs
+from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
+from ddp_doctor.records.run import RankRecord, Run
+
+CODE = "LD030"
+TITLE = "Predictions are partial or out of order"
+CAUSE = """\
+Each rank predicts only its part, which a sampler has interleaved and padded. A file written by rank 0 has one
+part, and ranks' parts put one after the other are in the wrong order, with repeated samples at the end. The
+number of rows may still be right.
+"""
+FIX = """\
+Save the index with each prediction, and sort:
+    order = torch.cat(indices).argsort()
+    predictions = torch.cat(parts)[order][: len(dataset)]
+In Lightning: a `BasePredictionWriter` with `batch_indices`.
+"""
+THREADS = ("Lightning-AI/pytorch-lightning#5257", "Lightning-AI/pytorch-lightning#10618")
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the samples of the predictions with the data set, and finds ranks whose predictions are lost."""
+    if not (evidence.single and evidence.single.end.get("predicts")):
+        return [not_reached("There is no predict_dataloader.")]
+    run = evidence.run("predict", purpose="predict", same_seed=True)
+    if not run.worked:
+        one = evidence.failed("predict1")
+        alone = f" It also fails on one process ({one.short_reason})." if one else ""
+        return [
+            cannot_tell(f"The prediction on several ranks fails ({run.short_reason}), so it was not examined.{alone}")
+        ]
+    epochs = evaluation_epochs(run.ranks)
+    if not epochs:
+        return [cannot_tell("The prediction on several ranks uses no DataLoader.")]
+    for events in epochs:
+        known = all(event["drained"] and not event["iterable"] for event in events)
+        # Each rank may predict all samples.
+        same = all(event["indices"] == events[0]["indices"] for event in events) and events[0]["ascending"]
+        if known and not same and (found := _order(run, events) or _lost(run, events)):
+            return [found]
+    return []
+
+
+def _order(run: Run, events: list[Event]) -> Finding | None:
+    """Returns the finding of samples that are repeated, missing or out of order; none if the outputs name them."""
+    total, union = sum(len(event["indices"]) for event in events), {i for event in events for i in event["indices"]}
+    faults = []
+    if total > len(union):
+        faults.append(f"{total - len(union)} of the {len(union)} samples are predicted twice")
+    if shuffled := [rank.rank for rank, event in zip(run.ranks, events, strict=True) if not event["ascending"]]:
+        first = ", ".join(map(str, events[shuffled[0]]["indices"][:4]))
+        faults.append(f"the predictions of rank {shuffled[0]} are out of order (samples {first}, ...)")
+    size = events[0]["samples"]
+    if size is not None and events[0]["base"] == events[-1]["base"] and 0 < len(union) < size:
+        faults.append(f"{size - len(union)} of {size} samples are not predicted")
+    if not faults or all(map(_says_indices, run.ranks, events)):
+        return None
+    message, sampler = "; ".join(faults), (events[0]["set_epoch"] or [events[0]["sampler"]])[0]
+    message = f"{message[0].upper()}{message[1:]}: the sampler is a {sampler}."
+    return fault(message, amount=f"{total} predictions for {size} samples", place=events[0]["place"])
+
+
+def _says_indices(rank: RankRecord, event: Event) -> bool:
+    """Returns whether the first values that a prediction returns are the indices of the samples."""
+    rows = [tensor.flatten().tolist() for name, tensor in rank.tensors.items() if name.startswith("prediction/")]
+    return [value for row in rows for value in row] == event["indices"]
+
+
+def _lost(run: Run, events: list[Event]) -> Finding | None:
+    """Returns the finding of predictions that one rank writes, without having got those of the others."""
+    collectives = [event for rank in run.ranks for event in rank.of_kind("collective")]
+    gathered = any(event["place"] and event["op"] != "barrier" for event in collectives)
+    # A report or a file of metrics has another number of rows than the rank has predictions.
+    written = {
+        rank.rank: event
+        for rank, own in zip(run.ranks, events, strict=True)
+        for event in rank.of_kind("save", "open")
+        if event["place"] and len(own["indices"]) in event.get("rows", ())
+    }
+    if gathered or len(written) != 1:
+        return None
+    ((writer, event),) = written.items()
+    own, total = len(events[writer]["indices"]), sum(len(one["indices"]) for one in events)
+    message = (
+        f"Rank {writer} alone writes predictions, and has {own} of {total}: the ranks exchange none, so those of the "
+        f"others are lost."
+    )
+    return fault(message, amount=f"{own} of {total} predictions", place=event["place"])

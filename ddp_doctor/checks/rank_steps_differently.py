@@ -1,0 +1,48 @@
+"""LD011: one rank clips or steps differently."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import first_divergence
+from ddp_doctor.findings import Finding, fault
+
+CODE = "LD011"
+TITLE = "One rank clips or steps differently"
+CAUSE = """\
+DDP gives all ranks the same gradient, but does not compare their weights. If one rank clips, scales, skips or
+steps differently, its weights differ from then on, and nothing equalizes them. Later gradients are averages
+over different models. The saved checkpoint is that of rank 0, which nobody evaluated as a whole.
+"""
+FIX = """\
+Take every decision about the step on all ranks, from a reduced value:
+    norm = clip_grad_norm_(model.parameters(), 1.0)    # on each rank, after backward()
+    if found_inf_on_any_rank: continue                 # all-reduce the flag first
+"""
+THREADS = ("deepspeedai/DeepSpeed#1801",)
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Finds gradients that one rank changes, and steps that one rank skips."""
+    found = first_divergence(evidence)
+    if found is None:
+        return []
+    clips = [[event for event in rank.of_kind("clip") if event["step"] == found.step] for rank in evidence.ranks]
+    rates = [[event["lr"] for event in rank.of_kind("step")][found.step : found.step + 1] for rank in evidence.ranks]
+    place = found.place
+    if len({len(clip) for clip in clips}) > 1:
+        number = next(number for number, clip in enumerate(clips) if clip)
+        other = min(range(len(clips)), key=lambda rank: len(clips[rank]))
+        name, place = clips[number][0]["function"], clips[number][0]["place"]
+        message = f"Rank {number} clips the gradients with {name}, but rank {other} does not."
+    elif found.kind == "steps":
+        counts = ", ".join(f"rank {rank.rank} {len(rank.of_kind('stepped'))}" for rank in evidence.ranks)
+        message = f"The ranks step unequally often: {counts} optimizer steps."
+    elif any(rate != rates[0] for rate in rates):
+        listed = ", ".join(f"rank {rank} {rate[0] if rate else None}" for rank, rate in enumerate(rates))
+        message = f"The ranks step with different learning rates: {listed}."
+    elif found.kind == "scaled":
+        message = "The ranks step with the same gradient at different scales: one of them changes it."
+    else:
+        return []
+    return [fault(message, found.step, found.tensor, found.measured, place)]

@@ -1,0 +1,76 @@
+"""LD001: every epoch has the same order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import Event, samples_of
+from ddp_doctor.findings import Finding, fault
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD001"
+TITLE = "Every epoch has the same order"
+CAUSE = """\
+A `DistributedSampler` shuffles with its seed plus its epoch number. Without `set_epoch`, the number stays 0,
+so every epoch has the same order and the same batches. The loss falls anyway, and one epoch alone looks well
+shuffled. Lightning's Trainer calls `set_epoch` for samplers that it can reach; your own loop has to call
+it.
+"""
+FIX = """\
+Call `set_epoch` at the start of every epoch, before iterating over the loader:
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+Your own batch sampler needs the same method.
+"""
+THREADS = ("pytorch/pytorch#31771", "kan-bayashi/ParallelWaveGAN#177", "huggingface/transformers#4398")
+STRUCTURAL = True
+_FEWEST = 4
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the order of two epochs; `set_epoch` must change it."""
+    for rank in evidence.ranks:
+        pair = _same_order(rank)
+        if pair is None:
+            continue
+        order, event = pair
+        owner = event["set_epoch"][0]
+        run = evidence.run("set_epoch", interventions={"set_epoch": True})
+        if not run.worked or _same_order(run.ranks[rank.rank]) is not None:
+            return []
+        first = ", ".join(str(index) for index in order[:4])
+        known = f" (samples {first}, ...)" if not event["iterable"] else ""
+        message = (
+            f"Epoch {event['epoch']} has the {len(order)} samples of rank {rank.rank} in the same order as the epoch "
+            f"before{known}: nothing calls set_epoch of the {owner}."
+        )
+        return [
+            fault(
+                message,
+                step=event["step"],
+                amount=f"{len(order)} of {len(order)} samples at the same place",
+                place=event["place"],
+                proof=f"with {owner}.set_epoch(epoch) before each epoch, the orders differ",
+            )
+        ]
+    return []
+
+
+def _same_order(rank: RankRecord) -> tuple[list[int] | list[str], Event] | None:
+    """Returns the order of two successive epochs of the same data, if it is the same, and the later one."""
+    epochs = rank.training_epochs
+    for first, second in pairwise(epochs):
+        same_data = all(first[key] == second[key] for key in ("base", "sampler", "dataset", "iterable"))
+        if not same_data or not second["set_epoch"]:
+            continue
+        if second["iterable"]:
+            orders: list[list[int] | list[str]] = [samples_of(rank, event) for event in (first, second)]
+        elif first["drained"] and second["drained"]:
+            orders = [first["indices"], second["indices"]]
+        else:
+            continue
+        ascending = not second["iterable"] and orders[0] == sorted(orders[0])
+        if orders[0] == orders[1] and len(set(orders[0])) >= _FEWEST and not ascending:
+            return orders[0], second
+    return None

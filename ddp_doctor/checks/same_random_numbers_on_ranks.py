@@ -1,0 +1,182 @@
+"""LD008: all ranks draw the same random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import Event, calls_of, communicates, epoch_of
+from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD008"
+TITLE = "All ranks draw the same random numbers"
+CAUSE = """\
+All ranks are seeded equally, which initializes the weights equally. The generator then continues equally. If
+the draws decide which data a rank sees, such as noise on samples, augmentations, time steps or negatives, the
+variety within a global batch is smaller by the number of ranks. The loss falls, so that only the final quality
+shows it. Equal dropout masks alone are a note: they meet different samples.
+"""
+FIX = """\
+Seed by rank after the model is built:
+    model = build()
+    torch.manual_seed(seed + rank)
+    np.random.seed(seed + rank)
+    random.seed(seed + rank)
+In Lightning, in `on_fit_start`: torch.manual_seed(torch.initial_seed() + self.global_rank)
+"""
+THREADS = ("huggingface/transformers#31412", "ecmwf/anemoi-core#595")
+STRUCTURAL = True
+# NumPy and Python do not show where their numbers go. At least one per sample is no choice per batch, which takes a
+# few words, as mixup does.
+_FEW_WORDS = 16
+
+
+class _Shared(NamedTuple):
+    """Draws that two ranks share.
+
+    Attributes:
+        data: Whether they decide which data the ranks see.
+        step: The step.
+        what: What is drawn.
+        place: The user's place of the draw, or empty.
+        generator: `torch`, `NumPy` or `Python`.
+        ranks: The two ranks.
+        in_workers: Whether they are drawn in the workers of a loader.
+    """
+
+    data: bool
+    step: int
+    what: str
+    place: str = ""
+    generator: str = ""
+    ranks: tuple[int, ...] = ()
+    in_workers: bool = False
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the states of all generators on all ranks where they are drawn from."""
+    if not communicates(evidence):
+        return []
+    found = sorted(_shared(evidence.ranks), key=lambda shared: not shared.data)
+    return [_finding(evidence, found[0])] if found else []
+
+
+def _finding(evidence: Evidence, shared: _Shared) -> Finding:
+    seeds = [
+        event["place"]
+        for event in evidence.ranks[0].of_kind("seed")
+        if event["step"] <= shared.step and event["place"] and event["generator"] == shared.generator
+    ]
+    place = seeds[-1] if seeds else shared.place
+    message = (
+        f"At step {shared.step}, ranks {shared.ranks[0]} and {shared.ranks[1]} draw the same random numbers of "
+        f"{shared.generator}, whose generator has the same state on both: {shared.what}."
+    )
+    if not shared.data:
+        return note(f"{message} It is not seen that they decide which data a rank gets.", shared.step, place=place)
+    proof = ""
+    if not shared.in_workers and (run := evidence.run("a seed per rank", interventions={"seeds": 1})).worked:
+        again = any(other.data for other in _shared(run.ranks))
+        proof = "" if again else "with another seed per rank from the first batch on, the states differ"
+        message += " The program sets this state again and again." if again else ""
+    return fault(message, shared.step, place=place, proof=proof)
+
+
+def _shared(ranks: Sequence[RankRecord]) -> Iterator[_Shared]:
+    """Yields the draws that two ranks share in more than one step; initial weights must be equal in one."""
+    first = ranks[0]
+    for other in ranks[1:]:
+        for generator in ("torch", "NumPy", "Python"):
+            pairs = list(_pairs(first, other))
+            found = _loading(pairs, generator, first), _step(pairs, generator, first), _workers(first, other, generator)
+            for shared in found:
+                if shared:
+                    yield shared._replace(generator=generator, ranks=(first.rank, other.rank))
+
+
+def _pairs(first: RankRecord, other: RankRecord) -> Iterator[tuple[Event, Event]]:
+    """Yields the training batches of two ranks that differ, except the last ones, whose steps are not complete."""
+    batches = [
+        {(*epoch_of(batch), batch["number"]): batch for batch, _ in pairwise(_training(rank))}
+        for rank in (first, other)
+    ]
+    for key in (key for key in batches[0] if key in batches[1]):
+        one, two = batches[0][key], batches[1][key]
+        # Ranks that share their samples on purpose share their augmentations, too.
+        if one["indices"] != two["indices"] or not one["indices"]:
+            yield one, two
+
+
+def _training(rank: RankRecord) -> list[Event]:
+    return [batch for batch in rank.of_kind("batch") if batch["trains"]]
+
+
+def _augments(record: RankRecord, epoch: Event, generator: str) -> bool:
+    """Returns whether the data set of an epoch is random, and draws from a generator."""
+    calls = calls_of(record, epoch["base"])
+    return bool(calls and calls["random"] and generator in calls["generators"])
+
+
+def _loading(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankRecord) -> _Shared | None:
+    """Returns the draws with which samples are loaded in this process; the first batch also draws for its sampler."""
+    found = [
+        one
+        for one, two in pairs
+        if one["number"] and one["generators"][generator] == two["generators"][generator]
+        if all(batch["generators"][generator] != batch["at_step"][generator] for batch in (one, two))
+    ]
+    if len(found) < 2:
+        return None
+    epoch = next(epoch for epoch in record.training_epochs if epoch_of(epoch) == epoch_of(found[0]))
+    data = _augments(record, epoch, generator)
+    who = f"the {epoch['dataset']}" if data else "the sampler, the stream or the collate_fn"
+    what = f"{who} draws them while it loads a batch"
+    what += ", so that its augmentations are equal on all ranks" if data else ""
+    return _Shared(data, found[0]["step"], what, epoch["place"])
+
+
+def _workers(first: RankRecord, other: RankRecord, generator: str) -> _Shared | None:
+    """Returns the draws of workers that begin equally, if the data set draws from this generator."""
+    for one, two in zip(first.training_epochs, other.training_epochs, strict=False):
+        states = zip(one["worker_generators"], two["worker_generators"], strict=False)
+        equal = one["indices"] != two["indices"] and any(a[generator] == b[generator] for a, b in states)
+        if equal and _augments(first, one, generator):
+            what = f"the {one['dataset']} draws them in its workers, so that its augmentations are equal on all ranks"
+            return _Shared(True, one["step"], what, one["place"], in_workers=True)
+    return None
+
+
+def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankRecord) -> _Shared | None:
+    """Returns the draws of the steps after the batches."""
+    equal = [one for one, two in pairs if one["at_step"][generator] == two["at_step"][generator]]
+    if generator == "torch":
+        drawn = [batch for batch in equal if batch["drawn"] > 1 and _changes(record, batch)]
+        return _of_torch(drawn, record) if len(drawn) > 1 else None
+    drawn = [batch for batch in equal if batch["hidden"].get(generator)]
+    if len(drawn) < 2:
+        return None
+    words, size = min((batch["hidden"][generator], batch["size"]) for batch in drawn)
+    what = f"the step draws about {words} numbers for the {size} samples of its batch"
+    return _Shared(words >= size and words > _FEW_WORDS, drawn[0]["step"], what, drawn[0]["place"])
+
+
+def _of_torch(drawn: Sequence[Event], record: RankRecord) -> _Shared:
+    for batch in drawn:
+        if into := [draw for draw in batch["flows"] if draw["into"] == "data"]:
+            names = listed(list(dict.fromkeys(f"torch.{draw['op']}" for draw in into)))
+            return _Shared(
+                True, batch["step"], f"{names} decides which samples or inputs the model gets", into[0]["place"]
+            )
+    random = sorted({name for event in record.of_kind("forward") for name in event["random"]})
+    what = f"{listed(random)} drops the same values" if random else f"{drawn[0]['drawn']} values within the model"
+    return _Shared(False, drawn[0]["step"], what, drawn[0]["place"])
+
+
+def _changes(record: RankRecord, batch: Event) -> bool:
+    """Returns whether the step after a batch changes torch's generator, as the next batch shows."""
+    batches = _training(record)
+    later = batches[batches.index(batch) + 1]
+    return bool(later["generators"]["torch"] != batch["at_step"]["torch"])

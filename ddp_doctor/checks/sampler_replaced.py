@@ -1,0 +1,38 @@
+"""LD004: the sampler is replaced or split twice."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import names, replaced_sampler
+from ddp_doctor.findings import Finding, fault
+
+CODE = "LD004"
+TITLE = "The sampler is replaced or split twice"
+CAUSE = """\
+With several ranks, a framework may put a distributed sampler in the place of the loader's own. A sampler that
+balances classes, weights samples or selects a subset is then lost, and the model sees another distribution
+than on one device. Training continues without an error.
+"""
+FIX = """\
+Split in your own sampler, and tell the framework to keep it:
+    Trainer(use_distributed_sampler=False)
+The sampler must then give each rank its own part of each epoch.
+"""
+THREADS = ("Lightning-AI/pytorch-lightning#1995", "Lightning-AI/pytorch-lightning#9655")
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the sampler and its samples on one process and on the ranks."""
+    found = replaced_sampler(evidence)
+    if found is None:
+        return []
+    one, several, lost = found
+    alone, together = len(set(one["indices"])), len({index for event in several for index in event["indices"]})
+    examples = ", ".join(str(index) for index in sorted(lost)[:4])
+    message = (
+        f"On one process the sampler is a {one['sampler']}, which gives {alone} samples per epoch. On "
+        f"{names(range(len(several)))} a {several[0]['sampler']} takes its place, which gives them {together} samples "
+        f"together: {len(lost)} are never seen, such as {examples}."
+    )
+    return [fault(message, several[0]["step"], "", f"{len(lost)} of {alone} samples lost", one["place"])]

@@ -1,0 +1,74 @@
+"""LD002: ranks train on the same samples."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import (
+    communicates,
+    contents,
+    divides_batches,
+    indices_known,
+    leak,
+    names,
+    replaced_sampler,
+    training_epochs,
+)
+from ddp_doctor.findings import Finding, fault, unclear
+
+CODE = "LD002"
+TITLE = "Ranks train on the same samples"
+CAUSE = """\
+Each rank runs its own copy of the loader. Without a distributed sampler, every rank goes through the whole
+data set: with equal seeds in the same order, and with different seeds in different orders that overlap. An
+epoch then processes each sample once per rank, and some steps average a gradient with itself. Nothing fails,
+because the shapes are right and the loss falls.
+"""
+FIX = """\
+Give the loader a sampler that splits the indices:
+    sampler = DistributedSampler(dataset, shuffle=True)
+    loader = DataLoader(dataset, batch_size, sampler=sampler)
+"""
+THREADS = ("NVlabs/LongLive#71", "PatrickHua/SimSiam#16")
+STRUCTURAL = True
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Counts the samples that several ranks have in one epoch; a few may be repeated to fill batches."""
+    ranks = evidence.ranks
+    if not communicates(evidence):
+        return []
+    for events in training_epochs(ranks):
+        if not indices_known(events):
+            continue
+        sets, lists = [set(event["indices"]) for event in events], [event["indices"] for event in events]
+        union = set.union(*sets)
+        total, batch = sum(map(len, lists)), max(max(event["sizes"]) for event in events)
+        own = sum(map(len, lists)) - sum(map(len, sets))
+        whole = all(one == union for one in sets) and len(union) > 1
+        if own > batch or (total - len(union) <= batch * len(events) and not whole):
+            # A sampler with replacement, or samples that fill batches.
+            continue
+        same = contents(ranks, events[0]["base"]).same
+        if same is False or leak(ranks) or replaced_sampler(evidence):
+            continue
+        if lists[0] == lists[-1] and divides_batches(evidence):
+            continue
+        which = names([rank.rank for rank in ranks])
+        sampler = events[0]["sampler"]
+        if whole:
+            order = "in the same order" if all(one == lists[0] for one in lists) else "each in its own order"
+            message = f"In epoch {events[0]['epoch']}, {which} each train on all {len(union)} samples, {order}"
+        else:
+            shared = total - len(union)
+            message = f"In epoch {events[0]['epoch']}, {which} draw {total} samples of which {shared} are repeated"
+        message += f": the sampler is a {sampler}, which does not divide the samples among the ranks."
+        values = {
+            "step": events[0]["step"],
+            "amount": f"{total} samples drawn, {len(union)} different ones",
+            "place": events[0]["place"],
+        }
+        if same is None:
+            message += " It could not be seen whether an index means the same sample on each rank."
+            return [unclear(message, **values)]
+        return [fault(message, **values)]
+    return []

@@ -1,0 +1,109 @@
+"""LD021: the model trains in evaluation mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.records.run import RankRecord
+
+Part = tuple[str, str]
+
+CODE = "LD021"
+TITLE = "The model trains in evaluation mode"
+CAUSE = """\
+`model.eval()` stays in effect until `model.train()` is called. After an evaluation that does not restore the
+mode, dropout is off and batch norm no longer updates its statistics. If only rank 0 evaluates, the ranks
+train in different modes. The training loss even looks better.
+"""
+FIX = """\
+Restore the mode at the end of the evaluation, on each rank:
+    was_training = model.training
+    model.eval()
+    ...
+    model.train(was_training)
+Modules that are frozen on purpose may stay in evaluation mode.
+"""
+THREADS = ("huggingface/lerobot#3668",)
+STRUCTURAL = True
+
+
+@dataclass
+class _Modes:
+    """The modes of one step's training forward passes.
+
+    Attributes:
+        training: By module class and part: whether it was in training mode; both if it was called in both.
+        sensitive: The parts whose outputs depend on the mode.
+        place: The user's place of the last forward pass.
+    """
+
+    training: dict[Part, set[bool]] = field(default_factory=dict)
+    sensitive: set[Part] = field(default_factory=set)
+    place: str = ""
+
+    def of(self, mode: bool) -> set[Part]:
+        """Returns the parts that were in this mode alone."""
+        return {part for part, modes in self.training.items() if modes == {mode}}
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the modes of all parts between ranks and between steps."""
+    modes = [_modes(record) for record in evidence.trained]
+    for step in sorted(set.intersection(*map(set, modes))) if modes else []:
+        for rank, other in ((rank, other) for rank in range(len(modes)) for other in range(len(modes))):
+            evaluating = modes[rank][step].of(False) & modes[other][step].of(True)
+            if evaluating:
+                message = f"Rank {rank} trains in evaluation mode, but rank {other} in training mode"
+                return [_fault(evidence.ranks[rank], modes[rank], step, evaluating, message)]
+    for record, found in zip(evidence.trained, modes, strict=True):
+        first, *later = sorted(found) or [0]
+        for step in later:
+            evaluating = found[first].of(True) & found[step].of(False)
+            if evaluating and found[step].of(True) & found[first].of(True):
+                message = f"From step {step} on, {_names(evaluating)} are in evaluation mode; the other parts are not."
+                return [note(message, step, place=found[step].place)]
+            if evaluating:
+                message = f"From step {step} on, the model trains in evaluation mode"
+                return [_fault(record, found, step, evaluating, message)]
+        start = found.get(first, _Modes())
+        if start.sensitive and not any(True in modes for modes in start.training.values()):
+            names = _names(start.sensitive)
+            message = f"The model trains in evaluation mode from the beginning: {names} have no effect."
+            return [note(message, first, place=start.place)]
+    return []
+
+
+def _fault(record: RankRecord, modes: dict[int, _Modes], step: int, evaluating: set[Part], message: str) -> Finding:
+    sensitive = evaluating & modes[step].sensitive
+    calls = [event["place"] for event in record.of_kind("eval") if event["step"] <= step and event["place"]]
+    place = calls[-1] if calls else modes[step].place
+    if not sensitive:
+        return note(f"{message}, which has no effect: it has no dropout and no batch norm.", step, place=place)
+    message += f": eval() is not followed by train(), and {_names(sensitive)} work as in evaluation."
+    amount = f"{len(sensitive)} of {len(modes[step].sensitive)} parts with a mode"
+    return fault(message, step, min(sensitive)[1], amount, place)
+
+
+def _modes(record: RankRecord) -> dict[int, _Modes]:
+    """Returns the modes of the forward passes whose results reach a backward pass, by step."""
+    found: dict[int, _Modes] = {}
+    waiting = []
+    for event in record.of_kind("batch", "forward", "backward", "stepped"):
+        if event["kind"] == "forward":
+            waiting += [event] if event["gradients"] else []
+            continue
+        if event["kind"] == "backward" and waiting:
+            step = found.setdefault(event["step"], _Modes())
+            for forward in waiting:
+                step.place = forward["place"] or step.place
+                step.sensitive |= {(forward["module"], name) for name in forward["sensitive"]}
+                for name, training in forward["modes"].items():
+                    step.training.setdefault((forward["module"], name), set()).add(training)
+        waiting = []
+    return found
+
+
+def _names(parts: set[Part]) -> str:
+    return listed([f"{kind}.{name}" if name else kind for kind, name in sorted(parts)])

@@ -1,0 +1,74 @@
+"""LD028: ranks have unequal numbers of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import Event, communicates, training_epochs
+from ddp_doctor.findings import Finding, fault, unclear
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD028"
+TITLE = "Ranks have unequal numbers of batches"
+CAUSE = """\
+An iterable data set, a filter or an early stop can give one rank fewer batches. The other ranks wait in their
+next all-reduce, until the timeout of 10 or 30 minutes ends the job. Or the collectives of the next epoch pair
+up with those of this one, and ranks are one step apart.
+"""
+FIX = """\
+Make the numbers equal, or let DDP handle the rest:
+    with Join([ddp]):    # torch.distributed.algorithms.join
+        for batch in loader: ...
+Reduce a decision to stop, so that all ranks take it in the same step.
+"""
+THREADS = ("pytorch/pytorch#141069", "Lightning-AI/pytorch-lightning#18023", "Lightning-AI/pytorch-lightning#379")
+STRUCTURAL = True
+# A program with up to this many batches is run to the end of an epoch.
+_MOST_BATCHES = 50
+_SECONDS = 10.0
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the numbers of batches; a loop that ends earlier by itself is no fault."""
+    ranks = evidence.ranks
+    if any(rank.of_kind("join") for rank in ranks) or not communicates(evidence):
+        return []
+    for events in training_epochs(ranks):
+        known = [count for event in events if (count := _batches(event)) is not None]
+        if len(known) < len(events) or len(set(known)) == 1:
+            continue
+        counts = ", ".join(f"{count} on rank {rank.rank}" for count, rank in zip(known, ranks, strict=True))
+        message = f"Epoch {events[0].get('epoch', 0)} has unequal numbers of batches: {counts}."
+        where = min(known), "", " and ".join(map(str, known)) + " batches", events[0]["place"]
+        ended = _ended(ranks)
+        if not ended and max(known) <= _MOST_BATCHES:
+            seconds = min(evidence.spec.timeout, _SECONDS + 2 * evidence.runs["ranks"].seconds)
+            run = evidence.run("whole epoch", steps=max(known) + 1, timeout=seconds)
+            ended = _ended(run.ranks)
+            if not ended and run.worked:
+                # The loop ends before the shortest loader does.
+                return []
+            ended = ended or "A run to the end of this epoch hangs or fails."
+        elif not ended and not evidence.is_module:
+            return [unclear(f"{message} Whether the loop ends before the first of them was not seen.", *where)]
+        return [fault(f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}", *where)]
+    return []
+
+
+def _batches(event: Event) -> int | None:
+    if event["iterable"]:
+        return event["yielded"] + len(event.get("later_sizes", ())) if event["drained"] else None
+    batches: int | None = len(event["sizes"]) if event["drained"] and event.get("sizes") else event["batches"]
+    return batches
+
+
+def _ended(ranks: Sequence[RankRecord]) -> str:
+    """Returns which rank came to the end of its batches while another continued; nothing if there is none."""
+    for events in training_epochs(ranks):
+        for ended, rank in zip(events, ranks, strict=True):
+            longer = [other for other, event in zip(ranks, events, strict=True) if event["yielded"] > ended["yielded"]]
+            if ended["complete"] and longer:
+                number = ended["yielded"]
+                return f"Rank {rank.rank} was at the end after {number}, when rank {longer[0].rank} began another one."
+    return ""

@@ -1,0 +1,57 @@
+"""LD029: parameters are not used by the loss."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Finding, fault, listed
+from ddp_doctor.records.run import RankRecord
+
+CODE = "LD029"
+TITLE = "Parameters are not used by the loss"
+CAUSE = """\
+DDP waits for the gradient of every parameter. A parameter that does not influence the loss never has one, and
+torch ends the next step with an error that gives numbers, not names. With `find_unused_parameters=True`, the
+error disappears, but parameters that were forgotten by mistake never train.
+"""
+FIX = """\
+Remove or freeze the parameters before wrapping:
+    model.head.requires_grad_(False)
+If they are used only in some steps: `DistributedDataParallel(model, find_unused_parameters=True)`.
+"""
+THREADS = ("Lightning-AI/pytorch-lightning#17212", "Lightning-AI/pytorch-lightning#21794")
+STRUCTURAL = True
+_WORDS = ("find_unused_parameters", "parameters that were not used in producing")
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Names the parameters about which DistributedDataParallel complains."""
+    found = [rank for rank in evidence.ranks if rank.error and any(words in rank.error["message"] for words in _WORDS)]
+    if not found:
+        return []
+    failed, steps = found[0], len(found[0].of_kind("step"))
+    run = evidence.run("unused parameters found", interventions={"find_unused": True})
+    unused = [_without_gradient(record) for record in run.ranks] if run.worked else []
+    names = sorted(set().union(*unused))
+    places = [event["place"] for kind in ("forward", "log", "ddp") for event in failed.of_kind(kind) if event["place"]]
+    step, place = max(steps - 1, 0), next(iter(places), "")
+    if not names:
+        message = (
+            f"DistributedDataParallel waits for gradients of parameters that the loss of step {step} does not use."
+        )
+        return [fault(message, step, place=place)]
+    message = f"The loss does not use {listed(names)}, so DistributedDataParallel waits for their gradients."
+    if any(part != unused[0] for part in unused):
+        message += f" Rank 0 does not use {listed(sorted(unused[0])) or 'none'}; the other ranks differ."
+    taken = len(run.ranks[0].of_kind("step"))
+    proof = f"With find_unused_parameters=True, the ranks take {taken} steps instead of {steps}."
+    return [fault(message, step, names[0], f"{len(names)} parameters", place, proof)]
+
+
+def _without_gradient(record: RankRecord) -> set[str]:
+    """Returns the parameters that get no gradient on this rank in the first step."""
+    return {
+        name
+        for event in record.of_kind("step")[:1]
+        for key, name in event["names"].items()
+        if name not in event["frozen"] and f"local/{event['step']}/{key}" not in record.tensors
+    }

@@ -1,0 +1,88 @@
+"""LD023: validation counts samples twice."""
+
+from __future__ import annotations
+
+import linecache
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import contents, evaluation_epochs, repeated_samples
+from ddp_doctor.findings import Finding, fault, not_reached, unclear
+from ddp_doctor.records.run import Run
+
+CODE = "LD023"
+TITLE = "Validation counts samples twice"
+CAUSE = """\
+A `DistributedSampler` repeats samples until each rank has the same number. In an evaluation, these count
+twice, and with `drop_last` some are never evaluated. The metric depends on the number of ranks. The
+difference is small, so that it looks like noise.
+"""
+FIX = """\
+Give each rank its part without padding, and combine sums and counts:
+    indices = range(rank, len(dataset), world_size)
+    loader = DataLoader(Subset(dataset, indices), batch_size)
+Collectives within the loop need equal numbers of batches: combine once, at the end.
+"""
+THREADS = ("pytorch/pytorch#25162", "Lightning-AI/pytorch-lightning#5060")
+STRUCTURAL = True
+_TOLERANCE = 1e-6
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Counts the samples of each evaluation on all ranks, and compares its metrics with those of one process."""
+    ranks = evidence.ranks
+    if ranks and not any(rank.evaluation_epochs for rank in ranks):
+        return [not_reached("The program evaluates nothing through a DataLoader.")]
+    for events in evaluation_epochs(ranks):
+        repeated = repeated_samples(events)
+        if repeated and contents(ranks, events[0]["base"]).same is not False:
+            first = events[0]
+            total, size = sum(len(event["indices"]) for event in events), len({i for e in events for i in e["indices"]})
+            message = (
+                f"The {size} samples of the evaluation are counted as {total}: sample "
+                f"{', '.join(map(str, repeated[:4]))} is repeated by the {first['sampler']}, so that the ranks get "
+                "equal numbers."
+            )
+            found = fault(message, first["step"], "", f"{total} instead of {size} samples", first["place"])
+            return _of_module(evidence, found) if evidence.is_module else _of_loop(evidence, found, total)
+    return []
+
+
+def _of_module(evidence: Evidence, found: Finding) -> list[Finding]:
+    one = _metrics(evidence.run("evaluate1", purpose="evaluate", world_size=1, same_seed=True))
+    several = _metrics(evidence.run("evaluate", purpose="evaluate", same_seed=True))
+    name = next((name for name in one if name in several and not _close(one[name], several[name])), "")
+    if not name:
+        return []
+    message = f"{found.message} {name} is {several[name]:.6g}, and {one[name]:.6g} on one process."
+    amount = f"{found.amount}; {name} differs by {several[name] - one[name]:.1e}"
+    where = found.step, name, amount, found.place
+    change = {"unpadded": True}
+    fixed = _metrics(evidence.run("unpadded", purpose="evaluate", same_seed=True, interventions=change))
+    if name in fixed and _close(fixed[name], one[name]):
+        proof = f"with each sample once, {name} is {fixed[name]:.6g} on several ranks, too"
+        return [fault(message, *where, proof)]
+    return [unclear(f"{message} The difference remains with each sample once: it has another cause, too.", *where)]
+
+
+def _of_loop(evidence: Evidence, found: Finding, total: int) -> list[Finding]:
+    collectives = [event for rank in evidence.ranks for event in rank.of_kind("collective") if event["place"]]
+    where = found.step, "", found.amount, found.place
+    if any(event["value"] == total for event in collectives):
+        return [fault(f"{found.message} The ranks add up their numbers to {total}.", *where)]
+    if any("gather_for_metrics" in _line(event["place"]) for event in collectives):
+        # accelerate drops the repeated samples.
+        return []
+    return [unclear(f"{found.message} Whether that changes a metric was not seen.", *where)]
+
+
+def _metrics(run: Run) -> dict[str, float]:
+    return run.ranks[0].metrics if run.worked else {}
+
+
+def _line(place: str) -> str:
+    path, _, rest = place.rpartition(":")
+    return linecache.getline(path, int(rest.split(" ")[0])) if path else ""
+
+
+def _close(first: float, second: float) -> bool:
+    return abs(first - second) <= _TOLERANCE * max(1.0, abs(first))

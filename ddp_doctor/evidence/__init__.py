@@ -1,0 +1,1 @@
+"""What the checks read: the runs of an examination, compared with each other."""

@@ -1,0 +1,125 @@
+"""What communication hooks make of the gradients, and whether the ranks average their weights instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.rank_comparison import names_of
+from ddp_doctor.records.run import Run
+
+# A hook may compress: half precision and 8 bits change the length of a gradient by far less than this.
+_SCALE = 0.05
+# The scale of an approximation is not known better than this many times what it leaves.
+_TIMES_RESIDUAL = 5
+_SAME = 1e-4
+
+
+@dataclass(frozen=True)
+class HookEffect:
+    """What the communication hooks returned in one step, compared with the mean of the ranks' gradients.
+
+    Attributes:
+        name: Name of the hook.
+        place: The user's place of its registration.
+        step: The step, from 0.
+        scale: The result as a multiple of the mean, by least squares.
+        residual: What this multiple leaves of the result, relative to the mean.
+        equal: Whether all ranks got the same result.
+        local: Whether each rank got its own gradient back.
+    """
+
+    name: str
+    place: str
+    step: int
+    scale: float
+    residual: float
+    equal: bool
+    local: bool
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the result is longer or shorter than the mean, by more than compression explains."""
+        wrong = abs(self.scale - 1) > max(_SCALE, _TIMES_RESIDUAL * self.residual)
+        return self.equal and self.scale > 0 and wrong
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the result is a multiple of the mean, up to compression."""
+        return self.equal and self.scale > 0 and self.residual <= _SCALE * self.scale
+
+
+def hook_effects(run: Run | None) -> list[HookEffect]:
+    """Returns what the communication hooks of a run did in each step; empty without hooks."""
+    events = run.ranks[0].of_kind("comm_hook") if run and run.ranks else []
+    if run is None or not events:
+        return []
+    buckets: dict[int, list[str]] = {}
+    for name in run.ranks[0].tensors:
+        if name.startswith("hook_out/"):
+            buckets.setdefault(int(name.split("/")[1]), []).append(name.removeprefix("hook_out/"))
+    found = []
+    for step, keys in sorted(buckets.items()):
+        given, results = (_joined(run, kind, keys) for kind in ("hook_in", "hook_out"))
+        if not given or not results or len({part.shape for part in [*given, *results]}) > 1:
+            continue
+        mean = torch.stack(given).mean(0)
+        if size := float(mean @ mean):
+            scale = float(results[0] @ mean) / size
+            residual = float((results[0] - scale * mean).norm()) / size**0.5
+            equal = all(torch.equal(result, results[0]) for result in results)
+            local = not equal and all(map(_close, results, given))
+            found.append(HookEffect(events[0]["name"], events[0]["place"], step, scale, residual, equal, local))
+    return found
+
+
+def _joined(run: Run, kind: str, keys: list[str]) -> list[torch.Tensor]:
+    """Returns the buckets of each rank as one vector; empty if a rank lacks one."""
+    parts = [run.tensors(f"{kind}/{key}") for key in keys]
+    return (
+        [torch.cat([part.flatten().double() for part in of_rank]) for of_rank in zip(*parts, strict=True)]
+        if all(parts)
+        else []
+    )
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return float((a - b).norm()) <= _SAME * float(b.norm())
+
+
+def averaged_weights(evidence: Evidence) -> str:
+    """Returns how the ranks average their weights, as `PeriodicModelAverager`; empty if they do not."""
+    run = evidence.worked("ranks")
+    if run is None:
+        return ""
+    if averages := run.ranks[0].of_kind("average"):
+        return f"by {averages[0]['name']}"
+    keys, steps = list(names_of(run.ranks[0])), len(run.ranks[0].of_kind("step"))
+    return next((f"before step {step}" for step in range(1, steps) if _averaged_before(run, step, keys)), "")
+
+
+def _averaged_before(run: Run, step: int, keys: list[str]) -> bool:
+    """Returns whether the weights of the ranks differ after a step, and are their mean before the next."""
+    differ = False
+    for key in keys:
+        after, begin = run.tensors(f"after/{step - 1}/{key}"), run.tensors(f"before/{step}/{key}")
+        if after and begin:
+            mean = torch.stack(after).double().mean(0)
+            if not all(_close(tensor.double(), mean) for tensor in begin):
+                return False
+            differ = differ or not all(_close(tensor.double(), mean) for tensor in after)
+    return differ
+
+
+def not_comparable(evidence: Evidence) -> dict[str, str]:
+    """Returns why checks could not be made, by their codes."""
+    found: dict[str, str] = {}
+    if evidence.worked("ranks") and evidence.reference.cannot:
+        reason = f"The ranks and one process were not compared: {evidence.reference.cannot}."
+        found |= dict.fromkeys(("LD012", "LD013", "LD014", "LD015"), reason)
+    if how := averaged_weights(evidence):
+        reason = f"The ranks average their weights ({how}), and train different weights between."
+        found |= dict.fromkeys(("LD009", "LD010", "LD011", "LD016"), reason)
+    return found

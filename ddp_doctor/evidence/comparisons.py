@@ -1,0 +1,72 @@
+"""The stages that compare several ranks with one process: training steps, evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.rank_comparison import RankComparison
+
+
+def compare_training(evidence: Evidence) -> str:
+    """Compares the first training steps, sets `evidence.reference`, and returns the outcome in one sentence."""
+    cannot = ""
+    single = evidence.runs.get("single")
+    again = evidence.runs.get("again")
+    if again and not again.worked:
+        cannot = f"the second run with several ranks failed ({again.short_reason})"
+    elif not evidence.deterministic:
+        cannot = "two runs of the same code gave different weights"
+    elif single and not single.worked:
+        cannot = f"the code fails on one process ({single.short_reason})"
+    elif how := averaged_weights(evidence):
+        cannot = f"the ranks average their weights ({how}), not their gradients"
+    if cannot:
+        evidence.reference = RankComparison(cannot=cannot)
+        return f"not compared: {cannot}"
+    evidence.reference = reference = evidence.compare()
+    if reference.cannot:
+        return f"not compared: {reference.cannot}"
+    bits = "64 bits" if evidence.double else "32 bits"
+    outcome = f"in {bits}, the gradients of the ranks and of one process differ by {reference.difference:.1e}"
+    hooks = hook_effects(evidence.worked("ranks"))
+    return f"{outcome}; {_without_hooks(evidence, hooks)}" if reference.differs and hooks else outcome
+
+
+def _without_hooks(evidence: Evidence, hooks: Sequence[HookEffect]) -> str:
+    """Compares once more with a plain average, so that a hook that compresses does not hide or feign a fault."""
+    evidence.always = {"plain_average": True}
+    plain = evidence.compare("a plain average")
+    if plain.differs and not all(hook.is_mean for hook in hooks):
+        plain = RankComparison(cannot=f"the communication hook {hooks[0].name} changes the gradients")
+    evidence.reference = plain
+    told = f"not compared: {plain.cannot}" if plain.cannot else f"they differ by {plain.difference:.1e}"
+    return f"with a plain average instead of the communication hook {hooks[0].name}: {told}"
+
+
+def compare_evaluation(evidence: Evidence) -> tuple[str, str]:
+    """Evaluates and predicts with the same weights on one process and on several ranks.
+
+    Returns:
+        The outcome in one sentence, and where the ranks failed, if one process did not.
+    """
+    wanted = []
+    if any(rank.evaluation_epochs for rank in evidence.ranks):
+        wanted.append(("evaluate", "validated the same weights", "the validation"))
+    if evidence.single and evidence.single.end.get("predicts"):
+        wanted.append(("predict", "predicted", "the prediction"))
+    outcome, failed = [], ""
+    for purpose, done, name in wanted:
+        one, several = (
+            evidence.run(run, purpose=purpose, world_size=world_size, same_seed=True)
+            for run, world_size in ((f"{purpose}1", 1), (purpose, evidence.spec.world_size))
+        )
+        if one.worked and several.worked:
+            outcome.append(f"{done} on one process and on several ranks")
+        elif one.worked:
+            failed = failed or several.stacks
+            outcome.append(f"{name} works on one process, but fails on several ranks ({several.short_reason})")
+        else:
+            outcome.append(f"{name} fails on one process ({one.short_reason}), and was not compared")
+    return " and ".join(outcome), failed

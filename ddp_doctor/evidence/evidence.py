@@ -1,0 +1,126 @@
+"""What the checks read: the records of all runs, and the comparison of several ranks with one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.evidence.rank_comparison import THRESHOLD, RankComparison, compare_ranks
+from ddp_doctor.launch.runner import Runner
+from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.spec import Spec
+
+# If the code does not support 64 bits, a larger difference than this many times the noise is no rounding.
+_TIMES_NOISE = 50
+# Rounding of 32 bits alone.
+_LEAST = 1e-4
+
+
+@dataclass
+class Evidence:
+    """The runs of an examination.
+
+    Attributes:
+        spec: The specification that all runs are derived from.
+        runner: Runs further ones.
+        runs: The runs by name: `single` (one process, as the user has it), `ranks` (several ranks, two short epochs
+            with their evaluation), `again` (the same once more), `numbers` (the first steps in 64 bits), `reference`
+            (one process that was fed from it), `evaluate1` and `evaluate` (the same weights evaluated by one process
+            and by several ranks), `whole`, `save` and `resume` (six steps at once, and three and three), `predict1`
+            and `predict`. Those that were not possible are missing.
+        reference: The comparison of `numbers` and `reference`.
+        deterministic: Whether two runs gave the same weights; None if that is not known.
+        double: Whether the numbers are those of 64 bits.
+        noise: Without 64 bits, what reversing the samples of each batch changes.
+        always: Interventions of all further comparisons.
+    """
+
+    spec: Spec
+    runner: Runner
+    runs: dict[str, Run] = field(default_factory=dict)
+    reference: RankComparison = field(default_factory=lambda: RankComparison(cannot="it was not reached"))
+    deterministic: bool | None = None
+    double: bool = True
+    noise: float = 0.0
+    always: dict[str, Any] = field(default_factory=dict)
+    _interventions: dict[str, RankComparison] = field(default_factory=dict)
+
+    def run(self, name: str, environment: dict[str, str] | None = None, **changes: Any) -> Run:
+        """Runs the specification with changes, once, under a name."""
+        if name not in self.runs:
+            self.runs[name] = self.runner.run(replace(self.spec, **changes), environment)
+        return self.runs[name]
+
+    def worked(self, name: str) -> Run | None:
+        """Returns a run that worked on all ranks, otherwise None."""
+        found = self.runs.get(name)
+        return found if found and found.worked else None
+
+    def failed(self, *names: str) -> Run | None:
+        """Returns the first of these runs that was made and did not work, otherwise None."""
+        return next((run for name in names if (run := self.runs.get(name)) and not run.worked), None)
+
+    def evaluate_again(self, draws: int) -> Run:
+        """Returns an evaluation by one process with other random numbers."""
+        changes: dict[str, Any] = {"purpose": "evaluate", "world_size": 1, "same_seed": True}
+        return self.run(f"evaluate1 with other draws {draws}", **changes, interventions={"draws": draws})
+
+    @property
+    def ranks(self) -> Sequence[RankRecord]:
+        """The ranks of the run `ranks`, as far as they came."""
+        return self.runs["ranks"].ranks if "ranks" in self.runs else []
+
+    @property
+    def trained(self) -> Sequence[RankRecord]:
+        """The ranks of the run `ranks` if it worked, otherwise none."""
+        return self.ranks if self.worked("ranks") else []
+
+    @property
+    def is_module(self) -> bool:
+        """Whether a LightningModule is examined."""
+        return bool(self.single and self.single.end.get("module"))
+
+    @property
+    def single(self) -> RankRecord | None:
+        """The process of the run `single`, if it worked."""
+        run = self.worked("single")
+        return run.ranks[0] if run else None
+
+    def compare(self, name: str = "", **interventions: Any) -> RankComparison:
+        """Runs the first steps on several ranks, with interventions, and compares them with one process.
+
+        Args:
+            name: Name of the intervention; empty for none.
+            interventions: What is changed in the run of several ranks.
+        """
+        if name in self._interventions:
+            return self._interventions[name]
+        prefix = f"{name} " if name else ""
+        interventions = {**self.always, **interventions}
+        double = self.double
+        ranks = self.run(f"{prefix}numbers", purpose="numbers", double=double, interventions=interventions)
+        if not ranks.worked and double and not name:
+            # The code does not support 64 bits.
+            self.double = double = False
+            del self.runs["numbers"]
+            ranks = self.run("numbers", purpose="numbers", interventions=interventions)
+        one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
+        changes = {"ranks": self.spec.world_size}
+        if not ranks.worked:
+            return RankComparison(cannot=f"the run with several ranks failed ({ranks.short_reason})")
+        reference = self.run(f"{prefix}reference", **one, interventions=changes)
+        threshold = THRESHOLD
+        if not double:
+            reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
+            self.noise = compare_ranks(reverse, reference).difference if reverse.worked and reference.worked else 1e-4
+            threshold = max(_TIMES_NOISE * self.noise, _LEAST)
+        found = compare_ranks(ranks, reference, threshold=threshold)
+        self._interventions[name] = found
+        return found
+
+    def relative(self, place: str) -> str:
+        """Returns a place with a path relative to the current folder."""
+        return place.removeprefix(f"{Path.cwd()}{os.sep}")

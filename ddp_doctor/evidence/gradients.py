@@ -1,0 +1,208 @@
+"""Which gradients the ranks share: compares what the optimizers of the ranks got with what each rank computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.rank_comparison import RankComparison, names_of
+from ddp_doctor.records.run import RankRecord, Run
+
+# Relative; gradients of 32 bits.
+_SAME = 1e-4
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first step after which the ranks no longer train the same weights.
+
+    Attributes:
+        step: The step, from 0.
+        kind: `steps` (one rank does not step), `scaled` (one rank scales the shared gradient), `local` (each rank uses
+            its own gradient), `partly` (some parameters use that of the rank, others a shared one), `other`.
+        parameters: Names of the parameters whose gradients differ, in order.
+        amount: Largest relative difference of a gradient between the ranks.
+        place: The user's place of the optimizer step.
+    """
+
+    step: int
+    kind: str
+    parameters: tuple[str, ...] = ()
+    amount: float = 0.0
+    place: str = ""
+
+    @property
+    def tensor(self) -> str:
+        """The first of the parameters."""
+        return next(iter(self.parameters), "")
+
+    @property
+    def measured(self) -> str:
+        """The amount in words, or nothing."""
+        return f"the gradients of two ranks differ by {self.amount:.1e}" if self.amount else ""
+
+
+def first_divergence(evidence: Evidence) -> Divergence | None:
+    """Returns how the ranks begin to train different weights, or None if they do not, or average them later."""
+    ranks = evidence.trained
+    if not ranks or averaged_weights(evidence):
+        return None
+    return next((found for other in ranks[1:] if (found := _divergence(ranks[0], other))), None)
+
+
+def _divergence(first: RankRecord, second: RankRecord) -> Divergence | None:
+    steps, stepped = ([record.of_kind(kind) for record in (first, second)] for kind in ("step", "stepped"))
+    for number, (a, b) in enumerate(zip(*stepped, strict=False)):
+        if a["weights"] != b["weights"]:
+            different = [key for key in a["weights"] if a["weights"][key] != b["weights"].get(key)]
+            place = steps[0][number]["place"] if number < len(steps[0]) else ""
+            return _classify(first, second, number, different, place)
+    if len(stepped[0]) != len(stepped[1]):
+        step = min(map(len, stepped))
+        longer = steps[0] if len(steps[0]) > step else steps[1]
+        return Divergence(step, "steps", place=longer[step]["place"])
+    return None
+
+
+def _classify(first: RankRecord, second: RankRecord, step: int, different: list[str], place: str) -> Divergence:
+    names, known = names_of(first), dict[str, Any]()
+    for key in names:
+        pairs = [
+            [record.tensors.get(f"{what}/{step}/{key}") for record in (first, second)] for what in ("applied", "local")
+        ]
+        if all(tensor is not None for pair in pairs for tensor in pair):
+            known[key] = pairs
+    unequal = [key for key, (applied, _) in known.items() if not torch.equal(*applied)]
+    if not unequal:
+        # The gradients are equal, but the weights were not, or the optimizers are different.
+        return Divergence(step, "other", tuple(names[key] for key in different if key in names), place=place)
+    own = all(_is_multiple(applied, local) for key in unequal for applied, local in zip(*known[key], strict=True))
+    trivial = all(_is_multiple(*known[key][1]) for key in unequal)
+    kind = "scaled" if all(_is_multiple(*known[key][0]) for key in unequal) else "other"
+    if not trivial and own:
+        kind = "partly" if len(known) > len(unequal) else "local"
+    amount = max(_distance(*known[key][0]) for key in unequal)
+    return Divergence(step, kind, tuple(names[key] for key in unequal), amount, place)
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    size = max(float(a.abs().max()), float(b.abs().max()))
+    return float((a - b).abs().max()) / size if size else 0.0
+
+
+def _is_multiple(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Returns whether one tensor is a multiple of the other."""
+    x, y = a.double().flatten(), b.double().flatten()
+    if not y.any() or not x.any():
+        return not x.any() and not y.any()
+    return float((x - (x @ y) / (y @ y) * y).norm() / x.norm()) < _SAME
+
+
+def local_hook(evidence: Evidence, step: int) -> HookEffect | None:
+    """Returns the communication hook that gives each rank its own gradient back in a step, or None."""
+    return next((hook for hook in hook_effects(evidence.worked("ranks")) if hook.step == step and hook.local), None)
+
+
+def initial_difference(evidence: Evidence) -> list[str]:
+    """Returns the names of the parameters that differ between the ranks before the first step."""
+    run = evidence.worked("ranks")
+    if run is None:
+        return []
+    weights = {name: run.tensors(f"before/0/{key}") for key, name in names_of(run.ranks[0]).items()}
+    return [name for name, found in weights.items() if not all(torch.equal(found[0], other) for other in found)]
+
+
+def passes_of(record: RankRecord, step: int) -> list[dict[str, Any]]:
+    """Returns the forward passes through DistributedDataParallel with gradients before an optimizer step."""
+    found: list[dict[str, Any]] = []
+    number = 0
+    for event in record.of_kind("ddp_forward", "step"):
+        if event["kind"] == "step":
+            number += 1
+        elif event["gradients"] and number == step:
+            found.append(event)
+    return found
+
+
+def wraps(run: Run) -> list[dict[str, Any]]:
+    """Returns the modules that DistributedDataParallel has wrapped on rank 0."""
+    return run.ranks[0].of_kind("ddp")
+
+
+def without_batch_norm(evidence: Evidence) -> RankComparison:
+    """Returns the comparison with synchronized batch norm, if batch norm is what differs first."""
+    found = evidence.reference
+    if found.differs and found.module_class.startswith("BatchNorm"):
+        return evidence.compare("synchronized batch norm", sync_batch_norm=True)
+    return found
+
+
+def loss_place(evidence: Evidence) -> str:
+    """Returns the user's place of the loss: of the first backward pass, or of the training step of a module."""
+    events = evidence.ranks[0].of_kind("backward") if evidence.ranks else []
+    places = [event["place"] for event in events if event["place"]]
+    if not places and (run := evidence.worked("numbers")):
+        found = [event["place"] for event in run.ranks[0].of_kind("output", "log") if event["place"]]
+        places = [place for place in found if place.endswith(" in training_step")] or found[-1:]
+    return places[0] if places else ""
+
+
+@dataclass(frozen=True)
+class WrongReduction:
+    """An averaged gradient that is none of those of the ranks.
+
+    Attributes:
+        step: The step, from 0.
+        rank: The rank that got it.
+        zero: Whether it is zero.
+        parameters: Names of the parameters.
+        amount: Largest relative difference from the mean of the ranks' gradients.
+        place: The user's place of the optimizer step.
+    """
+
+    step: int
+    rank: int
+    zero: bool
+    parameters: tuple[str, ...]
+    amount: float
+    place: str
+
+
+def wrong_reduction(evidence: Evidence) -> WrongReduction | None:
+    """Returns the first gradient that a rank got from the others, and that is no combination of theirs."""
+    run = evidence.worked("ranks")
+    if run is None or not wraps(run):
+        return None
+    names = names_of(run.ranks[0])
+    for step, event in enumerate(run.ranks[0].of_kind("step")):
+        passes = passes_of(run.ranks[0], step)
+        if len(passes) != 1 or not passes[0]["synchronizes"]:
+            continue
+        for place, rank in enumerate(run.ranks):
+            keys = [key for key in event["names"] if _is_wrong(run, evidence.single, place, f"{step}/{key}")]
+            if keys:
+                applied = [rank.tensors[f"applied/{step}/{key}"] for key in keys]
+                means = [torch.stack(run.tensors(f"local/{step}/{key}")).double().mean(0) for key in keys]
+                amount = max(_distance(a.double(), mean) for a, mean in zip(applied, means, strict=True))
+                zero = not any(bool(tensor.any()) for tensor in applied)
+                return WrongReduction(step, rank.rank, zero, tuple(names[key] for key in keys), amount, event["place"])
+    return None
+
+
+def _is_wrong(run: Run, single: RankRecord | None, place: int, key: str) -> bool:
+    applied, local = run.tensors(f"applied/{key}"), run.tensors(f"local/{key}")
+    if not applied or not local:
+        return False
+    own, mean = applied[place], torch.stack(local).double().mean(0)
+    if not mean.any() or any(_is_multiple(own, tensor) for tensor in [mean, *local]):
+        return False
+    equal = all(torch.equal(own, tensor) for tensor in applied)
+    if bool(own.any()):
+        # The code may change gradients on all ranks alike.
+        return not equal
+    alone = single.tensors.get(f"applied/{key}") if single else None
+    return not equal or (alone is not None and bool(alone.any()))

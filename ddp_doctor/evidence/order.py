@@ -1,0 +1,222 @@
+"""What several checks read from the order of the samples: epochs of all ranks, equal data sets, shared samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.records.run import RankRecord
+
+Event = dict[str, Any]
+
+
+class Contents(NamedTuple):
+    """Comparison of a data set on all ranks by direct calls with equal seeds.
+
+    Attributes:
+        same: Whether the same index means the same sample; None if that is not known.
+        permuted: Whether the ranks have the same samples under other indices.
+        different: Indices whose labels (or other values) differ although the sample is the same.
+        calls: Number of indices that were compared.
+    """
+
+    same: bool | None = None
+    permuted: bool = False
+    different: Sequence[int] = ()
+    calls: int = 0
+
+
+def training_epochs(ranks: Sequence[RankRecord]) -> list[list[Event]]:
+    """Returns the epochs of training that all ranks have, each with its event on every rank."""
+    return [list(events) for events in zip(*(rank.training_epochs for rank in ranks), strict=False)]
+
+
+def evaluation_epochs(ranks: Sequence[RankRecord]) -> list[list[Event]]:
+    """Returns the epochs of evaluation that all ranks have, each with its event on every rank."""
+    found = []
+    for event in ranks[0].evaluation_epochs if ranks else []:
+        others = [[e for e in rank.evaluation_epochs if epoch_of(e) == epoch_of(event)] for rank in ranks[1:]]
+        if all(others):
+            found.append([event, *(other[0] for other in others)])
+    return found
+
+
+def indices_known(events: Sequence[Event]) -> bool:
+    """Returns whether all indices of the epoch are known on all ranks, and belong to data sets of equal size."""
+    known = all(event["drained"] and not event["iterable"] and event["indices"] for event in events)
+    return known and len({event["base"] for event in events}) == 1
+
+
+def epoch_of(event: Event) -> tuple[int, int]:
+    """Returns the number of the loader, and that of its iteration."""
+    return event["loader"], event["iteration"]
+
+
+def samples_of(record: RankRecord, event: Event) -> list[str]:
+    """Returns the digests of the samples that were loaded in an epoch."""
+    batches = [batch for batch in record.of_kind("batch") if epoch_of(batch) == epoch_of(event)]
+    found = [sample for batch in batches for sample in batch.get("samples", ())]
+    return [sample for sample in [*found, *event.get("later_samples", ())] if sample]
+
+
+def calls_of(record: RankRecord, base: int) -> Event | None:
+    """Returns what direct calls of a data set gave, if that is known."""
+    return next((event for event in record.of_kind("calls") if event["base"] == base), None)
+
+
+def contents(ranks: Sequence[RankRecord], base: int) -> Contents:
+    """Compares a data set on the first rank with that on the others."""
+    calls = [calls_of(rank, base) for rank in ranks]
+    if any(call is None for call in calls) or len({call["dataset"] for call in calls if call}) > 1:
+        return Contents()
+    samples = [call["samples"] for call in calls if call]
+    shared = [index for index in samples[0] if all(index in other for other in samples)]
+    if len(shared) < 2:
+        return Contents()
+    places = range(min(len(other[index]) for other in samples for index in shared))
+    columns = [[[other[index][place] for index in shared] for other in samples] for place in places]
+    # A value that most samples share, such as a label, does not identify a sample.
+    identifying = [place for place in places if _identifies(columns[place][0])]
+    if not identifying:
+        return Contents()
+    if not all(column == columns[place][0] for place in identifying for column in columns[place]):
+        sets = [set(column) for column in columns[identifying[0]]]
+        permuted = any(len(first & second) > len(first) / 2 for first, second in combinations(sets, 2))
+        return Contents(False, permuted, calls=len(shared))
+    others = [place for place in places if place not in identifying and all(all(c) for c in columns[place])]
+    rows = [row for row in range(len(shared)) if any(len({c[row] for c in columns[place]}) > 1 for place in others)]
+    return Contents(True, different=[int(shared[row]) for row in rows], calls=len(shared))
+
+
+def _identifies(column: list[str]) -> bool:
+    return all(column) and len(set(column)) > len(column) / 2
+
+
+def divides_batches(evidence: Evidence) -> bool:
+    """Returns whether each rank takes its own part of equal batches by itself, as different gradients show."""
+    ranks: Sequence[RankRecord] = evidence.ranks
+    if any(_first_batch(rank).get("drawn") for rank in ranks):
+        # Dropout makes the gradients differ, too, unless all ranks have one seed.
+        run = evidence.run("equal draws", interventions={"seeds": 0})
+        ranks = run.ranks if run.worked else ranks
+    first = [_first_batch(rank) for rank in ranks]
+    same_draws = (
+        not any(batch.get("drawn") for batch in first) or len({batch["generators"]["torch"] for batch in first}) == 1
+    )
+    if not same_draws or any(batch.get("samples") != first[0].get("samples") for batch in first):
+        return False
+    gradients = [{name: value for name, value in rank.tensors.items() if name.startswith("local/0/")} for rank in ranks]
+    return any(
+        name in other and not torch.allclose(value, other[name], rtol=1e-3, atol=1e-7)
+        for other in gradients[1:]
+        for name, value in gradients[0].items()
+    )
+
+
+def _first_batch(rank: RankRecord) -> Event:
+    return next((batch for batch in rank.of_kind("batch") if batch["trains"]), {})
+
+
+def repeated_samples(events: Sequence[Event]) -> list[int]:
+    """Returns the samples of an evaluation that come too often, if the samples are divided among the ranks."""
+    if not indices_known(events):
+        return []
+    lists = [event["indices"] for event in events]
+    sets, union = [set(one) for one in lists], {index for one in lists for index in one}
+    batch = max(max(event["sizes"]) for event in events)
+    extra = sum(map(len, lists)) - len(union)
+    if all(one == union for one in sets) or extra > batch * len(events):
+        # Each rank evaluates all samples, or draws them with replacement.
+        return []
+    return sorted(index for index, count in Counter(index for one in lists for index in one).items() if count > 1)
+
+
+def communicates(evidence: Evidence) -> bool:
+    """Returns whether the ranks train one model, unlike independent runs."""
+    return any(rank.of_kind("ddp", "collective") for rank in evidence.ranks)
+
+
+def names(ranks: Sequence[int]) -> str:
+    """Returns such as `ranks 0 and 1`."""
+    *first, last = map(str, ranks)
+    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+
+
+class Leak(NamedTuple):
+    """Samples with which one rank trains and another validates.
+
+    Attributes:
+        trains: The rank that trains with them.
+        validates: The rank that validates with them.
+        shared: How many there are.
+        of: Number of validation samples of that rank.
+        event: The epoch of the validation.
+    """
+
+    trains: int
+    validates: int
+    shared: int
+    of: int
+    event: Event
+
+
+def leak(ranks: Sequence[RankRecord]) -> Leak | None:
+    """Returns the largest leak between two ranks, if no rank validates with its own training samples."""
+    training: list[tuple[set[Any], set[Any]]] = []
+    for rank in ranks:
+        events = [event for event in rank.training_epochs if not event["iterable"]]
+        indices = {index for event in events for index in _keys(ranks, event)}
+        training.append((indices, {sample for event in events for sample in samples_of(rank, event)}))
+    found: list[Leak] = []
+    # The indices say it exactly if both are parts of one data set, otherwise the contents do.
+    for kind in (0, 1):
+        for place, event, own in _validations(ranks, kind):
+            if own & training[place][kind]:
+                # Perhaps the accuracy of the training samples.
+                return None
+            for other, sets in enumerate(training):
+                count = len(own & sets[kind])
+                if count >= (1 if kind == 0 else max(3, len(own) / 20)):
+                    found.append(Leak(ranks[other].rank, ranks[place].rank, count, len(own), event))
+    return max(found, key=lambda one: one.shared, default=None)
+
+
+def _validations(ranks: Sequence[RankRecord], kind: int) -> Iterator[tuple[int, Event, set[Any]]]:
+    """Yields each evaluation with its rank and its samples, by index (kind 0) or by content (kind 1)."""
+    for place, rank in enumerate(ranks):
+        for event in rank.evaluation_epochs:
+            own: set[Any] = set(samples_of(rank, event) if kind else _keys(ranks, event))
+            if len(own) > 1 and not event["iterable"]:
+                yield place, event, own
+
+
+def _keys(ranks: Sequence[RankRecord], event: Event) -> list[tuple[int, int]]:
+    """Returns the samples of an epoch as (data set, index), if an index means the same sample on all ranks."""
+    if not event["drained"] or contents(ranks, event["base"]).same is not True:
+        return []
+    return [(event["base"], index) for index in event["indices"]]
+
+
+def replaced_sampler(evidence: Evidence) -> tuple[Event, list[Event], set[int]] | None:
+    """Returns the first epoch on one process and on the ranks, and the samples that the ranks lack.
+
+    That is, if the user's own sampler is replaced on several ranks, and samples are lost.
+    """
+    single, epochs = evidence.single, training_epochs(evidence.ranks)
+    if single is None or not single.training_epochs or not epochs:
+        return None
+    one, several = single.training_epochs[0], epochs[0]
+    usual = {"RandomSampler", "SequentialSampler", None, *(event["sampler"] for event in several)}
+    if one["sampler"] in usual or not indices_known([one]) or not indices_known(several):
+        return None
+    if len(set(one["indices"])) < len(one["indices"]):
+        # It draws with replacement: the samples of an epoch are random.
+        return None
+    lost = set(one["indices"]) - {index for event in several for index in event["indices"]}
+    batch = max(*one["sizes"], 1)
+    return (one, several, lost) if len(lost) > batch * len(several) or len(lost) > len(one["indices"]) / 4 else None

@@ -1,0 +1,219 @@
+"""Compares two real ranks with one process that was given their batches, random draws and initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddp_doctor.probes.random_replay import joining_axis
+from ddp_doctor.records.run import RankRecord, Run
+
+# Healthy programs are below 1e-11 in 64 bits, faulty ones above 1e-3; a loss that the program computes in 32 bits
+# leaves 1e-8.
+THRESHOLD = 1e-6
+# Gradients are compared at up to this many coordinates.
+_MOST_COORDINATES = 2_000_000
+
+
+@dataclass(frozen=True)
+class RankComparison:
+    """How two ranks differ from one process with the same samples.
+
+    Attributes:
+        difference: Largest difference of a gradient that an optimizer got, divided by the largest gradient, in the
+            first step that differs, otherwise in the worst step.
+        step: The step of `difference`.
+        tensor: The parameter of `difference`.
+        threshold: Above this, `difference` is no rounding.
+        weights: The least-squares solution of `gradient of one process = sum over ranks of weight * gradient of the
+            rank`, before clipping; for a mean over equal shares it is 1 / ranks each. Empty if it is not known.
+        residual: What this combination leaves of the gradient, relative.
+        differences: The difference of each step.
+        applied: For each rank, the same weights for the gradient that its optimizer got, and the residual.
+        module: The first module whose outputs differ, with its class; empty if there is none.
+        module_difference: The relative difference of its outputs.
+        cannot: Why the comparison says nothing; empty if it does.
+    """
+
+    difference: float = 0.0
+    step: int = 0
+    tensor: str = ""
+    threshold: float = THRESHOLD
+    weights: tuple[float, ...] = ()
+    residual: float = 0.0
+    differences: tuple[float, ...] = ()
+    applied: tuple[tuple[tuple[float, ...], float], ...] = ()
+    module: str = ""
+    module_class: str = ""
+    module_difference: float = 0.0
+    cannot: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the difference is no rounding."""
+        return not self.cannot and not self.difference <= self.threshold
+
+    @property
+    def measured(self) -> str:
+        """The difference in words."""
+        return f"{self.difference:.1e} of the gradient"
+
+    def at(self, other: RankComparison) -> float:
+        """Returns the difference in the step of another comparison, or that one's if it is not known."""
+        return self.differences[other.step] if other.step < len(self.differences) else other.difference
+
+    def falls_to(self, later: float) -> str:
+        """Returns in words what an intervention makes of the difference."""
+        return f"the difference falls from {self.difference:.1e} to {later:.1e}."
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the gradient is a combination of those of the ranks, only with other weights."""
+        return bool(self.weights) and self.residual <= max(self.threshold, 1e-6) * 10
+
+
+def compare_ranks(ranks: Run, reference: Run, *, threshold: float = THRESHOLD) -> RankComparison:
+    """Compares a run of several ranks with the run of one process that was fed from it."""
+    if not ranks.worked:
+        return RankComparison(cannot="the run with several ranks has failed")
+    if not reference.ranks:
+        return RankComparison(cannot="the doctor cannot change the command's number of ranks to one")
+    if reference.hung or reference.lost:
+        return RankComparison(cannot="the run with one process hung")
+    if reference.errors:
+        error = reference.errors[0]
+        return RankComparison(cannot=f"one process with all samples fails: {error['type']}: {error['message'][:150]}")
+    one = reference.ranks[0]
+    if failures := one.end["failures"]:
+        return RankComparison(cannot=f"one process cannot be given the same samples and draws: {failures[0]}")
+    if hidden := _hidden_draws(ranks):
+        return RankComparison(cannot=hidden)
+    if not one.of_kind("batch"):
+        return RankComparison(
+            cannot="the samples come from no DataLoader of torch, so one process cannot be given them"
+        )
+    steps = sorted({int(name.split("/")[1]) for name in one.tensors if name.startswith("applied/")})
+    if not steps:
+        return RankComparison(cannot="no optimizer step was seen on one process")
+    worst, differences = (0.0, 0, ""), []
+    rates = [[event["lr"] for event in record.of_kind("step")] for record in (ranks.ranks[0], one)]
+    for step in steps:
+        if rates[0][:step] != rates[1][:step]:
+            # Another schedule is a separate finding, and changes all later gradients.
+            break
+        found = _gradient_difference(ranks.ranks[0], one, step)
+        if found is None:
+            return RankComparison(cannot="the optimizers of one process have other parameters, or step at other times")
+        differences.append(found[0])
+        # The first step that differs, otherwise the worst.
+        if worst[0] <= threshold and not found[0] <= worst[0]:
+            worst = (found[0], step, found[1])
+    module, kind, amount = _first_module(ranks, one, max(threshold / 1000, 1e-9))
+    weights, residual = _weights(ranks, one, worst[1])
+    applied = tuple(_least_squares(ranks, _vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
+    return RankComparison(
+        worst[0], worst[1], worst[2], threshold, weights, residual, tuple(differences), applied, module, kind, amount
+    )
+
+
+def names_of(record: RankRecord) -> dict[str, str]:
+    """Returns the names of the parameters by `<optimizer>:<position>`."""
+    found: dict[str, str] = {}
+    for event in record.of_kind("step"):
+        found |= event["names"]
+    return found
+
+
+def _gradient_difference(rank: RankRecord, one: RankRecord, step: int) -> tuple[float, str] | None:
+    first = {name: tensor for name, tensor in rank.tensors.items() if name.startswith(f"applied/{step}/")}
+    second = {name: tensor for name, tensor in one.tensors.items() if name.startswith(f"applied/{step}/")}
+    if first.keys() != second.keys() or any(first[name].shape != second[name].shape for name in first):
+        return None
+    size = max((float(tensor.abs().max()) for tensor in second.values() if tensor.numel()), default=0.0)
+    worst, where = 0.0, ""
+    for name, tensor in first.items():
+        if tensor.numel():
+            amount = float((tensor - second[name]).abs().max())
+            if not amount <= worst:
+                worst, where = amount, name
+    return (worst / size if size else worst), names_of(rank).get(where.rpartition("/")[2], "")
+
+
+def _vector(record: RankRecord, step: int, what: str) -> torch.Tensor | None:
+    parts = [record.tensors[name].flatten() for name in sorted(record.tensors) if name.startswith(f"{what}/{step}/")]
+    if not parts:
+        return None
+    whole = torch.cat(parts)
+    return whole[:: max(1, len(whole) // _MOST_COORDINATES)].double()
+
+
+def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...], float]:
+    """Returns the weights of the ranks' gradients in that of one process: those that differ most of all passes."""
+    passes = {
+        name.partition("/")[0] for name in one.tensors if name.startswith("micro") and name.split("/")[1] == str(step)
+    }
+    found = [_least_squares(ranks, _vector(one, step, what), step, what) for what in sorted(passes) or ["local"]]
+    if not all(weights for weights, _ in found):
+        return _least_squares(ranks, _vector(one, step, "local"), step)
+    weights = max((weights for weights, _ in found), key=lambda weights: max(weights) - min(weights))
+    return weights, max(residual for _, residual in found)
+
+
+def _least_squares(
+    ranks: Run, whole: torch.Tensor | None, step: int, what: str = "local"
+) -> tuple[tuple[float, ...], float]:
+    parts = [_vector(rank, step, what) for rank in ranks.ranks]
+    if whole is None or any(part is None or part.shape != whole.shape for part in parts) or not float(whole.norm()):
+        return (), 0.0
+    columns = torch.stack([part for part in parts if part is not None], 1)
+    solution = torch.linalg.lstsq(columns, whole[:, None], driver="gelsd").solution[:, 0]
+    residual = float((columns @ solution - whole).norm() / whole.norm())
+    return tuple(float(value) for value in solution), residual
+
+
+def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, str, float]:
+    events: Sequence[list[dict[str, Any]]] = [record.of_kind("output") for record in [*ranks.ranks, one]]
+    for calls in zip(*events, strict=False):
+        if len({(call["name"], call["module"]) for call in calls}) > 1:
+            break
+        parts = [record.tensors[f"out/{call['number']}"] for record, call in zip(ranks.ranks, calls, strict=False)]
+        whole = one.tensors[f"out/{calls[-1]['number']}"]
+        if not whole.ndim:
+            # A loss or a metric, which no later module depends on.
+            continue
+        if all(part.shape == whole.shape for part in parts):
+            joined = parts[0]
+        elif (axis := joining_axis(parts, whole)) is not None:
+            joined = torch.cat(parts, axis)
+        else:
+            continue
+        amount = _relative(joined, whole)
+        if not amount <= threshold and not _relative(_sorted_rows(joined), _sorted_rows(whole)) <= threshold:
+            return calls[0]["name"], calls[0]["module"], amount
+    return "", "", 0.0
+
+
+def _relative(joined: torch.Tensor, whole: torch.Tensor) -> float:
+    size = float(whole.abs().max()) if whole.numel() else 0.0
+    return float((joined - whole).abs().max()) / size if size else 0.0
+
+
+def _sorted_rows(outputs: torch.Tensor) -> torch.Tensor:
+    """Returns a number per sample, sorted: a program may stack several views of a batch in one call."""
+    rows = outputs.detach().double().flatten(1) if outputs.ndim > 1 else outputs.detach().double()[:, None]
+    generator = torch.Generator().manual_seed(0)
+    return (rows @ torch.rand(rows.shape[1], generator=generator, dtype=torch.float64)).sort().values
+
+
+def _hidden_draws(ranks: Run) -> str:
+    """Returns why draws of NumPy or Python in a training step cannot be given to one process, or nothing."""
+    for record in ranks.ranks:
+        for event in record.of_kind("drew"):
+            if event["hidden"]:
+                return (
+                    f"the training step draws random numbers of {event['hidden']}, which cannot be given to one process"
+                )
+    return ""

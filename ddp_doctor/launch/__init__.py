@@ -1,0 +1,1 @@
+"""Runs the examined program on several ranks, in interpreters that fork it."""

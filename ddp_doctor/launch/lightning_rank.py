@@ -1,0 +1,214 @@
+"""Runs a LightningModule as its user would, under a stock Trainer, and observes what it logs, keeps and predicts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from ddp_doctor.errors import InputError
+from ddp_doctor.probes.wrap import wrap
+from ddp_doctor.probes.written_files import rows_of_file
+from ddp_doctor.records.recorder import digest
+from ddp_doctor.records.spec import Spec
+from ddp_doctor.torch_internals import tree_leaves
+
+# Options of the section `trainer` of a configuration that change what is computed.
+_KEPT = (
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "sync_batchnorm",
+    "use_distributed_sampler",
+    "deterministic",
+    "reload_dataloaders_every_n_epochs",
+)
+_SECTIONS = {"seed_everything", "trainer", "model", "data", "optimizer", "lr_scheduler"}
+
+
+def run_module(module: Any, data: Any, spec: Spec, probes: Any) -> None:
+    """Runs the part of the examination that the specification names."""
+    if not issubclass(module, pl.LightningModule):
+        raise InputError(f"{module.__name__} is not a LightningModule.")
+    if data is not None and isinstance(data, type) and not issubclass(data, pl.LightningDataModule):
+        raise InputError(f"{data.__name__} is not a LightningDataModule.")
+    _run(module(), data() if data else None, spec, probes, {})
+
+
+def run_config(spec: Spec, probes: Any) -> None:
+    """Runs the classes that a configuration of LightningCLI names."""
+    import yaml
+    from lightning.pytorch.cli import LightningCLI
+
+    sections = set(yaml.safe_load(Path(spec.target.config).read_text()) or {})
+
+    class Parser(LightningCLI):
+        def add_arguments_to_parser(self, parser: Any) -> None:
+            # A project's own command may have further sections.
+            for name in sections - _SECTIONS:
+                parser.add_argument(f"--{name}", type=Any, default=None)
+
+        def instantiate_trainer(self, **kwargs: Any) -> Any:
+            return None
+
+    cli = Parser(
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_callback=None,
+        run=False,
+        args=["--config", spec.target.config],
+    )
+    given = cli.config.get("trainer") or {}
+    options = {name: given[name] for name in _KEPT if given.get(name) is not None}
+    _run(cli.model, cli.datamodule, spec, probes, options)
+
+
+def _run(module: Any, data: Any, spec: Spec, probes: Any, options: dict[str, Any]) -> None:
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    probe = LightningProbe(probes)
+    accumulation = int(options.get("accumulate_grad_batches", 1))
+    epochs = 2 if spec.purpose in {"save", "resume", "whole"} else spec.epochs
+    unused = not module.automatic_optimization or bool(spec.interventions.get("find_unused"))
+    strategy = DDPStrategy(process_group_backend="gloo", find_unused_parameters=unused)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=spec.world_size,
+        strategy=strategy if spec.world_size > 1 else "auto",
+        max_epochs=epochs,
+        limit_train_batches=spec.steps * accumulation,
+        limit_val_batches=1.0 if spec.purpose in {"train", "evaluate"} else 0,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=probes.recorder.folder,
+        callbacks=[probe],
+        precision="64-true" if spec.double else None,
+        **options,
+    )
+    probes.recorder.active = True
+    owner = data if data is not None and is_overridden("predict_dataloader", data) else module
+    probes.facts |= {"module": True, "predicts": is_overridden("predict_dataloader", owner)}
+    recorder = probes.recorder
+    if spec.purpose == "evaluate":
+        if draws := spec.interventions.get("draws"):
+            torch.manual_seed(spec.seed + int(draws))
+        trainer.validate(module, datamodule=data, verbose=False)
+        recorder.add("metrics", values=logged_values(trainer))
+    elif spec.purpose == "predict":
+        outputs = trainer.predict(module, datamodule=data)
+        probe.record_predictions(outputs)
+    else:
+        path = os.environ.get("DDP_DOCTOR_CHECKPOINT", "")
+        trainer.fit(module, datamodule=data, ckpt_path=path if spec.purpose == "resume" else None)
+        if spec.purpose == "save":
+            trainer.save_checkpoint(Path(path))
+        if spec.purpose in {"save", "resume", "whole"}:
+            recorder.add("state", values=state_of(module, trainer))
+    torch.set_grad_enabled(True)
+
+
+class LightningProbe(pl.Callback):
+    """Records what the module logs and how its evaluation ends."""
+
+    def __init__(self, probes: Any) -> None:
+        self.probes, self.recorder = probes, probes.recorder
+        wrap(pl.LightningModule, "log", self._on_log)
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Gives the parts of the module their names."""
+        self.probes.modules.name(pl_module)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Seeds the generators by the epoch, so that a resumed run has the same order and draws."""
+        self.probes.loaders.seed(pl_module, getattr(trainer, "datamodule", None))
+        if self.probes.spec.purpose in {"whole", "resume"}:
+            self.recorder.add("begin", values=state_of(pl_module, trainer))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stops after the first epoch, with the schedule of two."""
+        if self.probes.spec.purpose == "save":
+            trainer.should_stop = True
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Records the metrics of a validation."""
+        if trainer.state.fn == "fit":
+            self.recorder.add("metrics", values=logged_values(trainer))
+
+    def record_predictions(self, outputs: Any) -> None:
+        """Records the size and a digest of each batch of predictions."""
+        batches = [[leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)] for batch in outputs or ()]
+        rows = [leaf for leaves in batches for leaf in leaves[:1]]
+        for number, row in enumerate(rows):
+            self.recorder.keep(f"prediction/{number}", row)
+        for event in self.recorder.events:
+            if event["kind"] == "open":
+                event["rows"] = rows_of_file(Path(event["path"]))
+
+    def _on_log(self, original: Any, module: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        number = value if isinstance(value, int | float) else None
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            number = float(value)
+        self.recorder.add(
+            "log",
+            name=name,
+            value=number,
+            batch_size=kwargs.get("batch_size"),
+            reduce_fx=str(kwargs.get("reduce_fx", "mean")),
+        )
+        return original(module, name, value, *args, **kwargs)
+
+
+def logged_values(trainer: pl.Trainer) -> dict[str, float]:
+    """Returns the metrics that callbacks and loggers get."""
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+
+
+def state_of(module: pl.LightningModule, trainer: pl.Trainer) -> dict[str, str]:
+    """Returns digests of all tensors and counts that a run keeps, by their place."""
+    found: dict[str, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        found[f"weights {name}"] = digest(tensor)
+    for number, optimizer in enumerate(trainer.optimizers):
+        _walk(f"optimizer {number}", optimizer.state_dict()["state"], found)
+    for number, config in enumerate(trainer.lr_scheduler_configs):
+        _walk(f"scheduler {number}", config.scheduler.state_dict(), found)
+    own = {
+        key: value
+        for key, value in vars(module).items()
+        if not key.startswith("_")
+        and key
+        not in {"trainer", "training", "prepare_data_per_node", "allow_zero_length_dataloader_with_multiple_devices"}
+    }
+    _walk("attribute", own, found)
+    return found
+
+
+def _walk(place: str, value: Any, found: dict[str, str], depth: int = 0) -> None:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        found[place] = digest(
+            value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+        )
+    elif isinstance(value, torch.nn.Module) and depth:
+        for name, tensor in value.state_dict().items():
+            found[f"{place}.{name}"] = digest(tensor)
+    elif isinstance(value, dict) and depth < 5:
+        for key, part in value.items():
+            _walk(f"{place} {key}", part, found, depth + 1)
+    elif isinstance(value, list | tuple) and depth < 5:
+        for number, part in enumerate(value):
+            _walk(f"{place} {number}", part, found, depth + 1)
+    elif isinstance(value, bool | int | float):
+        found[place] = repr(value)

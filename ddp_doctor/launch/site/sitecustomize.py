@@ -1,0 +1,87 @@
+"""Installs the doctor's probes in each Python that a command starts, as soon as it has imported torch.
+
+Where the machine permits no private view of the files, it also redirects what each Python writes.
+
+The doctor puts this folder first on PYTHONPATH. Python imports a module of this name at its start.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds torch as usual, and installs the probes after its import."""
+
+    loader: Any = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Finds torch by the other finders."""
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is None:
+            _report_missing("torch")
+        else:
+            self.loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        """Creates the module as its own loader does."""
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """Imports torch, and installs the probes."""
+        # Resources of the package are found by its own loader.
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        if importlib.util.find_spec("ddp_doctor") is None:
+            _report_missing("ddp_doctor")
+        from ddp_doctor.launch.command_rank import start
+
+        start(Path(os.environ["DDP_DOCTOR_RUN"]))
+
+
+def _report_missing(package: str) -> None:
+    """Tells the doctor what this Python lacks; it may not be the one that the doctor runs in."""
+    path = Path(os.environ["DDP_DOCTOR_RUN"], f"missing-{os.getpid()}.json")
+    path.write_text(json.dumps([sys.executable, package]))
+
+
+def _run_the_next() -> None:
+    """Runs the sitecustomize that this one hides."""
+    here = str(Path(__file__).parent)
+    others = [entry for entry in sys.path if entry != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def _redirect(layer: str) -> None:
+    """Redirects what this Python writes; it may be one in which this package is not installed."""
+    package = str(Path(__file__).parents[3])
+    sys.path.append(package)
+    try:
+        from ddp_doctor.files import redirect
+    finally:
+        sys.path.remove(package)
+    redirect.start(Path(layer))
+
+
+if os.environ.get("DDP_DOCTOR_LAYER"):
+    _redirect(os.environ["DDP_DOCTOR_LAYER"])
+_run_the_next()
+if os.environ.get("DDP_DOCTOR_RUN"):
+    sys.meta_path.insert(0, _AfterTorch())

@@ -1,0 +1,1 @@
+"""The report as text for a terminal and as a page."""

@@ -1,0 +1,38 @@
+"""Batch norm over all ranks on a CPU, which torch's SyncBatchNorm does not support: the fix that LD012 proves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.nn.functional import all_reduce
+
+from ddp_doctor.records.recorder import world
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class _OverRanks(nn.modules.batchnorm._BatchNorm):
+    """Mixed into a batch norm, normalizes with the statistics of all ranks, through which gradients flow."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalizes each channel of [samples of this rank, channels, ...]; running statistics stay as they are."""
+        if not self.training or world()[1] == 1:
+            return super().forward(x)
+        axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
+        count = all_reduce(x.new_tensor([x.numel() / x.shape[1]]))
+        centered = x - (all_reduce(x.sum(axes)) / count).view(shape)
+        variance = all_reduce(centered.square().sum(axes)) / count
+        normal = centered * torch.rsqrt(variance + self.eps).view(shape)
+        return normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
+
+
+_CLASSES: dict[Any, Any] = {kind: type(f"{kind.__name__}OverRanks", (_OverRanks, kind), {}) for kind in NORMS}
+
+
+def synchronize(module: nn.Module) -> None:
+    """Lets every batch norm of a module use the statistics of all ranks."""
+    for part in module.modules():
+        # The part stays the same object: hooks and references to it remain valid.
+        part.__class__ = _CLASSES.get(type(part), type(part))

@@ -1,0 +1,125 @@
+"""Probe of the files that a process writes and locks."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Callable, Sized
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddp_doctor.files.layer import meant
+from ddp_doctor.probes.wrap import wrap_everywhere
+from ddp_doctor.records.recorder import Recorder
+
+
+class FileProbe:
+    """Records the files that the user's code opens for writing, and those that it saves."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._locks = Locks(lambda path: self.recorder.add("lock", path=path))
+
+    def install(self) -> None:
+        """Installs the probes."""
+        wrap_everywhere("save", torch.save, self._on_save)
+        sys.addaudithook(self._on_audit)
+
+    def _on_save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        # The names of the arguments are torch's.
+        if isinstance(f, str | os.PathLike):
+            self.recorder.add("save", path=str(Path(f).absolute()), locks=self._locks.held(), rows=rows_of(obj))
+        return original(obj, f, *args, **kwargs)
+
+    def _on_audit(self, event: str, args: Any) -> None:
+        self._locks.see(event, args)
+        if event != "open" or not isinstance(args[0], str) or not isinstance(args[2], int):
+            return
+        others = ("/dev/", "/proc/", "/sys/", str(self.recorder.folder))
+        if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[0].startswith(others):
+            mode = args[1] if isinstance(args[1], str) else ""
+            path = meant(os.path.abspath(args[0]))  # noqa: PTH100
+            found = self.recorder.add("open", path=path, mode=mode, locks=self._locks.held())
+            if not found["place"]:
+                # A library opened it: not the user's doing.
+                self.recorder.events.remove(found)
+
+
+_LARGE = 20_000_000
+
+
+def rows_of(content: Any, depth: int = 0) -> list[int]:
+    """Returns the lengths of the tensors, arrays and lists in a nested value, without repeats."""
+    found: set[int] = set()
+    if isinstance(content, torch.Tensor | np.ndarray):
+        found.add(len(content) if content.ndim else 1)
+    elif isinstance(content, dict | list | tuple) and depth < 3:
+        if not isinstance(content, dict):
+            found.add(len(content))
+        for part in list(content.values() if isinstance(content, dict) else content)[:1000]:
+            if isinstance(part, Sized):
+                found |= set(rows_of(part, depth + 1))
+    # The batches of a list are rows together.
+    if isinstance(content, list | tuple) and content and all(isinstance(part, torch.Tensor) for part in content):
+        found.add(sum(len(part) if part.ndim else 1 for part in content))
+    return sorted(found)
+
+
+def rows_of_file(path: Path) -> list[int]:
+    """Returns the numbers of rows that a file has as text (with or without a header), JSON, or NumPy array."""
+    with suppress(OSError, ValueError):
+        if not path.is_file() or path.stat().st_size > _LARGE:
+            return []
+        if path.suffix == ".npy":
+            return rows_of(np.load(path, mmap_mode="r"))
+        text = path.read_text()
+        if path.suffix == ".json":
+            return rows_of(json.loads(text))
+        lines = len([line for line in text.splitlines() if line.strip()])
+        return [lines, lines - 1]
+    return []
+
+
+class Locks:
+    """Follows the audit events of locks.
+
+    Args:
+        on_lock: Called with the path of each file that is locked or created exclusively.
+    """
+
+    def __init__(self, on_lock: Callable[[str], object]) -> None:
+        self._on_lock = on_lock
+        self._paths: set[str] = set()
+
+    def see(self, event: str, args: Any) -> None:
+        """Takes an audit event of Python."""
+        if event in {"fcntl.flock", "fcntl.lockf"}:
+            path = _path_of(args[0])
+            if args[1] & fcntl.LOCK_UN:
+                self._paths.discard(path)
+            elif path:
+                self._add(path)
+        elif event == "open" and isinstance(args[0], str) and isinstance(args[2], int) and args[2] & os.O_EXCL:
+            self._add(meant(os.path.abspath(args[0])))  # noqa: PTH100
+
+    def held(self) -> list[str]:
+        """Returns the locks that this process holds: their files are still open."""
+        if not self._paths:
+            return []
+        return sorted(self._paths & {_path_of(int(number)) for number in os.listdir("/proc/self/fd")})  # noqa: PTH208
+
+    def _add(self, path: str) -> None:
+        self._paths.add(path)
+        self._on_lock(path)
+
+
+def _path_of(descriptor: int) -> str:
+    with suppress(OSError):
+        return meant(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    return ""

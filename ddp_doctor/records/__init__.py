@@ -1,0 +1,1 @@
+"""What a run shall do, and what its ranks recorded."""

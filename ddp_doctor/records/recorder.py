@@ -1,0 +1,151 @@
+"""What one process did, as events and tensors that the checks read after the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from ddp_doctor.records.spec import PACKAGE
+from ddp_doctor.torch_internals import without_modes
+
+# An event is attributed to the innermost frame outside of these.
+_LIBRARIES = (
+    *{sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    # A virtual environment may share the packages of another one.
+    *{path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}},
+    PACKAGE,
+)
+
+# These events are also written as they happen: a mismatch of collectives can kill the process.
+_JOURNALED = {"collective", "ddp_forward", "backward"}
+
+
+class Recorder:
+    """The events and tensors of this process.
+
+    Args:
+        folder: Folder for the record, `rank<R>.pt`.
+
+    Attributes:
+        events: Dictionaries of plain values: each has its `kind`, its `step` and the user's `place`.
+        tensors: Recorded tensors by name.
+        step: Optimizer steps so far, over all optimizers.
+        backwards: Calls of `backward` so far.
+        rank: The rank of this process, as soon as it is known.
+        active: Whether this process has taken part in training, unlike a launcher.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events: list[dict[str, Any]] = []
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.step = 0
+        self.backwards = 0
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.active = False
+        self._lock = threading.Lock()
+        self._journal: int | None = None
+
+    def add(self, kind: str, **values: Any) -> dict[str, Any]:
+        """Adds an event, with the user's file and line."""
+        event = {"kind": kind, "step": self.step, "place": user_place(), **values}
+        self.events.append(event)
+        if kind in _JOURNALED:
+            if self._journal is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._journal = os.open(self.folder / f"journal{self.rank}.jsonl", flags, 0o600)
+            os.write(self._journal, (json.dumps(event, default=str) + "\n").encode())
+        return event
+
+    def keep(self, name: str, tensor: torch.Tensor) -> None:
+        """Copies a tensor into the record."""
+        self.tensors[name] = tensor.detach().clone()
+
+    def write(self) -> None:
+        """Writes what was recorded so far; another thread may call this while the process hangs."""
+        with self._lock:
+            target = self.folder / f"rank{self.rank}.pt"
+            temporary = target.with_suffix(f".{os.getpid()}.tmp")
+            content = {"rank": self.rank, "events": list(self.events), "tensors": dict(self.tensors)}
+            with without_modes():
+                save(content, temporary)
+            temporary.replace(target)
+
+
+# The user's torch.save is replaced by a probe.
+save = torch.save
+
+
+def user_frames() -> Iterator[Any]:
+    """Yields the frames of the user's code, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith("<") and not name.startswith(_LIBRARIES):
+            yield frame
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def user_place() -> str:
+    """Returns the innermost frame of the user's code as `file:line in function`; empty if there is none."""
+    for frame in user_frames():
+        return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return ""
+
+
+def is_called_by_user() -> bool:
+    """Returns whether the user's code calls the observed function itself, not through a library."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and not frame.f_code.co_filename.startswith(("<", *_LIBRARIES))
+
+
+def digest(value: Any) -> str:
+    """Returns a short digest of nested tensors and plain values."""
+    found = hashlib.blake2b(digest_size=8)
+    _update(found, value)
+    return found.hexdigest()
+
+
+def _update(found: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous()
+        found.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
+        if flat.numel():
+            found.update(flat.reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, dict):
+        for key in value:
+            found.update(str(key).encode())
+            _update(found, value[key])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _update(found, part)
+    else:
+        found.update(repr(value).encode())
+
+
+def sample_digests(leaves: list[Any]) -> list[str]:
+    """Returns a digest per sample of a batch, whose tensors share their first dimension; empty if they do not."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    sizes = {len(tensor) for tensor in tensors}
+    if len(sizes) != 1:
+        return []
+    return [digest([tensor[row] for tensor in tensors]) for row in range(sizes.pop())]
+
+
+def world() -> tuple[int, int]:
+    """Returns the rank and the number of ranks of the process group, or (0, 1) without one."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1

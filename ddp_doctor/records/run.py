@@ -1,0 +1,163 @@
+"""What the ranks of a run recorded, and why a run failed, in the words of the user's own program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddp_doctor.records.spec import PACKAGE, Spec
+
+_NO_END = {"reached_end": False, "failures": [], "libraries": []}
+
+
+@dataclass
+class RankRecord:
+    """What one rank recorded.
+
+    Attributes:
+        rank: Its number.
+        events: Its events, in order.
+        tensors: Its tensors.
+        output: What it printed.
+        stack: The stacks of its threads if it hung.
+        code: Its exit code; None for a rank that was stopped after it had recorded everything.
+        journal: Its collectives and passes, in order, which are known of a lost rank, too.
+    """
+
+    rank: int
+    events: list[dict[str, Any]] = field(default_factory=list)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    output: str = ""
+    stack: str = ""
+    code: int | None = None
+    journal: list[dict[str, Any]] = field(default_factory=list)
+
+    def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
+        """Returns the events of some kinds, in order."""
+        return [event for event in self.events if event["kind"] in kinds]
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """The last event: how the program ended."""
+        return next(iter(self.of_kind("end")), _NO_END)
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The exception that ended the program, if there was one."""
+        return next(iter(self.of_kind("error")), None)
+
+    @property
+    def training_epochs(self) -> list[dict[str, Any]]:
+        """The iterations of loaders in which the program trained, in order."""
+        return [event for event in self.of_kind("epoch") if event["trains"]]
+
+    @property
+    def evaluation_epochs(self) -> list[dict[str, Any]]:
+        """The other iterations of loaders, in order."""
+        return [event for event in self.of_kind("epoch") if not event["trains"]]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the last evaluation by name; empty if there was none."""
+        events = self.of_kind("metrics")
+        return dict(events[-1]["values"]) if events else {}
+
+
+@dataclass
+class Run:
+    """One run.
+
+    Attributes:
+        spec: What was to be done.
+        folder: Its folder.
+        ranks: The ranks, in order.
+        hung: Whether it was stopped after the timeout.
+        seconds: How long it took.
+    """
+
+    spec: Spec
+    folder: Path
+    ranks: list[RankRecord] = field(default_factory=list)
+    hung: bool = False
+    seconds: float = 0.0
+
+    def tensors(self, name: str) -> list[torch.Tensor]:
+        """Returns a recorded tensor of every rank; empty if a rank has none of this name."""
+        found = [rank.tensors[name] for rank in self.ranks if name in rank.tensors]
+        return found if len(found) == len(self.ranks) else []
+
+    @property
+    def errors(self) -> list[dict[str, Any]]:
+        """The exceptions of the ranks."""
+        return [rank.error for rank in self.ranks if rank.error]
+
+    @property
+    def lost(self) -> list[RankRecord]:
+        """The ranks that ended without a record."""
+        return [rank for rank in self.ranks if not rank.events]
+
+    @property
+    def worked(self) -> bool:
+        """Whether every rank recorded what was wanted."""
+        return not self.hung and not self.errors and not self.lost and bool(self.ranks)
+
+    @property
+    def reason(self) -> str:
+        """The traceback of the first rank that failed, or how the first one was lost."""
+        for error in self.errors:
+            return error["trace"] or error["message"]
+        lost = self.lost[0]
+        return f"Rank {lost.rank} ended with exit code {lost.code} before its end.\n{lost.output[-2000:]}"
+
+    @property
+    def short_reason(self) -> str:
+        """Why the run failed in one line, such as `rank 1: ValueError: no data`."""
+        for rank in self.ranks:
+            if rank.error:
+                lines = rank.error["message"].strip().splitlines() or [""]
+                where = f"rank {rank.rank}: " if len(self.ranks) > 1 else ""
+                return f"{where}{rank.error['type']}: {lines[0][:200]}".rstrip(": ")
+        if self.hung or not self.ranks:
+            return "it hung" if self.hung else "it was not started"
+        lost = self.lost[0]
+        last = next(iter(reversed(lost.output.strip().splitlines())), "")[:200]
+        code = "" if lost.code is None else f" with exit code {lost.code}"
+        return f"rank {lost.rank} ended{code} before its end" + (f": {last}" if last else "")
+
+    @property
+    def stacks(self) -> str:
+        """Where each rank failed, waited or hung."""
+        found = []
+        for rank in self.ranks:
+            if rank.error:
+                found.append(f"Rank {rank.rank} failed:\n{rank.error['trace']}")
+            elif rank.stack:
+                step = max((event["step"] for event in rank.events), default=0)
+                # The thread that runs the user's code, without the doctor's frames.
+                threads = [part for part in rank.stack.split("\n\n") if f"{PACKAGE}/probes/install.py" not in part]
+                lines = [line for part in threads for line in part.splitlines() if PACKAGE not in line]
+                found.append(f"Rank {rank.rank} waited or hung in step {step}:\n" + "\n".join(lines))
+            elif rank.code is not None and not rank.events:
+                how = f"was killed by signal {-rank.code}" if rank.code < 0 else f"exited with code {rank.code}"
+                found.append(f"Rank {rank.rank} {how}.\n{rank.output[-1500:]}")
+        return "\n".join(found)
+
+
+def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:
+    """Returns what a rank recorded, which is nothing if it was lost."""
+    path = folder / f"rank{rank}.pt"
+    loaded = torch.load(path, weights_only=True) if path.exists() else {"events": [], "tensors": {}}
+    output, stack, lines = (
+        _text(folder / name) for name in (f"output{rank}.txt", f"stack{rank}.txt", f"journal{rank}.jsonl")
+    )
+    # The last line of a process that was killed may be incomplete.
+    journal = [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith("\n")]
+    return RankRecord(rank, loaded["events"], loaded["tensors"], output, stack, code, journal)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""

@@ -1,0 +1,113 @@
+"""What one run of the examination shall do; the parent writes it, and each rank reads it. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.errors import InputError
+
+PACKAGE = str(Path(__file__).parents[1])
+_FILE = "spec.json"
+# The environment variable that names the folder of a run to the processes of a command.
+FOLDER = "DDP_DOCTOR_RUN"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is examined.
+
+    Attributes:
+        name: `package.module:name` or `path/to/file.py:name`; empty for a configuration or a command.
+        data: The same for a LightningDataModule, or empty.
+        args: Further arguments of a function.
+        config: Path of a configuration of LightningCLI, or empty.
+        command: The words of a command, or empty.
+    """
+
+    name: str = ""
+    data: str = ""
+    args: tuple[str, ...] = ()
+    config: str = ""
+    command: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name or self.config or " ".join(self.command)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One run.
+
+    Attributes:
+        target: What is examined.
+        purpose: `train`: two short epochs with their evaluation, to the end of the program. `numbers`: the first steps
+            of one epoch. `discover`: until a command starts its processes. `evaluate`, `predict`: a LightningModule
+            alone. `save`, `resume`: training with a checkpoint.
+        world_size: Number of ranks.
+        steps: Optimizer steps per epoch.
+        samples: Most samples of an evaluation per process, and of a stream.
+        double: Whether everything is computed in 64 bits.
+        seed: Seed of rank 0; other ranks add their number, as ranks that are started separately differ.
+        same_seed: Whether all ranks have the same seed.
+        timeout: Seconds after which the run counts as hung.
+        feed: Folder of the run whose batches and draws this process is given, concatenated; or empty.
+        interventions: Names of fixes that are applied, with their values.
+    """
+
+    target: Target
+    purpose: str = "train"
+    world_size: int = 1
+    steps: int = 3
+    samples: int = 512
+    double: bool = False
+    seed: int = 20_250
+    same_seed: bool = False
+    timeout: float = 60.0
+    feed: str = ""
+    interventions: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def epochs(self) -> int:
+        """Training epochs that are recorded."""
+        return 2 if self.purpose in {"train", "whole"} else 1
+
+    def write(self, folder: Path) -> None:
+        """Writes the file that `read` reads."""
+        (folder / _FILE).write_text(json.dumps(asdict(self)))
+
+
+def read(folder: Path) -> Spec:
+    """Reads what `Spec.write` wrote."""
+    values = json.loads((folder / _FILE).read_text())
+    target = values.pop("target")
+    args, command = (tuple(target.pop(name)) for name in ("args", "command"))
+    return Spec(Target(**target, args=args, command=command), **values)
+
+
+def target_name(target: Any) -> str:
+    """Returns the name of a class or function by which a new process imports it.
+
+    Raises:
+        InputError: It is not at the top level of a module in a file.
+    """
+    if target is None or isinstance(target, str):
+        return target or ""
+    module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
+    if not module or not name or "<locals>" in name:
+        raise InputError(f"{target!r} must be a class or a function at the top level of a module.")
+    if module == "__main__":
+        import __main__
+
+        path = getattr(__main__, "__file__", None)
+        if path is None:
+            raise InputError(
+                f"{name} is defined in a notebook or an interactive session, but new processes import it: write it to "
+                f"a file, and name it as path/to/file.py:{name}."
+            )
+        return f"{path}:{name}"
+    path = getattr(sys.modules[module], "__file__", None)
+    return f"{path}:{name}" if path and "." not in module else f"{module}:{name}"

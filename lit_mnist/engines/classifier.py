@@ -1,0 +1,71 @@
+"""What the Trainer trains in a job of the experiment: LitClassifier on MNISTDataModule."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from lit_mnist.data.loader import Batch
+from lit_mnist.datamodule import MNISTDataModule
+from lit_mnist.distributed.accumulation import accumulated_loss
+from lit_mnist.module import LitClassifier
+from lit_mnist.run.job import Parts
+from lit_mnist.training.batches import RankBatches
+from lit_mnist.training.cuda_graph import GraphedPasses
+from lit_mnist.training.job import ExperimentJob
+from lit_mnist.training.loss import mean_loss
+
+
+def make_classifier(job: ExperimentJob) -> Parts:
+    """Returns the module, the data and the arguments of the Trainer of a job."""
+    data = MNISTDataModule.of(RankBatches(job.experiment, job.splits, job.plan))
+    kind = GraphedClassifier if job.cuda_graph else LitClassifier
+    module = kind(num_classes=job.dataset.num_classes, seed=job.seed, **vars(job.experiment.model))
+    if job.weights:
+        module.net.load_state_dict(job.weights, strict=False)
+    module.total_steps = job.plan.total_steps
+    settings, plan = job.experiment.trainer, job.plan
+    options: dict[str, Any] = {
+        # `max_steps` and the limits are part of the plan: they shorten the loader of each epoch.
+        "max_epochs": plan.epochs,
+        "reload_dataloaders_every_n_epochs": 1,
+        "check_val_every_n_epoch": plan.validate_every or 1,
+        "limit_val_batches": 1.0 if plan.validate_every or not job.trains else 0,
+        "log_every_n_steps": settings.log_every_n_steps,
+        "sync_batchnorm": settings.sync_batchnorm,
+        "accumulate_grad_batches": settings.accumulate_grad_batches,
+        "gradient_clip_val": settings.gradient_clip_val,
+        "deterministic": settings.deterministic or None,
+        "enable_progress_bar": settings.enable_progress_bar,
+    }
+    return Parts(module, data, options | (job.options() if job.options else {}), module.net)
+
+
+class GraphedClassifier(LitClassifier):
+    """A classifier whose passes run as a CUDA graph, on one GPU without accumulation, with bit-identical weights."""
+
+    @cached_property
+    def _graphed(self) -> GraphedPasses:
+        return GraphedPasses(self._passes, self.net.parameters())
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """Runs the forward and backward pass of a micro-batch, and returns its loss."""
+        loss, logits = self._graphed(batch)
+        self.train_metrics.log(self, loss, logits, batch.targets, batch_idx)
+        return loss
+
+    def _passes(self, batch: Batch, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.net(batch.images, batch.rng)
+        loss = mean_loss(logits, batch.targets, self.settings.label_smoothing)
+        weighted = accumulated_loss(loss, window, 1)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        # Lightning runs the training step under autocast; the backward pass must not be.
+        with torch.autocast(loss.device.type, enabled=False):
+            (scaler.scale(weighted) if scaler else weighted).backward()
+        return loss.detach(), logits.detach()
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Restores the gradients, which `training_step` has already computed."""
+        self._graphed.restore_gradients()

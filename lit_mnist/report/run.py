@@ -1,0 +1,52 @@
+"""The report of a run: `report.html` in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lit_mnist.report.metrics import write_metrics_report
+from lit_mnist.report.page import Mistake, write_report
+from lit_mnist.report.segmentation import ShownImage
+from lit_mnist.run.folder import REPORT
+from lit_mnist.run.job import Job
+from lit_mnist.run.metrics_log import read_metrics
+from lit_mnist.run.result import Outcome
+from lit_mnist.training.examples import Wrong
+from lit_mnist.training.job import ExperimentJob
+
+
+def report_metrics(job: Job, result: Mapping[str, Any], outcome: Outcome) -> None:
+    """Writes the report of a run: a curve of each metric.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_metrics_report(job.folder / REPORT, result=result, history=read_metrics(job.folder))
+
+
+def report_experiment(job: Job, result: Mapping[str, Any], outcome: Outcome) -> None:
+    """Writes the report of a run of the experiment, with the confusion matrix and examples of the test.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    assert isinstance(job, ExperimentJob)
+    mistakes, segmentation = [], []
+    for example in outcome.examples:
+        name, image, target = job.splits.test.display_sample(example.sample, job.experiment.data)
+        if isinstance(example, Wrong):
+            mistakes.append(Mistake(image, example.sample, int(target), example.predicted, example.probability))
+        else:
+            target = np.asarray(target)
+            segmentation.append(ShownImage(image, target, example.mask, name, example.sample, example.score))
+    write_report(
+        job.folder / REPORT,
+        result=result,
+        history=read_metrics(job.folder),
+        mistakes=mistakes,
+        class_names=job.dataset.class_names,
+        segmentation=segmentation,
+    )

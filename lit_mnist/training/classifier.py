@@ -1,0 +1,200 @@
+"""The parts of LitClassifier: loss, optimizer with schedule, and metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
+from torchmetrics import Metric
+
+from lit_mnist.experiment.learning_rate import explain_peak, peak_lr
+from lit_mnist.experiment.model import ModelSettings
+from lit_mnist.plugins.verified_loading import VerifiedLoading
+from lit_mnist.training.evaluation import (
+    Evaluation,
+    compute_batch_sums,
+    compute_evaluation,
+    predict_classes,
+    predict_with_probability,
+)
+from lit_mnist.training.examples import Example, Examples
+from lit_mnist.training.loss import mean_loss
+from lit_mnist.training.optimizer import make_optimizer
+from lit_mnist.training.schedule import make_schedule, schedule_length
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+__all__ = [
+    "ClassifierMetrics",
+    "TrainMetrics",
+    "VerifiedLoading",
+    "configure_optimizer",
+    "mean_loss",
+    "predict_with_probability",
+]
+
+
+def configure_optimizer(net: nn.Module, settings: ModelSettings, trainer: Trainer, steps: float) -> dict[str, Any]:
+    """Returns the optimizer and its learning-rate schedule, as a LightningModule does.
+
+    Args:
+        net: The network.
+        settings: The section `model`.
+        trainer: The Trainer.
+        steps: Optimizer steps of the run.
+
+    Raises:
+        InputError: The schedule needs a last step, but the run has none.
+    """
+    length = schedule_length(settings, steps)
+    if reason := explain_peak(settings, trainer.world_size, length):
+        rank_zero_info(reason)
+    optimizer = make_optimizer(net, settings, peak_lr(settings, trainer.world_size, length))
+    schedule = make_schedule(optimizer, settings, length)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class ClassifierMetrics(Metric):
+    """Computes the loss, the accuracy and the confusion matrix of a split from sums that are reduced over all ranks.
+
+    Ranks may have different numbers of samples: no samples are padded, and no means are averaged.
+
+    Args:
+        num_classes: Number of classes.
+
+    Attributes:
+        confusion: Number of predictions, by true class (rows) and predicted class (columns), int64 [classes, classes].
+        sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2].
+        last: The last evaluation, or None.
+    """
+
+    full_state_update = False
+    confusion: torch.Tensor
+    sums: torch.Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        # A rank without samples never calls `update`, which invalidates the cache: it would skip the collective.
+        super().__init__(compute_with_cache=False)
+        confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+        self.add_state("confusion", confusion, dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+        self.segmentation = False
+        self._examples = Examples(num_classes)
+        self.last: Evaluation | None = None
+
+    def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
+        """Adds a batch.
+
+        Args:
+            logits: Float [batch, classes], or for segmentation [batch, classes, height, width].
+            targets: Classes, int64 [batch] or [batch, height, width].
+            indices: Indices of the samples in their split, int64 [batch], of which examples are kept.
+        """
+        confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
+        self.confusion += confusion
+        self.sums += sums
+        self.segmentation = targets.ndim > 1
+        if indices is not None:
+            self._examples.add(logits, targets, indices)
+
+    def compute(self) -> dict[str, torch.Tensor]:
+        """Returns loss, accuracy and for segmentation mean IoU over all ranks, float64. Every rank must call it.
+
+        Raises:
+            NonFiniteError: The loss is infinite or NaN; all ranks raise it together.
+        """
+        self.last = last = compute_evaluation(self.confusion, self.sums, expected=None, segmentation=self.segmentation)
+        values = {"loss": last.loss, "accuracy": last.accuracy, "mean_iou": last.mean_iou}
+        return {
+            # Double precision represents each value exactly.
+            name: torch.tensor(value, dtype=torch.float64, device=self.sums.device)
+            for name, value in values.items()
+            if value is not None
+        }
+
+    def log(self, module: LightningModule, stage: str) -> None:
+        """Logs the metrics of an epoch with a prefix (`val` or `test`), and forgets its samples."""
+        values = {f"{stage}_{name}": value for name, value in self.compute().items()}
+        self.reset()
+        # The values are equal on all ranks. The maximum is exact; a mean would be rounded.
+        module.log_dict(values, sync_dist=True, reduce_fx="max")
+
+    def results(self) -> dict[str, Any] | None:
+        """Returns the last evaluation for `result.json`, with the confusion matrix and the accuracy of each class."""
+        return self.last.to_dict() if self.last else None
+
+    def examples(self) -> list[Example]:
+        """Returns the samples of the last evaluation for the report; every rank must call it."""
+        examples, self._examples = self._examples.gather(), Examples(len(self.confusion))
+        return examples
+
+
+class TrainMetrics:
+    """Logs the loss and the accuracy of a training over all ranks, and the learning rate.
+
+    Attributes:
+        last: Mean loss of the last micro-batch, a scalar.
+    """
+
+    def __init__(self) -> None:
+        self._losses: list[torch.Tensor] = []
+        self.last = torch.tensor(0.0)
+
+    def update(self, loss: torch.Tensor) -> None:
+        """Adds the mean loss of a micro-batch without waiting for the device. It must not be modified later."""
+        self.last = loss.detach()
+        self._losses.append(self.last)
+
+    def is_logged(self, trainer: Trainer, batch_idx: int) -> bool:
+        """Returns whether a micro-batch ends a logged step: the first, every nth, and the last of an epoch."""
+        step, last = trainer.global_step + 1, batch_idx + 1 == trainer.num_training_batches
+        ends_step = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined] # Lightning sets it elsewhere
+        return ends_step and (last or step == 1 or (every > 0 and step % every == 0))
+
+    def log(
+        self, module: LightningModule, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, batch_idx: int
+    ) -> None:
+        """Adds a micro-batch, and logs the metrics every `log_every_n_steps` optimizer steps.
+
+        Args:
+            module: The module that trains.
+            loss: Mean loss of the micro-batch, a scalar.
+            logits: Its logits, float [batch, classes] or [batch, classes, height, width].
+            targets: Its classes, int64 [batch] or [batch, height, width].
+            batch_idx: Its number in the epoch.
+        """
+        self.update(loss)
+        if self.is_logged(module.trainer, batch_idx):
+            values = {**self.compute(logits, targets), "lr": module.trainer.optimizers[0].param_groups[0]["lr"]}
+            module.log_dict(
+                {name: torch.tensor(value, dtype=torch.float64, device=loss.device) for name, value in values.items()}
+            )
+
+    def compute(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+        """Returns the mean loss since the last call and the accuracy of the last micro-batch, over all ranks.
+
+        Every rank must call it.
+
+        Args:
+            logits: Logits of the last micro-batch, float [batch, classes] or [batch, classes, height, width].
+            targets: Classes of the last micro-batch, int64 [batch] or [batch, height, width].
+
+        Returns:
+            `train_loss` in nats, and `train_accuracy` from 0 to 1.
+        """
+        mean_loss = torch.stack(self._losses).double().mean()
+        self._losses = []
+        predicted, true = predict_classes(logits.detach(), targets)
+        correct = (predicted == true).sum().double()
+        sums = torch.stack([mean_loss, correct, torch.full_like(correct, len(true))])
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        if world_size > 1:
+            dist.all_reduce(sums)
+        loss, correct_predictions, count = sums.tolist()
+        return {"train_loss": loss / world_size, "train_accuracy": correct_predictions / max(count, 1)}
