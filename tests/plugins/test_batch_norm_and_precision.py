@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from conftest import run_forked
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
+from processes import ROOT
 from ranks import results_of_ranks, stock_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -209,3 +212,47 @@ def test_a_stock_trainer_computes_in_bfloat16_instead(tmp_path: Path) -> None:
 def test_float16_on_cpus_rejects_other_devices() -> None:
     with pytest.raises(InputError, match=r"was used on meta: use Trainer\(precision='16-mixed'\) there"):
         Float16OnCPU().pre_backward(torch.zeros((), device="meta"), LightningModule())
+
+
+_EXITS_WITH_COLLECTIVES = """
+import atexit, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from lit_mnist.distributed.gather import end_collectives_at_exit
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+# The hooks of libraries may release Python's lock.
+atexit._clear()
+end_collectives_at_exit()
+
+def reduce():
+    return [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(8)]
+
+if rank:
+    while not (folder / "waits").exists():
+        time.sleep(0.01)
+    for work in reduce():
+        work.wait()
+else:
+    reduce()
+    # As on a busy machine: this thread keeps Python's lock until the interpreter ends.
+    sys.setswitchinterval(60)
+    (folder / "waits").touch()
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        pass
+"""
+
+
+@pytest.mark.timeout(120)
+def test_collectives_that_end_at_exit_do_not_end_the_process(tmp_path: Path) -> None:
+    """Without the hook: "terminate called without an active exception"."""
+    command = [sys.executable, "-W", "ignore", "-c", _EXITS_WITH_COLLECTIVES]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
