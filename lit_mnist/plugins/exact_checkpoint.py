@@ -111,6 +111,7 @@ class ExactCheckpoint(Checkpoint):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins to record signals instead of exiting at once."""
         self._loading.close()
+        self._loaders.fit_started = True
         self._state, self._module_state = TrainerState(trainer), ModuleState(pl_module)
         if self._pending is not None and self._pending["between_batches"]:
             lightning_internals.skip_restart_logic(trainer)

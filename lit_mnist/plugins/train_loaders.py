@@ -30,6 +30,8 @@ class TrainLoaders:
 
     Attributes:
         by_step: Whether that holds for the dataloader, too, so that the position is that of the Trainer's loops.
+        fit_started: Whether the optimizers exist. `configure_optimizers` may set up the dataloaders before, for
+            `trainer.estimated_stepping_batches`; the Trainer then sets them up a second time.
     """
 
     def __init__(
@@ -41,10 +43,10 @@ class TrainLoaders:
         state_is_step: bool,
     ) -> None:
         self._trainer, self._between_batches, self._restore = trainer, between_batches, restore
-        self._declared, self.by_step = state_is_step, False
+        self._declared, self.by_step, self.fit_started = state_is_step, False, False
         self._loaders: list[Any] = []
         self._pending: dict[str, Any] | None = None
-        self._stage = ""
+        self._stage, self._resumed_end = "", False
         # What `train_dataloader` draws is drawn again by a resumed training.
         self._request = self._before_setup = process_generators()
         self._before_in_flight: dict[str, Any] | None = None
@@ -139,12 +141,13 @@ class TrainLoaders:
         elif not self._loaders and "request" in self._pending:
             self._before_setup = self._pending["request"]
             restore_process_generators(self._before_setup)
-        elif self._loaders and self._pending["ended"]:
+        elif self._resumed_end and self._loaders and self._pending["ended"]:
             # More epochs follow: this is the start of the next one.
             self._finish_resume(self._pending)
 
     def _after_loaders(self) -> None:
-        if self._pending is not None and self._pending["ended"]:
+        if self.fit_started and self._pending is not None and self._pending["ended"]:
+            self._resumed_end = True
             self._restore(True)
             lightning_internals.end_restart(self._trainer)
             if any(loader.delivered for loader in self._loaders):

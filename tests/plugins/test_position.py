@@ -101,7 +101,7 @@ def interrupt(trainer: Any) -> None:
 def fit(folder: Path, data: Any, *callbacks: Callback, exact: bool = True, **options: Any) -> tuple[Net, Any]:
     """Trains, or resumes an exact training; an interruption is expected."""
     seed_everything(1, verbose=False)
-    module, checkpoint = Net(), ExactCheckpoint(folder, 1)
+    module, checkpoint = options.pop("module", Net)(), ExactCheckpoint(folder, 1)
     path = options.pop("ckpt_path", checkpoint.last if exact else None)
     trainer = stock_trainer(
         1, folder, enable_checkpointing=True, use_distributed_sampler=False,
@@ -327,6 +327,44 @@ def test_a_raised_number_of_steps_continues_as_if_it_had_been_so_from_the_start(
     more, _ = fit(tmp_path / "run", Data(Samples(True)), max_steps=12, **limits)
     assert more.seen == whole.seen
     assert torch.equal(more.net.weight, whole.net.weight)
+
+
+class Scheduled(Net):
+    """Asks for the number of steps, which sets up the dataloaders before the fit starts."""
+
+    state_is_step: bool
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        assert self.trainer.estimated_stepping_batches > 0
+        return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=3)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.seen.append([self.current_epoch, batch[0].int().tolist()])
+        loss: torch.Tensor = self.net((batch[0] / COUNT).float().unsqueeze(1)).square().mean()
+        return loss
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("steps", [8, 11, 16])
+def test_an_ended_training_resumes_if_the_module_asks_for_the_number_of_steps(
+    steps: int, declared: bool, tmp_path: Path
+) -> None:
+    def module() -> Net:
+        made = Scheduled()
+        made.state_is_step = declared
+        return made
+
+    limits = {"max_epochs": -1}
+    whole, _ = fit(tmp_path / "whole", Data(Samples()), module=module, max_steps=24, **limits)
+    first, _ = fit(tmp_path / "run", Data(Samples()), module=module, max_steps=steps, **limits)
+    again, _ = fit(tmp_path / "run", Data(Samples()), module=module, max_steps=steps, **limits)
+    assert not again.seen
+    assert torch.equal(again.net.weight, first.net.weight)
+    more, _ = fit(tmp_path / "run", Data(Samples()), module=module, max_steps=24, **limits)
+    assert _counts(more)[-1] == (8 if steps != 11 else 5)
+    if steps % PER_EPOCH == 0:
+        assert torch.equal(more.net.weight, whole.net.weight)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
