@@ -73,8 +73,7 @@ class LitClassifier(classifier.VerifiedLoading, LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Returns the optimizer and its learning-rate schedule."""
-        steps = self.total_steps or self.trainer.estimated_stepping_batches
-        return classifier.configure_optimizer(self.net, self.settings, self.trainer, steps)
+        return classifier.configure_optimizer(self.net, self.settings, self.trainer, self.total_steps)
 
     def configure_callbacks(self) -> list[Callback]:
         """Returns what the training needs beside the steps, under any Trainer."""

@@ -38,19 +38,19 @@ __all__ = [
 ]
 
 
-def configure_optimizer(net: nn.Module, settings: ModelSettings, trainer: Trainer, steps: float) -> dict[str, Any]:
+def configure_optimizer(net: nn.Module, settings: ModelSettings, trainer: Trainer, steps: int = 0) -> dict[str, Any]:
     """Returns the optimizer and its learning-rate schedule, as a LightningModule does.
 
     Args:
         net: The network.
         settings: The section `model`.
         trainer: The Trainer.
-        steps: Optimizer steps of the run.
+        steps: Optimizer steps of the run; 0 if the Trainer determines them.
 
     Raises:
         InputError: The schedule needs a last step, but the run has none.
     """
-    length = schedule_length(settings, steps)
+    length = schedule_length(settings, steps or trainer.estimated_stepping_batches)
     if reason := explain_peak(settings, trainer.world_size, length):
         rank_zero_info(reason)
     optimizer = make_optimizer(net, settings, peak_lr(settings, trainer.world_size, length))

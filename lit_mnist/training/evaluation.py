@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
-from lit_mnist.data.loader import EvaluationBatches
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.training.examples import Examples, Wrong
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+from lit_mnist.training.examples import Wrong
 
 # The names of the validation metrics; the last one selects the best weights.
 VALIDATION_METRICS = ("val_loss", "val_accuracy")
@@ -51,60 +46,6 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Returns the metrics as plain values."""
         return {name: value for name, value in vars(self).items() if name != "examples"}
-
-
-class EvaluationSums:
-    """Accumulates the metrics of a split on one rank.
-
-    Args:
-        num_classes: Number of classes.
-        device: Device of the sums.
-        examples: Whether to keep examples of the samples; see `Examples`.
-
-    Attributes:
-        confusion: Number of predictions, by true class (rows) and predicted class (columns), int64 [classes, classes].
-        sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2]. In double precision, the
-            order of the additions does not affect the metrics.
-        examples: The examples, or None.
-    """
-
-    def __init__(self, num_classes: int, device: torch.device, *, examples: bool = False) -> None:
-        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
-        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
-        self.examples = Examples() if examples else None
-
-    def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> None:
-        """Adds a batch.
-
-        Args:
-            logits: Float [batch, classes].
-            targets: Classes, int64 [batch].
-            indices: Indices of the samples in the split, int64 [batch]; used for examples only.
-        """
-        confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
-        self.confusion += confusion
-        self.sums += sums
-        if self.examples:
-            self.examples.add(logits, targets, indices)
-
-    def all_reduce(self) -> None:
-        """Reduces the sums over all ranks; every rank must call it."""
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(self.confusion)
-            dist.all_reduce(self.sums)
-
-    def compute(self, expected: int | None) -> Evaluation:
-        """Returns the metrics of the reduced sums, and the examples; every rank must call it.
-
-        Args:
-            expected: As for `compute_evaluation`.
-
-        Raises:
-            NonFiniteError: The loss is infinite or NaN.
-        """
-        examples = self.examples.gather() if self.examples else []
-        evaluation = compute_evaluation(self.confusion, self.sums, expected)
-        return replace(evaluation, examples=examples)
 
 
 def compute_batch_sums(
@@ -153,19 +94,6 @@ def compute_evaluation(confusion: torch.Tensor, sums: torch.Tensor, expected: in
 def name_metrics(evaluation: Evaluation, stage: str) -> dict[str, float]:
     """Returns the metrics to log, with the prefix `val` or `test` in their names."""
     return {f"{stage}_loss": evaluation.loss, f"{stage}_accuracy": evaluation.accuracy}
-
-
-def check_count(trainer: Trainer, count: int) -> None:
-    """Asserts that a Trainer has evaluated each sample of a split once, unless the loader is a user's own or limited.
-
-    Args:
-        trainer: The Trainer at the end of the evaluation.
-        count: Number of samples evaluated on all ranks.
-    """
-    loader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-    batches = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
-    if isinstance(loader, EvaluationBatches) and batches == [len(loader)]:
-        assert count == len(loader.split), f"{count} samples were evaluated, but the split has {len(loader.split)}"
 
 
 def predict_with_probability(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -13,9 +14,70 @@ from lit_mnist.data.dataset import Split
 from lit_mnist.distributed.buffers import sync_buffers
 from lit_mnist.distributed.precision import autocast
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.training.evaluation import Evaluation, EvaluationSums, Prediction, predict_with_probability
+from lit_mnist.training.evaluation import (
+    Evaluation,
+    Prediction,
+    compute_batch_sums,
+    compute_evaluation,
+    predict_with_probability,
+)
+from lit_mnist.training.examples import Examples
 from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.state import net_weights
+
+
+class EvaluationSums:
+    """Accumulates the metrics of a split on one rank.
+
+    Args:
+        num_classes: Number of classes.
+        device: Device of the sums.
+        examples: Whether to keep examples of the samples; see `Examples`.
+
+    Attributes:
+        confusion: Number of predictions, by true class (rows) and predicted class (columns), int64 [classes, classes].
+        sums: The sum of the cross-entropies in nats, and the number of samples, float64 [2]. In double precision, the
+            order of the additions does not affect the metrics.
+        examples: The examples, or None.
+    """
+
+    def __init__(self, num_classes: int, device: torch.device, *, examples: bool = False) -> None:
+        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self.examples = Examples() if examples else None
+
+    def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor) -> None:
+        """Adds a batch.
+
+        Args:
+            logits: Float [batch, classes].
+            targets: Classes, int64 [batch].
+            indices: Indices of the samples in the split, int64 [batch]; used for examples only.
+        """
+        confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
+        self.confusion += confusion
+        self.sums += sums
+        if self.examples:
+            self.examples.add(logits, targets, indices)
+
+    def all_reduce(self) -> None:
+        """Reduces the sums over all ranks; every rank must call it."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(self.confusion)
+            dist.all_reduce(self.sums)
+
+    def compute(self, expected: int | None) -> Evaluation:
+        """Returns the metrics of the reduced sums, and the examples; every rank must call it.
+
+        Args:
+            expected: As for `compute_evaluation`.
+
+        Raises:
+            NonFiniteError: The loss is infinite or NaN.
+        """
+        examples = self.examples.gather() if self.examples else []
+        evaluation = compute_evaluation(self.confusion, self.sums, expected)
+        return replace(evaluation, examples=examples)
 
 
 @torch.no_grad()

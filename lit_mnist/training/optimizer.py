@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from lit_mnist.distributed.accumulation import accumulated_loss
-from lit_mnist.experiment import ModelSettings
-from lit_mnist.experiment.plan import Plan
+from lit_mnist.experiment.model import ModelSettings
+
+if TYPE_CHECKING:
+    from lit_mnist.experiment.plan import Plan
 
 
 def make_optimizer(net: nn.Module, settings: ModelSettings, lr: float | None = None) -> Optimizer:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from lit_mnist.errors import require
-from lit_mnist.experiment import ModelSettings
+from lit_mnist.experiment.model import ModelSettings
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

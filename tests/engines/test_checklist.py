@@ -25,7 +25,8 @@ from lit_mnist.checkpoint.store import CheckpointFolder
 from lit_mnist.engines import raw_ddp
 from lit_mnist.experiment import ModelSettings
 from lit_mnist.models.build import build_net
-from lit_mnist.training.evaluation import Evaluation, EvaluationSums
+from lit_mnist.training.evaluation import Evaluation
+from lit_mnist.training.evaluation_loop import EvaluationSums
 
 SOURCE = Path(raw_ddp.__file__).read_text()
 LINES = SOURCE.splitlines()

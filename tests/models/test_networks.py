@@ -20,7 +20,7 @@ from lit_mnist.experiment import DataSettings, ModelSettings
 from lit_mnist.models.build import build_net
 from lit_mnist.models.layers import SeededDropout
 from lit_mnist.training import schedule as schedules
-from lit_mnist.training.evaluation import EvaluationSums
+from lit_mnist.training.evaluation_loop import EvaluationSums
 from lit_mnist.training.examples import MISTAKES_KEPT, Wrong
 from lit_mnist.training.schedule import lr_factor
 
