@@ -73,23 +73,29 @@ class LitTrainer(Trainer):
         def is_given(kind: type) -> bool:
             return any(isinstance(plugin, kind) for plugin in plugins)
 
+        # What goes wrong without each part stands before it.
         if not is_given(Precision):
+            # On CPUs, Lightning's 16-mixed computes in bfloat16.
             plugins.append(precision_plugin(resolve_precision(precision, chosen.kind), chosen.kind))
         elif precision != "auto":
             raise InputError(f"The precision is given twice: as {precision} and as a plugin.")
         if not is_given(CheckpointIO):
+            # A checkpoint is lost in a crash of the machine, silently damaged, or delays the training.
             plugins.append(VerifiedCheckpointIO())
         if is_distributed and sync_batchnorm is not False and not is_given(LayerSync):
+            # Each rank normalizes with its own samples, and `Trainer(sync_batchnorm=True)` fails on CPUs.
             plugins.append(PortableSyncBatchNorm(timeout))
         if not is_given(ClusterEnvironment):
             if is_distributed and launched_from_outside():
+                # Lightning starts ranks of its own beside those of torchrun.
                 plugins.append(TorchElasticEnvironment())
             elif not is_distributed:
-                # By default, Lightning interprets the variables of a Slurm job as ranks.
+                # Lightning interprets the variables of a Slurm job as ranks.
                 plugins.append(LightningEnvironment())
         if kwargs.get("max_time") is None and kwargs.get("max_steps", -1) == -1 and kwargs.get("max_epochs") is None:
             kwargs["max_epochs"] = settings.TrainerSettings().max_epochs
         if is_distributed and strategy in ("auto", "ddp"):
+            # A hang ends after 30 minutes instead of `timeout`, and what ranks send each other can execute code.
             strategy = ddp_strategy(chosen.kind, timeout, kwargs.get("accumulate_grad_batches", 1))
         super().__init__(
             accelerator=chosen.kind,
@@ -97,6 +103,7 @@ class LitTrainer(Trainer):
             num_nodes=num_nodes,
             strategy=strategy,
             plugins=plugins,
+            # Lightning creates a context per hook even if nothing is profiled.
             profiler=profiler or NoProfiler(),
             **kwargs,
         )
@@ -104,6 +111,7 @@ class LitTrainer(Trainer):
         accept_loaders(self)
         self._exact_evaluation = None
         if self.world_size > 1 and exact_evaluation:
+            # The last batch is padded with samples that are counted twice, and batch means are averaged over ranks.
             splits = kwargs.get("use_distributed_sampler", True)
             self._exact_evaluation = ExactEvaluation(self, splits=splits)
 
