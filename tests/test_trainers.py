@@ -272,7 +272,7 @@ def pairs(count: int, split: str = "train") -> TensorDataset:
     return TensorDataset(normalize(data.images[:count].unsqueeze(1).float()), data.labels[:count])
 
 
-def own_plugins() -> None:
+def given_plugins() -> None:
     """Builds Trainers of two ranks with plugins and strategies of the user's own."""
     trainer = LitTrainer(accelerator="cpu", devices=2, plugins=MixedPrecision("bf16-mixed", "cpu"))
     assert type(trainer.precision_plugin) is MixedPrecision
@@ -288,7 +288,7 @@ def own_plugins() -> None:
 
 
 def test_plugins_and_strategies_of_the_user_replace_the_trainer_s(tmp_path: Path) -> None:
-    in_fork(tmp_path, own_plugins)
+    in_fork(tmp_path, given_plugins)
 
 
 def test_loading_weights_never_runs_their_code(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     return words[0], list(words[1:])
 
 
-def split_flags(words: Sequence[str], own_flags: Container[str]) -> list[tuple[str, list[str]]]:
+def split_flags(words: Sequence[str], known: Container[str]) -> list[tuple[str, list[str]]]:
     """Returns each flag with its values: one, or several for `--images`.
 
     Raises:
@@ -38,7 +38,7 @@ def split_flags(words: Sequence[str], own_flags: Container[str]) -> list[tuple[s
         values = [value] if equals else []
         while rest and not equals and not _is_flag(rest[0]) and (flag == "--images" or not values):
             values.append(rest.pop(0))
-        if "" in values or (not values and (flag in own_flags or flag in _VALUED)):
+        if "" in values or (not values and (flag in known or flag in _VALUED)):
             raise InputError(f"{flag} needs a value.")
         pairs.append((flag, values))
     return pairs

@@ -94,7 +94,7 @@ class ExactCheckpoint(Checkpoint):
         self._open.enter_context(lightning_internals.handles_no_signals(trainer))
         # Until the checkpoint is loaded.
         self._loading = ExitStack()
-        self._loading.enter_context(self._own_io())
+        self._loading.enter_context(self._verified_io())
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Reads this rank's part.
@@ -191,14 +191,14 @@ class ExactCheckpoint(Checkpoint):
     def _save(self) -> None:
         self._saving = True
         try:
-            with self._own_io():
+            with self._verified_io():
                 self._trainer.save_checkpoint(self.path, weights_only=False)
         finally:
             self._saving = False
         self._saved_step = self._trainer.global_step
 
     @contextmanager
-    def _own_io(self) -> Iterator[None]:
+    def _verified_io(self) -> Iterator[None]:
         """Reads and writes verified files within the body, unless the Trainer has a CheckpointIO of the user."""
         strategy, before = self._trainer.strategy, self._trainer.strategy.checkpoint_io
         strategy.checkpoint_io = self._io or before

@@ -43,7 +43,7 @@ def restore_process_generators(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"].cpu())
 
 
-def own_generators(*roots: Any) -> dict[str, Any]:
+def object_generators(*roots: Any) -> dict[str, Any]:
     """Returns the states of the generators that objects have as attributes, by their places."""
     return states_of(find_generators(*roots))
 
@@ -53,8 +53,8 @@ def states_of(found: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {path: state_of(generator) for path, generator in found}
 
 
-def restore_own_generators(states: Mapping[str, Any], *roots: Any) -> None:
-    """Restores the states that `own_generators` has returned for objects of the same structure."""
+def restore_object_generators(states: Mapping[str, Any], *roots: Any) -> None:
+    """Restores the states that `object_generators` has returned for objects of the same structure."""
     for path, generator in find_generators(*roots):
         if path in states:
             restore_generator(generator, states[path])

@@ -12,10 +12,10 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lit_mnist.distributed.rank import warn_once
-from lit_mnist.plugins.generators import own_generators, restore_own_generators
+from lit_mnist.plugins.generators import object_generators, restore_object_generators
 from lit_mnist.plugins.lightning_internals import names_of_the_framework, tensor_version
 from lit_mnist.plugins.live_values import LivePacker, LiveUnpacker, RestoredElsewhereError
-from lit_mnist.plugins.plain_classes import own_packages, package_of
+from lit_mnist.plugins.plain_classes import package_of, packages_of
 from lit_mnist.plugins.plain_leaves import is_immediate
 from lit_mnist.plugins.plain_values import NotPlainError, as_bytes, as_tensor
 
@@ -36,7 +36,7 @@ class ModuleState:
     def __init__(self, module: LightningModule) -> None:
         self._module = module
         children = list(module.modules())
-        self._packages = own_packages(type(child) for child in children)
+        self._packages = packages_of(type(child) for child in children)
         self._before = LivePacker(None, _named(module), self._packages)
         self._initial: dict[str, Any] = {}
         for path, _, name, value in _attributes(module):
@@ -62,7 +62,7 @@ class ModuleState:
             "buffers": buffers,
             "grads": grads,
             "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
-            "generators": own_generators(module, _datamodule(module)),
+            "generators": object_generators(module, _datamodule(module)),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ class ModuleState:
             else:
                 setattr(module.get_submodule(prefix), last, buffer)
         self._unpack(as_bytes(state["attributes"]))
-        restore_own_generators(state["generators"], module, _datamodule(module))
+        restore_object_generators(state["generators"], module, _datamodule(module))
 
     def _pack(self) -> bytes:
         packer = LivePacker(self._before, _named(self._module), self._packages)

@@ -30,7 +30,7 @@ def package_of(kind: type) -> str:
     return str(kind.__module__).partition(".")[0]
 
 
-def own_packages(kinds: Iterable[type]) -> frozenset[str]:
+def packages_of(kinds: Iterable[type]) -> frozenset[str]:
     """Returns the top-level packages of classes, without those of libraries that every module uses."""
     return frozenset(package_of(base) for kind in kinds for base in kind.__mro__) - _FRAMEWORKS - _STANDARD
 

@@ -15,9 +15,9 @@ from lit_mnist.plugins.batch_digest import IndexRecord, Loaded, changed, check_s
 from lit_mnist.plugins.generators import (
     RandomStream,
     find_generators,
-    own_generators,
+    object_generators,
     process_generators,
-    restore_own_generators,
+    restore_object_generators,
     restore_process_generators,
     states_of,
 )
@@ -63,7 +63,7 @@ class ReplayLoader(LoaderProxy):
     def __next__(self) -> Any:
         self._before_fetch(self)
         if self._next_epoch is not None:
-            restore_own_generators(self._next_epoch, self._loader)
+            restore_object_generators(self._next_epoch, self._loader)
             self._next_epoch = None
             self._seek(0)
             self._begin()
@@ -100,9 +100,9 @@ class ReplayLoader(LoaderProxy):
         """Sets the position at which the next iteration begins; `replay` goes there."""
         self._pending = position
 
-    def own_generators(self) -> dict[str, Any]:
+    def object_generators(self) -> dict[str, Any]:
         """Returns the states of the loader's own generators, for an epoch that follows; see `begin_late`."""
-        return own_generators(self._loader)
+        return object_generators(self._loader)
 
     def begin_late(self, own: dict[str, Any]) -> None:
         """Lets the next epoch begin at its first batch, after the hooks of its start, as epochs but the first do.
@@ -160,7 +160,7 @@ class ReplayLoader(LoaderProxy):
         if skipped:
             self._record.order = last["order"]
             self._recent[-1] = self._recent[-1]._replace(order=last["order"])
-            restore_own_generators(position["own"], self._loader)
+            restore_object_generators(position["own"], self._loader)
 
     def _begin(self) -> None:
         loader = self._loader
@@ -169,7 +169,7 @@ class ReplayLoader(LoaderProxy):
         self._stream = RandomStream() if kinds.draws_here(loader) else None
         self._own = list(find_generators(loader)) if kinds.loads_here(loader) else []
         self._begun, self._sized = self._begun + 1, kinds.length_of(loader) is not None
-        with self._own_stream() as stack:
+        with self._in_stream() as stack:
             if not kinds.uses_state(loader):
                 stack.enter_context(self._record.watch(loader))
             self._iterator = iter(loader)
@@ -185,7 +185,7 @@ class ReplayLoader(LoaderProxy):
         if target is not None:
             target.seek(batch)
 
-    def _own_stream(self) -> ExitStack:
+    def _in_stream(self) -> ExitStack:
         stack = ExitStack()
         if self._stream:
             stack.enter_context(self._stream.active())
@@ -198,18 +198,18 @@ class ReplayLoader(LoaderProxy):
         before = {}
         if kinds.loads_here(self._loader):
             before = {"process": process_generators(), "own": states_of(self._own)}
-        with self._own_stream():
+        with self._in_stream():
             batch = next(self._iterator)
         self._recent.append(Loaded(batch, versions_of(batch), before, self._record.next(), self._record.order))
         self.delivered += 1
         return batch
 
     def _generators(self) -> dict[str, Any]:
-        return {"process": process_generators(), "own": own_generators(self._loader)}
+        return {"process": process_generators(), "own": object_generators(self._loader)}
 
     def _set_generators(self, states: dict[str, Any]) -> None:
         restore_process_generators(states["process"])
-        restore_own_generators(states["own"], self._loader)
+        restore_object_generators(states["own"], self._loader)
 
 
 def _state_of_sampler(loader: Any) -> Any:

@@ -76,7 +76,7 @@ class Step(NamedTuple):
 def summarize(steps: Sequence[Step]) -> dict[str, Any]:
     """Summarizes the steps after the warm-up in milliseconds. A time without any step is None.
 
-    `step_ms` is the mean of the steps with probes, and the sum of `parts_ms`, `outside_ms` and `own_ms`.
+    `step_ms` is the mean of the steps with probes, and the sum of `parts_ms`, `outside_ms` and `probe_ms`.
     `plain_step_ms` is the mean of the steps without probes, and `median_step_ms` is the median of all steps.
     """
     steps = steps[WARM_UP_STEPS:]
@@ -87,7 +87,7 @@ def summarize(steps: Sequence[Step]) -> dict[str, Any]:
         "step_ms": _mean_ms(step.seconds for step, _ in watched),
         "parts_ms": {part: _mean_ms(spent[part] for _, spent in watched) for part in PARTS},
         "outside_ms": _mean_ms(spent[OUTSIDE] for _, spent in watched),
-        "own_ms": _mean_ms(step.own for step, _ in watched),
+        "probe_ms": _mean_ms(step.own for step, _ in watched),
         "plain_step_ms": _mean_ms(step.seconds for step in steps if step.counts and step.spent is None),
         "median_step_ms": 1000 * statistics.median(step.seconds for step in steps) if steps else None,
     }

@@ -67,7 +67,7 @@ def test_all_parts_are_timed_and_make_up_the_step(traced: Path) -> None:
         for part in (DATA, FORWARD, BATCH_NORM, BACKWARD, ALL_REDUCE, METRICS, OPTIMIZER):
             assert parts[part] > 0, part
         assert found["steps"] >= STEPS_WATCHED - 3
-        known = sum(parts.values()) + found["outside_ms"] + found["own_ms"]
+        known = sum(parts.values()) + found["outside_ms"] + found["probe_ms"]
         assert known == pytest.approx(found["step_ms"], rel=0.03)
         assert found["hidden_all_reduce_ms"] == 0  # a single bucket
 

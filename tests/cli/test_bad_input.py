@@ -166,7 +166,7 @@ COMMANDS = {
         ["--trainer.min_epochs", "5", "--epochs", "2"],
         ["trainer.min_epochs is 5", "2 epochs", "--epochs"],
     ),
-    "epochs of a test": (["test", "--ckpt", "x", "--epochs", "3"], ["--epochs", "test does not train", "leave it out"]),
+    "epochs of a test": (["test", "--ckpt", "x", "--epochs", "3"], ["--epochs", "test does not train", "remove it"]),
     "a kept checkpoint of a prediction": (["predict", "--ckpt", "x", "--run.keep", "3"], ["--run.keep", "predict"]),
     "images without predict": (["--images", "x"], ["--images", "predict"]),
 }

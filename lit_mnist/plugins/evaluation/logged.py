@@ -194,7 +194,7 @@ class ExactEvaluation:
                 self._reasons.append(_unsynced(present[0]["meta"]["name"]))
             merged = self._reduced(loop, present, at_end=at_end)
             if not present[0]["sync"] and key in rows:
-                merged = _own_value(rows[key])
+                merged = _value_of(rows[key])
             set_computed(result, merged.to(present[0]["value"].dtype).to(self._trainer.strategy.root_device))
         self._asked = {}
 
@@ -207,7 +207,7 @@ class ExactEvaluation:
 
     def _reduced(self, loop: EvaluationLoop, rows: list[dict[str, Any]], *, at_end: bool) -> torch.Tensor:
         """Returns the value of all ranks, and notes why it is not exact."""
-        meta, own = rows[0]["meta"], [_own_value(row) for row in rows]
+        meta, own = rows[0]["meta"], [_value_of(row) for row in rows]
         name, is_same = meta["name"], all(torch.equal(value, own[0]) for value in own)
         if not rows[0]["sync"]:
             if not is_same:
@@ -241,7 +241,7 @@ class ExactEvaluation:
         return known if isinstance(known, int) else None
 
 
-def _own_value(row: dict[str, Any]) -> torch.Tensor:
+def _value_of(row: dict[str, Any]) -> torch.Tensor:
     return row["value"] if row["size"] is None else row["value"] / row["size"]
 
 
