@@ -100,7 +100,7 @@ class ReplayLoader(LoaderProxy):
         """Sets the position at which the next iteration begins; `replay` goes there."""
         self._pending = position
 
-    def object_generators(self) -> dict[str, Any]:
+    def generators(self) -> dict[str, Any]:
         """Returns the states of the loader's own generators, for an epoch that follows; see `begin_late`."""
         return object_generators(self._loader)
 

@@ -77,7 +77,7 @@ class TrainLoaders:
             "ended": ended,
             "request": self._request,
             "loaders": [
-                loader.object_generators() if ended else loader.position(in_flight) for loader in self._loaders
+                loader.generators() if ended else loader.position(in_flight) for loader in self._loaders
             ],
             "consumed": lightning_internals.consumed_loaders(self._trainer),
             "before_in_flight": self._before_in_flight if in_flight else None,
