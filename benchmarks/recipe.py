@@ -77,9 +77,13 @@ class Recipe:
 
 def _configured(config: Path) -> Experiment:
     found = parse([f"--config={config}"])
-    if found.extras.names:
+    if found.options:
         raise InputError(
-            f"trainer.{found.extras.names[0]} in {config} is for Lightning's Trainer, and the engines that are timed "
+            f"trainer.{found.options[0]} in {config} is for Lightning's Trainer, and the engines that are timed "
             "here do not have it: remove it."
+        )
+    if found.classes:
+        raise InputError(
+            f"{config} names a class for {min(found.classes)}: only the project's experiment is timed here."
         )
     return found.experiment()

@@ -17,7 +17,7 @@ def global_batch(trainer: Trainer) -> int | None:
     Args:
         trainer: The Trainer, once it has its train dataloaders.
     """
-    sizes = [_size_per_rank(loader, trainer.world_size) for loader in _leaves(trainer.train_dataloader)]
+    sizes = [_size_per_rank(loader, trainer.world_size) for loader in train_loaders(trainer)]
     known = [size for size in sizes if size is not None]
     return sum(known) * trainer.world_size * trainer.accumulate_grad_batches if len(known) == len(sizes) else None
 
@@ -25,7 +25,7 @@ def global_batch(trainer: Trainer) -> int | None:
 def describe_global_batch(trainer: Trainer) -> str:
     """Returns a line such as `global batch 128 = 2 ranks x 32 (x 2 accumulated)`, or why the number is unknown."""
     sizes: list[int] = []
-    for loader in _leaves(trainer.train_dataloader):
+    for loader in train_loaders(trainer):
         size = _size_per_rank(loader, trainer.world_size)
         if size is None:
             sampler = getattr(loader, "batch_sampler", None)
@@ -37,6 +37,11 @@ def describe_global_batch(trainer: Trainer) -> str:
     further = f" (x {accumulated} accumulated)" if accumulated > 1 else ""
     total = sum(sizes) * trainer.world_size * accumulated
     return f"global batch {total} = {ranks} x {share if len(sizes) == 1 else f'({share})'}{further}"
+
+
+def train_loaders(trainer: Trainer) -> list[Any]:
+    """Returns the train dataloaders of a Trainer, once it has them."""
+    return list(_leaves(trainer.train_dataloader))
 
 
 def _leaves(loaders: Any) -> Iterator[Any]:

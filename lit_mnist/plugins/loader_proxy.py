@@ -37,3 +37,8 @@ class LoaderProxy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Does nothing."""
+
+
+def unwrapped(loader: Any) -> Any:
+    """Returns the dataloader that a proxy stands for, or the dataloader itself."""
+    return loader._loader if isinstance(loader, LoaderProxy) else loader

@@ -196,6 +196,7 @@ def test_the_section_escapes_what_it_is_given(topic: dict[str, Any], tmp_path: P
         (("--config", "no.yaml"), "no.yaml cannot be read"),
         (("--config", "wrong.yaml"), "model.nett"),
         (("--config", "callbacks.yaml"), "trainer.callbacks"),
+        (("--config", "user.yaml"), "names a class for model"),
         (("--config", "right.yaml", "--config", "wrong.yaml"), "--config is given 2 times"),
         (("--config", "right.yaml", "--topics", "start"), "--config is for the topic devices alone"),
         (("--config", "right.yaml", "--topics", "devices,start"), "--config is for the topic devices alone"),
@@ -211,6 +212,7 @@ def test_what_cannot_be_timed_is_refused_before_anything_is_measured(
     files = {
         "right": TINY,
         "wrong": TINY.replace("net:", "nett:"),
+        "user": "model: {class_path: lit_mnist.module.LitClassifier}\n",
         "callbacks": TINY.replace("max_epochs: 3", f"max_epochs: 3, callbacks: [{callback}]"),
     }
     for name, content in files.items():

@@ -13,13 +13,13 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.terminal import print_line
-from lit_mnist.plugins.global_batch import describe_global_batch, global_batch
+from lit_mnist.plugins.global_batch import describe_global_batch, global_batch, train_loaders
 from lit_mnist.plugins.lightning_internals import logged_steps, step_metrics
+from lit_mnist.plugins.loader_proxy import unwrapped
 from lit_mnist.plugins.recording.logger import RunLogger
 from lit_mnist.plugins.recording.progress import RunProgressBar
 from lit_mnist.profiling.timing import StepClock
@@ -70,6 +70,7 @@ class StepMonitorCallback(Callback):
         whole, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
         steps = math.ceil(whole / accumulate) if math.isfinite(whole) else None
         self.monitor = _Monitor(
+            sorted({type(unwrapped(loader)) for loader in train_loaders(trainer)}, key=str),
             job=self._job,
             rank=self._rank,
             clock=self._clock,
@@ -95,6 +96,11 @@ class StepMonitorCallback(Callback):
                 display = ProgressDisplay(self.total_steps(trainer), trainer.global_step)
                 self.monitor.display = self._bar.display = display
                 RANK_STATUS.clear_display = display.clear
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Monitors a resumed training that was complete, which makes no step."""
+        if "monitor" not in vars(self):
+            self.on_train_start(trainer, pl_module)
 
     def _count_step(self, *_: Any) -> None:
         self.optimizer_steps += 1
@@ -191,9 +197,13 @@ class StepMonitorCallback(Callback):
 
 
 class _Monitor(StepMonitor):
+    def __init__(self, loaders: list[type], **options: Any) -> None:
+        self._loaders = loaders
+        super().__init__(**options)
+
     def timed_loaders(self) -> list[type]:
-        """Returns torch's loader."""
-        return [DataLoader]
+        """Returns the classes of the train dataloaders."""
+        return self._loaders
 
 
 def _shares_gradient(trainer: Trainer, module: LightningModule) -> bool:
