@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 
 from lit_mnist.errors import require
@@ -101,6 +102,12 @@ def read_entry(checkpoint: Mapping[str, Any], trainer: Trainer, *, state_is_step
         }
     state["trainer"]["results"] = own["results"]
     return {**state, "metrics": own["metrics"], "between_batches": True}
+
+
+def has_ended(checkpoint: Mapping[str, Any]) -> bool:
+    """Returns whether a checkpoint is the end of a training whose state is a function of the step."""
+    entry = checkpoint.get(KEY, {})
+    return _SHARED in entry and bool(unpack(as_bytes(entry[_SHARED]), torch.device("cpu"))["loaders"]["ended"])
 
 
 def _is_between_batches(checkpoint: Mapping[str, Any]) -> bool:

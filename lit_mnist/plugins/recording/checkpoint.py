@@ -20,7 +20,7 @@ from lit_mnist.distributed.rank import print_once
 from lit_mnist.errors import NonFiniteError, StoppedError
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.plugins.exact_checkpoint import ExactCheckpoint
-from lit_mnist.plugins.exact_entry import KEY
+from lit_mnist.plugins.exact_entry import KEY, has_ended
 from lit_mnist.plugins.recording.monitor import StepMonitorCallback
 from lit_mnist.plugins.recording.progress import RunProgressBar
 from lit_mnist.run.job import Job
@@ -107,11 +107,15 @@ class RunCheckpoint(ExactCheckpoint):
             checkpoint["steps_made"] = self.monitor.optimizer_steps
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Restores the position, which is a function of the step in a checkpoint of another engine."""
-        if KEY not in checkpoint:
-            checkpoint.update(self.job.position(checkpoint["global_step"]))
+        """Restores the position, which may be a function of the step."""
+        step = checkpoint["global_step"]
+        position, total = self.job.position(step), self.job.total_steps or 0
+        # With more steps, a training continues within the epoch in which it ended.
+        if position and (KEY not in checkpoint or (step < total and has_ended(checkpoint))):
+            checkpoint.pop(KEY, None)
+            checkpoint.update(position)
         if trainer.state.fn == "fit":
-            step, resumed = checkpoint["global_step"], self.job.checkpoint
+            resumed = self.job.checkpoint
             self.monitor.optimizer_steps = int(checkpoint.get("steps_made", step))
             if resumed is not None and resumed.resolve() == self.path.resolve():
                 self._files.last_step = step
