@@ -23,6 +23,14 @@ _INTEGER = struct.Struct("<q")
 _LONGEST_STACK = 10_000
 
 
+def _shortened(stack: str) -> str:
+    if len(stack) <= _LONGEST_STACK:
+        return stack
+    title, _, calls = stack.partition("\n")
+    _, start, end = calls[-_LONGEST_STACK:].partition("\n  File ")
+    return f"{title}\n  ...{start}{end}" if start else calls[-_LONGEST_STACK:]
+
+
 class FailureReport(TypedDict):
     """Why a rank exits.
 
@@ -68,8 +76,8 @@ class StatusFile:
         os.pwrite(self._file, _INTEGER.pack(step), _BYTES_PER_RANK * local_rank)
 
     def write(self, local_rank: int, report: FailureReport) -> None:
-        """Writes the failure report of a rank, with the end of a long traceback."""
-        content = json.dumps({**report, "stack": report["stack"][-_LONGEST_STACK:]}).encode()
+        """Writes the failure report of a rank, with the first line and the end of a long traceback."""
+        content = json.dumps({**report, "stack": _shortened(report["stack"])}).encode()
         if len(content) > _BYTES_PER_RANK - 2 * _INTEGER.size:
             content = json.dumps({**report, "stack": "", "message": report["message"][:1000]}).encode()
         start = _BYTES_PER_RANK * local_rank

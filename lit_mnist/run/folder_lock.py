@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import time
@@ -22,6 +23,7 @@ _FILES = ("config.yaml", "metrics.csv", "result.json", "report.html", LOCK)
 _FOLDERS = ("logs", "checkpoints", "tensorboard", "model_checkpoints", "trace")
 # Larger files, such as checkpoints, are not changed before the first step; a log grows.
 _LARGEST = 1 << 20
+_SECONDS_TO_END = 5
 
 
 class FolderLock:
@@ -98,7 +100,7 @@ class FolderLock:
         try:
             while not self._try_lock(file):
                 holder = _holder(file) or _locker(file)
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline + _SECONDS_TO_END * _has_ended(holder):
                     raise InputError(f"The run folder {self.path} is in use by {holder}: choose another --run-dir.")
                 if not waits:
                     print_line(f"note: waiting for {holder}, which holds {display_path(self.path)}")
@@ -216,6 +218,12 @@ def _locker(file: IO[str]) -> str:
             if "FLOCK" in fields and fields[-3].endswith(f":{os.fstat(file.fileno()).st_ino}"):
                 return f"process {fields[-4]}"
     return "another process"
+
+
+def _has_ended(holder: str) -> bool:
+    """Returns whether a process of this machine has ended, so that only its ranks hold the lock, which end with it."""
+    named = re.match(rf"process (\d+) on {re.escape(socket.gethostname())},", holder)
+    return named is not None and not Path("/proc", named[1]).exists()
 
 
 def _holder(file: IO[str]) -> str:

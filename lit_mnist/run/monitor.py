@@ -39,6 +39,7 @@ class StepMonitor:
 
     Attributes:
         step: Optimizer steps so far.
+        fault: The fault to inject. `nan` makes the output of the forward pass NaN, or what a caller passes to it.
         train_loss: The last logged training loss.
         logged: Metrics over all ranks that were logged in the last step; empty if it was not logged.
         epoch_line: Summary of the last epoch.
@@ -64,9 +65,12 @@ class StepMonitor:
         self.display: ProgressDisplay | None = None
         self.finite = FiniteCheck(job, rank)
         run = job.run
-        self._fault = Fault(run.inject, run.fault, rank, job.folder, net.parameters())
+        self.fault = Fault(run.inject, run.fault, rank, job.folder)
         self.heartbeat = Heartbeat(rank, step) if rank.world_size > 1 else None
-        self._hook = net.register_forward_pre_hook(self._on_forward) if forward else None
+        self._hooks = [net.register_forward_pre_hook(self._on_forward)] if forward else []
+        if forward and self.fault.is_nan:
+            spoil = self.fault.spoil
+            self._hooks.append(net.register_forward_hook(lambda net, _, out: spoil(out) if net.training else out))
         RANK_STATUS.begin_step(step + 1)
         self.trace: Trace | None = None
         self.stopwatch: Stopwatch | None = None
@@ -108,7 +112,7 @@ class StepMonitor:
     def _begin_batch(self) -> None:
         if self.heartbeat:
             self.heartbeat.begin_batch()
-        self._fault.begin_step(self.step + 1)
+        self.fault.begin_step(self.step + 1)
 
     def on_batch_end(self, loss: torch.Tensor) -> None:
         """Records the mean loss of a micro-batch without waiting for the device. It must not be modified later."""
@@ -171,8 +175,8 @@ class StepMonitor:
         for watch in (self.heartbeat, self.trace, self.stopwatch, self.display):
             if watch:
                 watch.close()
-        if self._hook:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         return Trained(
             steps=self.step,
             steps_now=self.step - self.first_step,

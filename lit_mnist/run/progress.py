@@ -41,7 +41,8 @@ class ProgressDisplay:
         self._last_line = time.monotonic()
         if sys.stdout.isatty():
             console = _Console()
-            taken = 2 * len(f"step {self._of_total}") + _REST
+            longest = 9_999_999 if total_steps is None else total_steps
+            taken = len(f"step {longest}{self._of_total}") + _REST
             columns: list[ProgressColumn] = [
                 TextColumn("step {task.completed}" + self._of_total, table_column=Column(no_wrap=True, overflow="crop"))
             ]

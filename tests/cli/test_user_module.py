@@ -146,7 +146,7 @@ def test_a_module_of_the_user_is_trained_and_tested(spirals: Program, devices: i
     folder = spirals.train(*SPIRALS, "--devices", devices, "--model.hidden", 16, "--epochs", 2)
     result = result_of(folder)
     assert result["engine"] == "lightning"
-    assert result["model"] == "spirals.module.SpiralsModule"
+    assert result["model"] == "spirals.SpiralsModule"
     assert (result["world_size"], result["precision"], result["epochs"]) == (devices, "32-true", 2)
     assert result["steps"] == 2 * 576 // 16 // devices
     assert result["validation"].keys() == {"val_loss", "val_accuracy"}

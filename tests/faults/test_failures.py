@@ -17,16 +17,15 @@ from conftest import Program, result_of
 from processes import forked, ranks_of, wait_for
 
 from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_for_exit
-from lit_mnist.checkpoint import store as checkpoint_folder
 from lit_mnist.checkpoint.format import read_checkpoint
-from lit_mnist.checkpoint.store import find_newest_valid
+from lit_mnist.checkpoint.store import CheckpointFolder, find_newest_valid
 from lit_mnist.cli.main import main
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.distributed import heartbeat
 from lit_mnist.distributed.sample_order import train_indices
 from lit_mnist.engines import raw_ddp, single
 from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
-from lit_mnist.training import finite
+from lit_mnist.run import finite
 
 WORDS = (*SMALL, "--devices", 2, "--epochs", 3, "--save-every", 4)
 
@@ -61,14 +60,14 @@ def fail_at(place: str, rank: int, note: Path, monkeypatch: pytest.MonkeyPatch) 
 
         monkeypatch.setattr(EvaluationBatches, "__iter__", failing_batches)
     elif place == "save":
-        write = checkpoint_folder.write_checkpoint
+        put = CheckpointFolder.put
 
-        def failing_write(path: Path, content: Any) -> None:
-            if content["global_step"] > 20:
+        def failing_put(self: CheckpointFolder, write: Any, step: int, *, is_best: bool) -> None:
+            if step > 20:
                 fail()
-            write(path, content)
+            put(self, write, step, is_best=is_best)
 
-        monkeypatch.setattr(checkpoint_folder, "write_checkpoint", failing_write)
+        monkeypatch.setattr(CheckpointFolder, "put", failing_put)
 
 
 @pytest.mark.parametrize("engine", ["lightning", pytest.param("raw_ddp", marks=pytest.mark.slow)])

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from processes import wait_for
 from faults.conftest import SMALL, RecordMetric, read_errors, read_step, wait_for_exit
 from faults.ptrace import run_until
 from lit_mnist.checkpoint.atomic_io import atomic_link, remove_temporary_files, write_text
-from lit_mnist.checkpoint.format import read_checkpoint
+from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.store import CheckpointFolder, find_newest_valid
 from lit_mnist.data.download import exclusive
 from lit_mnist.run.folder import RunFolder
@@ -56,7 +57,7 @@ def saving(folder: Path, step: int, *, is_best: bool) -> Callable[[], None]:
     files = CheckpointFolder(folder / "checkpoints", keep=2, last_step=content["global_step"])
     score = content["callbacks"][MANAGER_STATE]["best"] + is_best * 1e-3
     content |= {"global_step": step, "callbacks": {MANAGER_STATE: {"best": score}}}
-    return lambda: files.put(content, step, is_best=is_best)
+    return lambda: files.put(partial(write_checkpoint, checkpoint=content), step, is_best=is_best)
 
 
 def best_of(folder: Path) -> int:
@@ -374,7 +375,9 @@ def test_a_checkpoint_of_another_format_is_named(program: Program, trained: Path
     content["lit_mnist"]["format"] = 1
     shutil.rmtree(trained / "checkpoints")
     (trained / "checkpoints").mkdir()
-    CheckpointFolder(trained / "checkpoints", keep=1).put(content, 24, is_best=False)
+    CheckpointFolder(trained / "checkpoints", keep=1).put(
+        partial(write_checkpoint, checkpoint=content), 24, is_best=False
+    )
     done = program("--resume", trained)
     assert done.code == 2
     assert "has format 1, but this version reads the formats 2 and 3" in done.out + done.err

@@ -81,6 +81,7 @@ class StepMonitorCallback(Callback):
         )
         self.monitor.finite.shared = _shares_gradient(trainer, pl_module)
         self._parameters = list(pl_module.parameters())
+        self._spoils_loss = self._network is pl_module and self.monitor.fault.is_nan
         for optimizer in trainer.optimizers:
             # The GradScaler does not call the optimizer in a step that it skips.
             optimizer.register_step_post_hook(self._count_step)
@@ -120,6 +121,9 @@ class StepMonitorCallback(Callback):
         def training_step(*arguments: Any, **options: Any) -> Any:
             output = train(*arguments, **options)
             loss = output.get("loss") if isinstance(output, Mapping) else output
+            if isinstance(loss, torch.Tensor) and self._spoils_loss:
+                loss = self.monitor.fault.spoil(loss)
+                output = {**output, "loss": loss} if isinstance(output, Mapping) else loss
             if isinstance(loss, torch.Tensor):
                 # `ExactAccumulation` has scaled it.
                 self.monitor.on_batch_end(getattr(loss, "mean_loss", loss))
@@ -131,6 +135,8 @@ class StepMonitorCallback(Callback):
         """Records the start of a micro-batch, unless the forward pass of the network does."""
         if self._network is pl_module:
             self.monitor.on_batch_start(batch)
+            if not pl_module.automatic_optimization:
+                self.monitor.fault.spoil_parameter(self._parameters)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Records the gradient of the step."""
