@@ -17,6 +17,8 @@ from torch import nn
 from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.checkpoint.format import read_checkpoint
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.plugins.exact_entry import KEY
+from lit_mnist.plugins.plain_values import as_bytes, unpack
 from lit_mnist.plugins.recording.checkpoint import RunCheckpointIO
 from lit_mnist.run.monitor import StepMonitor
 from lit_mnist.training.checkpoint_manager import CheckpointManager
@@ -63,6 +65,13 @@ def content_of(folder: Path) -> str:
     checkpoint = read_checkpoint(folder / "checkpoints" / "last.ckpt")
     section = checkpoint.pop("lit_mnist")
     kept = {key: section[key] for key in ("precision", "threads", "data_sha256", "batch_size", "total_steps")}
+    if entry := checkpoint.pop(KEY, None):
+        state = unpack(as_bytes(entry["state_is_step"]), torch.device("cpu"))
+        for metrics in ("callback_metrics", "logged_metrics"):
+            # As in `logged_metrics`: the speed, and the mean of the losses since the last logged step.
+            for name in ("images_per_s", "train_loss"):
+                state["trainer"][metrics].pop(name, None)
+        kept |= {"state": state, "sums": entry["sums"]}
     return content_sha256({**checkpoint, "section": kept})
 
 
