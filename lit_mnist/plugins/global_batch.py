@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from torch.utils.data import BatchSampler
 
+from lit_mnist.plugins.loader_proxy import unwrapped
 from lit_mnist.plugins.sampler import ExactDistributedSampler
 
 
@@ -29,7 +30,7 @@ def describe_global_batch(trainer: Trainer) -> str:
         size = _size_per_rank(loader, trainer.world_size)
         if size is None:
             sampler = getattr(loader, "batch_sampler", None)
-            return f"global batch unknown: {type(sampler or loader).__name__} decides the size of each batch"
+            return f"global batch unknown: {type(sampler or unwrapped(loader)).__name__} decides the size of each batch"
         sizes.append(size)
     accumulated = trainer.accumulate_grad_batches
     share = " + ".join(map(str, sizes))

@@ -212,7 +212,7 @@ def test_what_cannot_be_timed_is_refused_before_anything_is_measured(
     files = {
         "right": TINY,
         "wrong": TINY.replace("net:", "nett:"),
-        "user": "model: {class_path: lit_mnist.module.LitClassifier}\n",
+        "user": "model: {class_path: torch.nn.Linear}\n",
         "callbacks": TINY.replace("max_epochs: 3", f"max_epochs: 3, callbacks: [{callback}]"),
     }
     for name, content in files.items():

@@ -66,12 +66,16 @@ def content_of(folder: Path) -> str:
     section = checkpoint.pop("lit_mnist")
     kept = {key: section[key] for key in ("precision", "threads", "data_sha256", "batch_size", "total_steps")}
     if entry := checkpoint.pop(KEY, None):
-        state = unpack(as_bytes(entry["state_is_step"]), torch.device("cpu"))
-        for metrics in ("callback_metrics", "logged_metrics"):
-            # As in `logged_metrics`: the speed, and the mean of the losses since the last logged step.
-            for name in ("images_per_s", "train_loss"):
-                state["trainer"][metrics].pop(name, None)
-        kept |= {"state": state, "sums": entry["sums"]}
+        state, *sums = [
+            unpack(as_bytes(part), torch.device("cpu")) for part in (entry["state_is_step"], *entry["sums"])
+        ]
+        # As in `logged_metrics`: without the speed, and the mean of the losses since the last logged step.
+        for metrics in (state["trainer"]["callback_metrics"], state["trainer"]["logged_metrics"]):
+            metrics.pop("train_loss", None)
+            metrics.pop("images_per_s", None)
+        for each in sums:
+            each["results"].pop("on_train_batch_end.images_per_s", None)
+        kept |= {"state": state, "sums": sums}
     return content_sha256({**checkpoint, "section": kept})
 
 

@@ -72,14 +72,14 @@ class RunCheckpoint(ExactCheckpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Updates the best score. The epoch is saved before the next batch is loaded, or at the end."""
-        score = self._score(trainer) if self._is_validated else None
-        self._is_validated, self._ended_epoch = False, True
+        is_validated, self._is_validated, self._ended_epoch = self._is_validated, False, True
+        score = self._score(trainer) if is_validated else None
         # Until the first validation, the newest weights are the best.
         self._is_best = score > self.best if score is not None else self.best == -math.inf
         if score is not None and self._is_best:
             self.best = score
         shown = self._is_best and score is not None
-        self._line = self.monitor.describe_epoch(trainer, is_best=shown)
+        self._line = self.monitor.describe_epoch(trainer, is_validated=is_validated, is_best=shown)
 
     def _score(self, trainer: Trainer) -> float | None:
         for name, higher in _MONITORED:

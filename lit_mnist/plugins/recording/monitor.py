@@ -181,10 +181,11 @@ class StepMonitorCallback(Callback):
         """Excludes validation from step timing."""
         self._clock.pause()
 
-    def describe_epoch(self, trainer: Trainer, *, is_best: bool) -> str:
+    def describe_epoch(self, trainer: Trainer, *, is_validated: bool, is_best: bool) -> str:
         """Returns the line of the epoch that ends."""
         self._clock.pause()
-        names = [name for name in trainer.callback_metrics if name.startswith(("val_", "val/", "valid"))]
+        logged = trainer.callback_metrics if is_validated else ()
+        names = [name for name in logged if name.startswith(("val_", "val/", "valid"))]
         metrics = {name: float(trainer.callback_metrics[name]) for name in names}
         epochs = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None
         loss = {"train_loss": self.monitor.train_loss}
