@@ -25,6 +25,21 @@ from lit_mnist.plugins import ExactDistributedSampler
 from lit_mnist.plugins.global_batch import describe_global_batch
 from lit_mnist.run.metrics_log import read_metrics
 
+# Runs a command in this process, and prints the modules of the project that it has imported.
+IMPORTS = """
+import sys
+from lit_mnist.cli.main import main
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    print("imported:", *(name for name in sys.modules if name.startswith("lit_mnist.")))
+    sys.exit(code)
+"""
+# What only a run of MNIST imports, and what only a run of a user module imports.
+OF_MNIST = (
+    *("cli.experiment_", "data.", "datamodule", "engines.classifier", "engines.device_checks", "experiment."),
+    *("models.", "module", "predict", "training."),
+)
+OF_A_USER = ("cli.given", "cli.lightning_cli", "cli.option_checks", "cli.plain_errors", "cli.user_target")
 SPIRALS = ("--config", "spirals.yaml", "--import", "spirals")
 BASE: dict[str, Any] = {"model": {"class_path": "spirals.SpiralsModule"}, "data": {"class_path": "spirals.SpiralsData"}}
 
@@ -493,3 +508,25 @@ def test_a_wrong_flag_does_not_import_torch() -> None:
         "sys.exit(10 * ('torch' in sys.modules) + code)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 2
+
+
+def test_one_run_system_trains_mnist_and_a_user_module(spirals: Program) -> None:
+    (spirals.folder / "imports.py").write_text(IMPORTS)
+
+    def imported(*words: object) -> set[str]:
+        command = [sys.executable, "imports.py", *map(str, words), "--max-steps", "6", "--save-every", "3"]
+        done = subprocess.run(
+            command, cwd=spirals.folder, capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith("imported: ")]
+        return {name.removeprefix("lit_mnist.") for name in line.split()[1:]}
+
+    mnist = imported("fit", "--data.train_size", 500, "--run-dir", "mnist")
+    user = imported("fit", *SPIRALS, "--run-dir", "user")
+    assert [name for name in sorted(mnist - user) if not name.startswith(OF_MNIST)] == []
+    assert [name for name in sorted(user - mnist) if not name.startswith(OF_A_USER)] == []
+    # What trains, saves, resumes and records is in both.
+    assert {"engines.lightning", "run.job", "run.result", "cli.launch", "cli.claim", "cli.resume"} <= mnist & user
+    assert {f"plugins.recording.{name}" for name in ("checkpoint", "logger", "monitor", "results")} <= mnist & user
