@@ -72,7 +72,7 @@ def stock(rank: Rank) -> None:
     """Trains and validates under stock Trainers, each with one of the options."""
     train, validation = (
         TensorDataset(normalize(split.images.unsqueeze(1).float()), split.labels)
-        for split in (DATA.splits.train, DATA.splits.validation)
+        for split in (DATA.batches.splits.train, DATA.batches.splits.validation)
     )
     module = Classifier()
     dtypes = watched(module.net)
@@ -113,6 +113,6 @@ if __name__ == "__main__":
     # The ranks are forked: this process must not start threads before.
     torch.set_num_threads(1)
     silence_lightning()
-    assert DATA.splits
+    assert DATA.batches.splits
     with tempfile.TemporaryDirectory() as folder:
         launch(stock if "--bug" in sys.argv else template, world_size=RANKS, max_restarts=0, logs=Path(folder))
