@@ -259,6 +259,7 @@ def test_the_engines_checkpoints_are_the_same_but_for_their_names(program: Progr
         del section["config"]["run"]
         checkpoints.append(checkpoint)
     raw_ddp, lightning = checkpoints
-    assert list(raw_ddp) == list(lightning)
-    for name in raw_ddp:
+    assert {*raw_ddp, KEY} == {*lightning}
+    # A Trainer counts the end of its last epoch, and the batches of its validation.
+    for name in raw_ddp.keys() - {"epoch", "loops"}:
         assert content_sha256(raw_ddp[name]) == content_sha256(lightning[name]), name
