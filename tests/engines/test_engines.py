@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lit_mnist.checkpoint.digest import content_sha256
 from lit_mnist.comparison.equality import Run, compare_runs, first_difference
 from lit_mnist.distributed import ddp_arguments
+from lit_mnist.plugins.exact_entry import KEY
 
 DISTRIBUTED = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer")
 SMALL = (
