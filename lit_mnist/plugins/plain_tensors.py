@@ -110,4 +110,5 @@ def _bytes(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
     if low == high:
         return torch.empty(0, dtype=torch.uint8)
     whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return whole.set_(tensor.untyped_storage(), low, (high - low,), (1,)).cpu().clone()
+    part = whole.set_(tensor.untyped_storage(), low, (high - low,), (1,))
+    return part.clone() if part.device.type == "cpu" else part.cpu()

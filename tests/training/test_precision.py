@@ -94,7 +94,7 @@ class Overflowing(torch.autograd.Function):
 
 
 NEVER_FINITE = [
-    ("lightning", "lit_mnist.module", 2, 17, "0.5"),
+    ("lightning", "lit_mnist.training.classifier", 2, 17, "0.5"),
     ("raw_ddp", "lit_mnist.engines.raw_ddp", 2, 17, "0.5"),
     # As on a GPU: with the metrics of the epoch's end, and before anything is saved.
     ("raw_ddp", "lit_mnist.engines.raw_ddp", 2, 20, "0.0625"),
