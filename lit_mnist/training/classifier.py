@@ -117,6 +117,8 @@ class ClassifierMetrics(Metric):
         """Logs the metrics of an epoch with a prefix (`val` or `test`), and forgets its samples."""
         values = {f"{stage}_{name}": value for name, value in self.compute().items()}
         self.reset()
+        if module.trainer.sanity_checking:
+            self.last = None
         # The values are equal on all ranks. The maximum is exact; a mean would be rounded.
         module.log_dict(values, sync_dist=True, reduce_fx="max")
 
