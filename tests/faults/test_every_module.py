@@ -63,7 +63,15 @@ def test_a_killed_rank_is_named_and_the_run_restarts(program: Program, kind: str
     assert result_of(folder)["weights_sha256"] == result_of(whole)["weights_sha256"]
 
 
-@pytest.mark.parametrize("signum", CODES)
+@pytest.mark.parametrize(
+    "signum",
+    [
+        signal.SIGTERM,
+        signal.SIGINT,
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_saves_a_step_of_all_ranks(program: Program, kind: str, signum: signal.Signals) -> None:
     folder = program.folder / "run"
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -257,7 +257,9 @@ def test_a_folder_that_becomes_read_only_ends_the_run_and_keeps_the_last_checkpo
         wait_for(lambda: read_step(folder) > 12, 60, program.folder)
         subprocess.run(["mount", "--bind", checkpoints, checkpoints], check=True)
         try:
-            subprocess.run(["mount", "-o", "remount,ro,bind", checkpoints], check=True)
+            remount = ["mount", "-o", "remount,ro,bind", str(checkpoints)]
+            # It is busy while a checkpoint is written.
+            wait_for(lambda: subprocess.run(remount, check=False, capture_output=True).returncode == 0, 10)
             code, _ = wait_for_exit(group, program, 30)
             assert newest(folder)["global_step"] >= 10
         finally:
