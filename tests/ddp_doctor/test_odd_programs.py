@@ -121,7 +121,7 @@ def test_a_doctor_that_is_killed_changes_nothing_and_the_next_removes_its_folder
     code = f"from ddp_doctor import examine; examine({f'{PROGRAMS}:saves'!r}, timeout=1000)"
     doctor = subprocess.Popen([sys.executable, "-c", code], env=environment)
     try:
-        while not any(temporary.glob("ddp-doctor-*/layers*/**/work/new")):
+        while not any(temporary.glob(str(Path("ddp-doctor-*", "layers*", "**", "work", "new")))):
             assert doctor.poll() is None
             time.sleep(0.1)
         processes = descendants(doctor.pid)
