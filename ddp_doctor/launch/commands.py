@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
+import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.files.protection import Protection
-from ddp_doctor.launch.command_rank import FOUND
-from ddp_doctor.launch.runner import Ended, Runner
+from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import Run, load_record
 from ddp_doctor.records.spec import Spec
 
 # Seconds that a command may still need after all ranks have recorded their end.
 _GRACE = 10.0
+_PATH = "PATH"
+# Stands for programs that this machine lacks: Slurm's srun.
+_STAND_INS = str(Path(__file__).with_name("bin"))
 
 
 class CommandRunner(Runner):
@@ -33,11 +34,6 @@ class CommandRunner(Runner):
 
     def __init__(self, folder: Path, protection: Protection) -> None:
         super().__init__(1, folder, protection)
-        self._ranks: CommandRanks | None = None
-
-    def why_not_alone(self, spec: Spec) -> str:
-        """Returns why the number of ranks of the command cannot be changed; empty if it can."""
-        return self._number_of_ranks(spec).why_fixed
 
     def preload(self, names: Sequence[str] = ()) -> None:
         """Does nothing: the command starts new interpreters."""
@@ -48,11 +44,22 @@ class CommandRunner(Runner):
         Raises:
             InputError: The command does not exist, or its interpreter lacks a package.
         """
-        begun, folder, ranks = time.monotonic(), self.new_folder(), self._number_of_ranks(spec)
-        if spec.purpose not in {"train", "numbers"} or (ranks.why_fixed and spec.world_size == 1):
+        begun, folder = time.monotonic(), self.new_folder()
+        words = _words(spec.target.command)
+        if spec.purpose == "bare":
+            (code,), hung = self.execute(spec, folder, [{"RANK": "", **(environment or {})}], words)
+            return Run(spec, folder, [load_record(folder, 0, code)], hung, time.monotonic() - begun)
+        if spec.purpose not in {"train", "numbers"}:
             return Run(spec, folder)
-        words, changed = ranks.apply(spec)
-        (code,), hung = self._command(changed, folder, words, environment or {})
+        # Commands do not end of themselves as soon as all ranks have recorded the numbers.
+        grace = 0.0 if spec.purpose == "numbers" else _GRACE
+        own = {
+            "RANK": "",
+            "DDP_DOCTOR_PYTHON": sys.executable,
+            _PATH: f"{os.environ.get(_PATH, '')}{os.pathsep}{_STAND_INS}",
+            **(environment or {}),
+        }
+        (code,), hung = self.execute(spec, folder, [own], words, grace)
         records = [load_record(folder, rank, code) for rank in range(spec.world_size)]
         if any(not record.events for record in records):
             _explain_missing(folder, words)
@@ -62,22 +69,21 @@ class CommandRunner(Runner):
             record.output, record.stack = output, stacks
         return Run(spec, folder, records, hung, time.monotonic() - begun)
 
-    def _number_of_ranks(self, spec: Spec) -> CommandRanks:
-        if self._ranks is None:
-            if shutil.which(spec.target.command[0]) is None:
-                raise InputError(f"There is no command {spec.target.command[0]}.")
-            self._ranks = find_ranks(spec, self._discover)
-        return self._ranks
 
-    def _discover(self, spec: Spec) -> int | None:
-        folder = self.new_folder()
-        self._command(spec, folder, spec.target.command, {})
-        found = folder / FOUND
-        return int(json.loads(found.read_text())) if found.exists() else None
+def _words(command: Sequence[str]) -> list[str]:
+    """Returns the words of a command, with the path of its program.
 
-    def _command(self, spec: Spec, folder: Path, words: Sequence[str], environment: dict[str, str]) -> Ended:
-        grace = 0.0 if spec.purpose == "numbers" else _GRACE
-        return self.execute(spec, folder, [{"RANK": "", **environment}], words, grace)
+    Raises:
+        InputError: There is no such program.
+    """
+    name = command[0]
+    beside = str(Path(sys.executable).parent)
+    if name in {"python", "python3"}:
+        return [sys.executable, *command[1:]]
+    found = shutil.which(name) or shutil.which(name, path=f"{beside}{os.pathsep}{_STAND_INS}")
+    if found is None:
+        raise InputError(f"There is no command {name}.")
+    return [name if shutil.which(name) else found, *command[1:]]
 
 
 def _explain_missing(folder: Path, words: Sequence[str]) -> None:
@@ -90,80 +96,3 @@ def _explain_missing(folder: Path, words: Sequence[str]) -> None:
             f"The command runs the interpreter {python}, which has no package {name}, but the doctor runs in "
             f"{sys.executable}. Start the command with an interpreter that has torch and ddp_doctor, or {fix}"
         )
-
-
-_NUMBER = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes)(?:=(\w+))?")
-
-
-@dataclass(frozen=True)
-class CommandRanks:
-    """How to run a command on another number of ranks.
-
-    Attributes:
-        place: Place of the word that is the number, or ends with it after `=`; None if no word is.
-        devices: Whether the number is that of the GPUs.
-        why_fixed: Why it cannot be changed; empty if it can.
-    """
-
-    place: int | None = None
-    devices: bool = False
-    why_fixed: str = ""
-
-    def apply(self, spec: Spec) -> tuple[list[str], Spec]:
-        """Returns the words of the command, and the specification, for this number of ranks."""
-        words = with_ranks(spec.target.command, spec.world_size) or list(spec.target.command)
-        if self.place is not None:
-            words = _with_number(words, self.place, spec.world_size)
-        changes = {"devices": spec.world_size} if self.devices else {}
-        return words, replace(spec, interventions={**spec.interventions, **changes})
-
-
-def find_ranks(spec: Spec, discover: Callable[[Spec], int | None]) -> CommandRanks:
-    """Finds out what determines the number of ranks of a command.
-
-    Args:
-        spec: The run.
-        discover: Runs a specification until it starts processes by torch.multiprocessing, and returns their number;
-            None if it starts none.
-    """
-    command = spec.target.command
-    if with_ranks(command, 1):
-        return CommandRanks()
-
-    def processes(words: Sequence[str], devices: int = 0) -> int | None:
-        target = replace(spec.target, command=tuple(words))
-        return discover(replace(spec, target=target, purpose="discover", interventions={"devices": devices}))
-
-    number = processes(command)
-    if number is None:
-        why = "the command has no flag for the number of ranks, and does not start them by torch.multiprocessing"
-        return CommandRanks(why_fixed=why)
-    other = number + 1 if number else 3
-    if processes(command, other) == other:
-        return CommandRanks(devices=True)
-    script = next((place for place, word in enumerate(command) if word.endswith(".py")), 0)
-    for place, word in enumerate(command):
-        # An argument of the program that is this number.
-        is_number = place > script and word.rpartition("=")[2] == str(number)
-        if is_number and processes(_with_number(command, place, other)) == other:
-            return CommandRanks(place)
-    how = "the number of GPUs and the arguments of the program"
-    return CommandRanks(why_fixed=f"the program starts {number} processes by torch.multiprocessing, whatever {how} are")
-
-
-def with_ranks(command: Sequence[str], world_size: int) -> list[str]:
-    """Returns a command of a launcher with another number of ranks; empty if it names none."""
-    words = list(command)
-    for place, word in enumerate(words):
-        if word.endswith(".py"):
-            break
-        if found := _NUMBER.fullmatch(word):
-            if found[1] is not None or place + 1 < len(words):
-                words = _with_number(words, place + (found[1] is None), world_size)
-            return [sys.executable if words[0] in {"python", "python3"} else words[0], *words[1:]]
-    return []
-
-
-def _with_number(command: Sequence[str], place: int, number: int) -> list[str]:
-    name, equals, _ = command[place].rpartition("=")
-    return [*command[:place], f"{name}{equals}{number}", *command[place + 1 :]]

@@ -89,7 +89,8 @@ def _child(request: dict[str, Any]) -> int:
         if not command:
             redirect.start(Path(layer))
     if command:
-        os.environ[FOLDER] = str(folder)
+        if read(folder).purpose != "bare":
+            os.environ[FOLDER] = str(folder)
         os.execvp(command[0], command)  # noqa: S606
     sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     sys.argv = [sys.argv[0]]

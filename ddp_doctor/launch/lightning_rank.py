@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ddp_doctor.errors import InputError
 from ddp_doctor.probes.wrap import wrap
@@ -36,21 +35,29 @@ _SECTIONS = {"seed_everything", "trainer", "model", "data", "optimizer", "lr_sch
 
 def run_module(module: Any, data: Any, spec: Spec, probes: Any) -> None:
     """Runs the part of the examination that the specification names."""
+    pl = package_of(module)
     if not issubclass(module, pl.LightningModule):
         raise InputError(f"{module.__name__} is not a LightningModule.")
     if data is not None and isinstance(data, type) and not issubclass(data, pl.LightningDataModule):
         raise InputError(f"{data.__name__} is not a LightningDataModule.")
-    _run(module(), data() if data else None, spec, probes, {})
+    _run(pl, module(), data() if data else None, spec, probes, {})
+
+
+def package_of(module: type) -> Any:
+    """Returns the package whose LightningModule a class extends: `pytorch_lightning` or `lightning.pytorch`."""
+    roots = {base.__module__.partition(".")[0] for base in module.__mro__}
+    return importlib.import_module("pytorch_lightning" if "pytorch_lightning" in roots else "lightning.pytorch")
 
 
 def run_config(spec: Spec, probes: Any) -> None:
     """Runs the classes that a configuration of LightningCLI names."""
     import yaml
-    from lightning.pytorch.cli import LightningCLI
 
-    sections = set(yaml.safe_load(Path(spec.target.config).read_text()) or {})
+    content = yaml.safe_load(Path(spec.target.config).read_text()) or {}
+    sections, pl = set(content), _package_of_config(content)
+    command: Any = importlib.import_module(f"{pl.__name__}.cli").LightningCLI
 
-    class Parser(LightningCLI):
+    class Parser(command):  # type: ignore[misc]
         def add_arguments_to_parser(self, parser: Any) -> None:
             # A project's own command may have further sections.
             for name in sections - _SECTIONS:
@@ -68,18 +75,28 @@ def run_config(spec: Spec, probes: Any) -> None:
     )
     given = cli.config.get("trainer") or {}
     options = {name: given[name] for name in _KEPT if given.get(name) is not None}
-    _run(cli.model, cli.datamodule, spec, probes, options)
+    _run(pl, cli.model, cli.datamodule, spec, probes, options)
 
 
-def _run(module: Any, data: Any, spec: Spec, probes: Any, options: dict[str, Any]) -> None:
-    for name in ("lightning.pytorch", "lightning.fabric"):
+def _package_of_config(content: dict[str, Any]) -> Any:
+    """Returns the package of the model that a configuration names by `class_path`."""
+    name, _, attribute = str((content.get("model") or {}).get("class_path", "")).rpartition(".")
+    found = None
+    with suppress(ImportError, ValueError):
+        found = getattr(importlib.import_module(name), attribute, None)
+    return package_of(found if isinstance(found, type) else object)
+
+
+def _run(pl: Any, module: Any, data: Any, spec: Spec, probes: Any, options: dict[str, Any]) -> None:
+    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
-    probe = LightningProbe(probes)
+    warnings.filterwarnings("ignore", module="lightning|pytorch_lightning")
+    probe = type("LightningProbe", (_Probe, pl.Callback), {})(pl, probes)
+    is_overridden = importlib.import_module(f"{pl.__name__}.utilities.model_helpers").is_overridden
     accumulation = int(options.get("accumulate_grad_batches", 1))
     epochs = 2 if spec.purpose in {"save", "resume", "whole"} else spec.epochs
     unused = not module.automatic_optimization or bool(spec.interventions.get("find_unused"))
-    strategy = DDPStrategy(process_group_backend="gloo", find_unused_parameters=unused)
+    strategy = pl.strategies.DDPStrategy(process_group_backend="gloo", find_unused_parameters=unused)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=spec.world_size,
@@ -120,29 +137,29 @@ def _run(module: Any, data: Any, spec: Spec, probes: Any, options: dict[str, Any
     torch.set_grad_enabled(True)
 
 
-class LightningProbe(pl.Callback):
-    """Records what the module logs and how its evaluation ends."""
+class _Probe:
+    """Mixed into a Callback of the package in use, records what the module logs and how its evaluation ends."""
 
-    def __init__(self, probes: Any) -> None:
+    def __init__(self, pl: Any, probes: Any) -> None:
         self.probes, self.recorder = probes, probes.recorder
         wrap(pl.LightningModule, "log", self._on_log)
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Gives the parts of the module their names."""
         self.probes.modules.name(pl_module)
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Seeds the generators by the epoch, so that a resumed run has the same order and draws."""
         self.probes.loaders.seed(pl_module, getattr(trainer, "datamodule", None))
         if self.probes.spec.purpose in {"whole", "resume"}:
             self.recorder.add("begin", values=state_of(pl_module, trainer))
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Stops after the first epoch, with the schedule of two."""
         if self.probes.spec.purpose == "save":
             trainer.should_stop = True
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Records the metrics of a validation."""
         if trainer.state.fn == "fit":
             self.recorder.add("metrics", values=logged_values(trainer))
@@ -171,12 +188,12 @@ class LightningProbe(pl.Callback):
         return original(module, name, value, *args, **kwargs)
 
 
-def logged_values(trainer: pl.Trainer) -> dict[str, float]:
+def logged_values(trainer: Any) -> dict[str, float]:
     """Returns the metrics that callbacks and loggers get."""
     return {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
 
 
-def state_of(module: pl.LightningModule, trainer: pl.Trainer) -> dict[str, str]:
+def state_of(module: Any, trainer: Any) -> dict[str, str]:
     """Returns digests of all tensors and counts that a run keeps, by their place."""
     found: dict[str, str] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():

@@ -20,8 +20,15 @@ def run_rank(folder: Path, spec: Spec) -> int:
     """Runs a target in this process, whose environment names its rank; returns an exit code."""
     rank = int(os.environ["RANK"])
     faulthandler.register(signal.SIGUSR2, file=(folder / f"stack{rank}.txt").open("w"), all_threads=True)
+    if spec.purpose == "bare":
+        sys.path.insert(0, str(Path.cwd()))
+        run_target(spec, rank, None)
+        return 0
+    from ddp_doctor.launch.gpus import emulate, watch
     from ddp_doctor.probes.install import Probes
 
+    emulate(spec)
+    watch(folder, spec)
     probes = Probes(folder, spec)
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -65,7 +72,7 @@ def run_target(spec: Spec, rank: int, probes: Any) -> None:
         run_module(found, load_object(target.data) if target.data else None, spec, probes)
     elif not callable(found):
         raise InputError(f"{target.name} is a {type(found).__name__}, not a LightningModule or a function.")
-    elif spec.purpose in {"train", "numbers"}:
+    elif spec.purpose in {"train", "numbers", "bare"}:
         found(*([rank, spec.world_size] if takes_rank(found, target.args) else []), *target.args)
 
 

@@ -10,9 +10,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ddp_doctor.files.protection import Protection
+from ddp_doctor.launch.gpus import visible_gpus
 from ddp_doctor.launch.interpreter import Interpreter
 from ddp_doctor.probes.install import STOP
 from ddp_doctor.processes import processes_of_group
@@ -28,6 +30,11 @@ _PRELOADED = ("torch", "torch.distributed", "torch.utils.data", "ddp_doctor.prob
 Ended = tuple[list[int | None], bool]
 
 
+def slowdown() -> float:
+    """Returns how many processes share a processor, from 1 to 10: on a busy machine, a slow run is no hang."""
+    return min(10.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+
+
 class Runner:
     """Runs modules and functions.
 
@@ -41,10 +48,6 @@ class Runner:
         self.folder, self.protection = folder, protection
         self._interpreters = [Interpreter(rank, folder) for rank in range(count)]
         self._numbers = itertools.count()
-
-    def why_not_alone(self, spec: Spec) -> str:
-        """Returns why the target cannot be run on one process; empty if it can."""
-        return ""
 
     def preload(self, names: Sequence[str] = _PRELOADED) -> None:
         """Imports libraries before further runs, which then need not."""
@@ -88,9 +91,12 @@ class Runner:
             command: What is run instead of the target.
             grace: Seconds that the processes may still need after all ranks have recorded their end.
         """
+        spec = replace(spec, timeout=spec.timeout * slowdown())
         deadline = time.monotonic() + spec.timeout
         spec.write(folder)
         guarded = self.protection.begin(spec, self._interpreters[0].make_view)
+        if spec.real_gpus:
+            environments = [{**own, "CUDA_VISIBLE_DEVICES": visible_gpus()} for own in environments]
         request = {**guarded, "folder": str(folder), "command": list(command)}
         pids = [
             interpreter.begin({**request, "environment": {**own, **guarded["environment"]}})

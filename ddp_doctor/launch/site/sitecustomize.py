@@ -23,17 +23,23 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds torch as usual, and installs the probes after its import."""
 
     loader: Any = None
+    searches = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Finds torch by the other finders."""
-        if fullname != "torch":
+        if fullname != "torch" or self.searches:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        # Some packages look for torch before anybody imports it.
+        self.searches = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self.searches = False
         if spec is None:
-            _report_missing("torch")
+            if os.environ.get("DDP_DOCTOR_RUN"):
+                _report_missing("torch")
         else:
             self.loader, spec.loader = spec.loader, self
         return spec
@@ -44,14 +50,32 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: Any) -> None:
         """Imports torch, and installs the probes."""
+        sys.meta_path.remove(self)
         # Resources of the package are found by its own loader.
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
+        if os.environ.get("DDP_DOCTOR_WATCH"):
+            _watch(*json.loads(os.environ["DDP_DOCTOR_WATCH"]))
+            return
         if importlib.util.find_spec("ddp_doctor") is None:
             _report_missing("ddp_doctor")
         from ddp_doctor.launch.command_rank import start
 
         start(Path(os.environ["DDP_DOCTOR_RUN"]))
+
+
+def _watch(folder: str, every: int) -> None:
+    """Watches this process; a process in which that fails runs unwatched."""
+    package = str(Path(__file__).parents[3])
+    sys.path.append(package)
+    try:
+        from ddp_doctor.watch.rank import Watch
+
+        Watch(Path(folder), every).install()
+    except Exception as error:
+        print(f"ddp-doctor watch: this process is not watched: {error}", file=sys.stderr)
+    finally:
+        sys.path.remove(package)
 
 
 def _report_missing(package: str) -> None:
@@ -83,5 +107,5 @@ def _redirect(layer: str) -> None:
 if os.environ.get("DDP_DOCTOR_LAYER"):
     _redirect(os.environ["DDP_DOCTOR_LAYER"])
 _run_the_next()
-if os.environ.get("DDP_DOCTOR_RUN"):
+if os.environ.get("DDP_DOCTOR_RUN") or os.environ.get("DDP_DOCTOR_WATCH"):
     sys.meta_path.insert(0, _AfterTorch())

@@ -1,0 +1,109 @@
+"""Whether a program needs a GPU: observed in a run without emulation."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from ddp_doctor.emulation.torch_internals import LIBRARY, lazy_init, replace_lazy_init
+from ddp_doctor.probes.wrap import wrap
+from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.spec import Spec
+
+# Files in the folder of a run: the program asked whether there is a GPU; it tried to use one.
+_ASKED, _NEEDED = "gpu-asked", "gpu-needed"
+_OF_A_GPU = re.compile(r"cuda|gpu|nccl|accelerator|apex", re.IGNORECASE)
+_LAST_LINES = 4
+_QUESTIONS = ("is_available", "device_count", "current_accelerator")
+
+
+def watch(folder: Path, spec: Spec) -> None:
+    """Records whether this process asks for a GPU; a run that is too small without one may end at once.
+
+    Args:
+        folder: Folder of the run.
+        spec: The run.
+    """
+
+    def ask(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not sys._getframe(2).f_code.co_filename.startswith(LIBRARY):
+            (folder / _ASKED).touch()
+        return original(*args, **kwargs)
+
+    for module in (torch.cuda, torch.accelerator):
+        for name in _QUESTIONS:
+            wrap(module, name, ask)
+
+    def start(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        processes = kwargs.get("nprocs", args[2] if len(args) > 2 else 1)
+        if processes <= 1 and (folder / _ASKED).exists():
+            # As many as there are GPUs, or one without a GPU: on a machine with GPUs, the program starts others.
+            (folder / _NEEDED).touch()
+            if spec.may_emulate:
+                sys.stdout.flush()
+                os._exit(0)
+        return original(*args, **kwargs)
+
+    for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+        wrap(module, "start_processes", start)
+    original = lazy_init()
+
+    def initialize() -> None:
+        (folder / _NEEDED).touch()
+        original()
+
+    replace_lazy_init(initialize)
+
+
+def tried_gpu(runs: Iterable[Run]) -> bool:
+    """Returns whether a process of these runs tried to use a GPU."""
+    return any((run.folder / _NEEDED).exists() for run in runs)
+
+
+def emulation_for(spec: Spec, runs: Iterable[Run]) -> dict[str, Any]:
+    """Returns the changes of a specification with which code may run that failed; empty if there are none."""
+    runs = list(runs) if spec.may_emulate else []
+    if not spec.gpus:
+        return {"gpus": spec.world_size} if any(map(_needs_gpu, runs)) else {}
+    return {"apex": True} if not spec.apex and any(map(_lacks_apex, runs)) else {}
+
+
+def _needs_gpu(run: Run) -> bool:
+    """Returns whether a run may have failed for want of a GPU, or did nothing without one."""
+    if run.worked and all(rank.of_kind("step") for rank in run.ranks):
+        # Some programs train each rank alone if there is no GPU.
+        return run.spec.world_size > 1 and (run.folder / _ASKED).exists() and not any(map(_averages, run.ranks))
+    if tried_gpu([run]):
+        return True
+    if run.errors:
+        return any(_OF_A_GPU.search(error["message"] + _end_of(error["trace"])) for error in run.errors)
+    # A program that starts as many ranks as there are GPUs, or that ends with a message.
+    if not run.ranks or run.hung:
+        return False
+    return (run.folder / _ASKED).exists() or bool(run.lost and _OF_A_GPU.search(run.short_reason))
+
+
+def _averages(rank: RankRecord) -> bool:
+    """Returns whether a rank calls DDP's forward pass, or communicates in most of its steps."""
+    steps = {event["step"] for event in rank.of_kind("step")}
+    communicated = {event["step"] for event in rank.of_kind("collective")} & steps
+    return bool(rank.of_kind("ddp_forward")) or 2 * len(communicated) > len(steps)
+
+
+def _end_of(trace: str) -> str:
+    """Returns the last lines of the code in a traceback; the paths may name a GPU by chance."""
+    lines = [line for line in trace.splitlines() if not line.lstrip().startswith("File ")]
+    return "\n".join(lines[-_LAST_LINES:])
+
+
+def _lacks_apex(run: Run) -> bool:
+    """Returns whether a run failed because apex is not installed."""
+    kinds = {"ImportError", "ModuleNotFoundError", "RuntimeError"}
+    return any(error["type"] in kinds and "apex" in error["message"] for error in run.errors)

@@ -1,0 +1,156 @@
+"""Process groups that ask for NCCL, and get gloo, with what NCCL supports beyond it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddp_doctor.emulation.devices import in_memory, replaced
+from ddp_doctor.emulation.torch_internals import LIBRARY, skip_check_of_synchronized_norm
+from ddp_doctor.probes.wrap import wrap_everywhere
+
+_AVERAGED = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+
+
+def install_process_groups() -> None:
+    """Replaces the functions that make groups, and those that gloo supports only in part."""
+    for name in ("init_process_group", "new_group", "split_group", "new_subgroups", "new_subgroups_by_enumeration"):
+        if original := getattr(dist, name, None):
+            wrap_everywhere(name, original, _make)
+    wrap_everywhere("get_backend", dist.get_backend, _backend)
+    wrap_everywhere("is_nccl_available", dist.is_nccl_available, lambda original: True)
+    wrap_everywhere("barrier", dist.barrier, _barrier)
+    wrap_everywhere("all_gather_into_tensor", dist.all_gather_into_tensor, _gather)
+    wrap_everywhere("all_to_all", dist.all_to_all, _all_to_all)
+    for name in _AVERAGED:
+        wrap_everywhere(name, getattr(dist, name), functools.partial(_average, name))
+    from torch.distributed import device_mesh
+
+    wrap_everywhere("init_device_mesh", device_mesh.init_device_mesh, _mesh)
+    replaced(device_mesh.DeviceMesh, "__init__", _make_mesh)
+    replaced(nn.parallel.DistributedDataParallel, "__init__", _ddp)
+    replaced(nn.DataParallel, "__init__", _data_parallel)
+    skip_check_of_synchronized_norm()
+
+
+# The backends that the program has named, by the group.
+_named: dict[int, str] = {}
+
+
+def _make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    begins = original.__name__ == "init_process_group"
+    position = 0 if begins else 2
+    named = args[position] if len(args) > position else kwargs.get("backend")
+    if "nccl" in str(named).lower() or (begins and named is None):
+        if len(args) > position:
+            args = (*args[:position], "gloo", *args[position + 1 :])
+        else:
+            kwargs["backend"] = "gloo"
+    for name in ("device_id", "pg_options"):
+        kwargs.pop(name, None)
+    group = original(*args, **kwargs)
+    _named[id(group) if isinstance(group, dist.ProcessGroup) else 0] = str(named or "nccl").lower()
+    return group
+
+
+def _backend(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    found = original(*args, **kwargs)
+    if sys._getframe(2).f_code.co_filename.startswith(LIBRARY):
+        return found
+    group = args[0] if args else kwargs.get("group")
+    named = _named.get(id(group), _named.get(0, "nccl"))
+    return "nccl" if "nccl" in named else found
+
+
+def _barrier(original: Callable[..., Any], *args: Any, device_ids: Any = None, **kwargs: Any) -> Any:
+    return original(*args, **kwargs)
+
+
+def _gather(original: Callable[..., Any], output: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(output.view(-1), tensor.contiguous().view(-1), *args, **kwargs)
+
+
+def _all_to_all(
+    original: Callable[..., Any], outputs: Any, inputs: Any, group: Any = None, async_op: bool = False
+) -> Any:
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    own = dist.get_rank(group)
+    works = [dist.isend(tensor, ranks[number], group) for number, tensor in enumerate(inputs) if number != own]
+    works += [dist.irecv(tensor, ranks[number], group) for number, tensor in enumerate(outputs) if number != own]
+    outputs[own].copy_(inputs[own])
+    for work in works:
+        if work is not None:
+            work.wait()
+    return None
+
+
+def _average(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    position = {"all_reduce": 1}.get(name, 2)
+    op = args[position] if len(args) > position else kwargs.get("op")
+    if op is None or op != dist.ReduceOp.AVG:
+        return original(*args, **kwargs)
+    if len(args) > position:
+        args = (*args[:position], dist.ReduceOp.SUM, *args[position + 1 :])
+    else:
+        kwargs["op"] = dist.ReduceOp.SUM
+    asynchronous = bool(kwargs.pop("async_op", False))
+    result = original(*args, **kwargs)
+    output: Any = args[0] if args else kwargs.get("tensor", kwargs.get("output"))
+    output.div_(dist.get_world_size(kwargs.get("group")), rounding_mode=None if output.is_floating_point() else "trunc")
+    return _Done(output) if asynchronous else result
+
+
+class _Done:
+    """The handle of a collective that is over."""
+
+    def __init__(self, output: Any) -> None:
+        self._output = output
+
+    def wait(self, *args: Any) -> bool:
+        """Returns at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns that it is over."""
+        return True
+
+    def get_future(self) -> Any:
+        """Returns the result as a future."""
+        future: Any = torch.futures.Future()
+        future.set_result([self._output])
+        return future
+
+
+def _mesh(original: Callable[..., Any], device_type: str, *args: Any, **kwargs: Any) -> Any:
+    return original(str(in_memory(device_type)), *args, **kwargs)
+
+
+def _make_mesh(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, str(in_memory(device_type)), *args, **kwargs)
+
+    return make
+
+
+def _ddp(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        original(self, module, None, None, *args, **kwargs)
+
+    return make
+
+
+def _data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+        # One device: the batch is not scattered.
+        original(self, module, [0], None, dim)
+        self.device_ids = []
+
+    return make

@@ -1,0 +1,187 @@
+"""Watches the functions that start ranks, and lets each of them start the number that the doctor runs.
+
+Covers `torch.multiprocessing`, torchrun's agent and what is built on it (`accelerate launch`, `fabric run`,
+`notebook_launcher`), Lightning's Trainer and Fabric, Slurm's and MPI's variables, and ranks that a program or a shell
+script starts by hand: those that are too many end before they take part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.abc
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.utils.data.distributed import DistributedSampler
+
+from ddp_doctor.files.after_import import AfterImport
+from ddp_doctor.launch.world_constants import change_program, changed_arguments
+from ddp_doctor.probes.wrap import wrap, wrap_everywhere
+from ddp_doctor.records.recorder import is_called_by_user
+
+# The variables that tell a process its rank and the number of ranks.
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("SLURM_PROCID", "SLURM_NPROCS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+_INIT_ARGUMENTS = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name")
+# The number of ranks that the program itself wanted, for the processes that it starts.
+_WANTED = "DDP_DOCTOR_WANTED_RANKS"
+_TRAINERS = {
+    "lightning.pytorch.trainer.trainer": "Trainer",
+    "pytorch_lightning.trainer.trainer": "Trainer",
+    "lightning.fabric.fabric": "Fabric",
+    "lightning_fabric.fabric": "Fabric",
+}
+
+
+class Starters:
+    """The hooks in the functions that start ranks.
+
+    Args:
+        world_size: The number of ranks that are run.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    def install(self) -> None:
+        """Installs the hooks; ends this process if it is a rank too many."""
+        self._read_environment()
+        wrap(sys.modules["torch.multiprocessing.spawn"], "start_processes", self._on_start)
+        torch.multiprocessing.start_processes = sys.modules["torch.multiprocessing.spawn"].start_processes
+        wrap(torch.cuda, "device_count", self._on_device_count)
+        wrap_everywhere("init_process_group", dist.init_process_group, self._on_init)
+        wrap(DistributedSampler, "__init__", self._on_sampler)
+        changes: dict[str, Callable[[Any], None]] = {"torch.distributed.launcher.api": self._watch_agent}
+        sys.meta_path.insert(0, AfterImport(changes))
+        sys.meta_path.insert(0, _AfterDefinition(dict(_TRAINERS), self._on_trainer))
+
+    @property
+    def wanted(self) -> int | None:
+        """The number of ranks that the program wanted, if it is another one and known."""
+        number = os.environ.get(_WANTED)
+        return int(number) if number is not None and int(number) != self.world_size else None
+
+    def _read_environment(self) -> None:
+        for rank, size in _VARIABLES:
+            number = os.environ.get(size, "")
+            if number.isdigit() and int(number) > self.world_size:
+                self._leave_if_too_many(int(os.environ.get(rank, "0")))
+                os.environ.setdefault(_WANTED, number)
+                os.environ[size] = str(self.world_size)
+
+    def _leave_if_too_many(self, rank: int) -> None:
+        if rank >= self.world_size:
+            sys.stdout.flush()
+            os._exit(0)
+
+    def _on_device_count(self, original: Callable[[], int]) -> int:
+        number = original()
+        # A program that starts a rank per GPU has as many GPUs as ranks.
+        return self.world_size if number == self.wanted and is_called_by_user() else number
+
+    def _on_start(
+        self,
+        original: Callable[..., Any],
+        fn: Any,
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        *rest: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if nprocs != self.world_size and not dist.is_initialized() and not os.environ.get("TORCHELASTIC_RUN_ID"):
+            os.environ[_WANTED] = str(nprocs)
+            args = changed_arguments(fn, tuple(args), nprocs, self.world_size)
+            nprocs = self.world_size
+        return original(fn, args, nprocs, *rest, **kwargs)
+
+    def _watch_agent(self, module: Any) -> None:
+        def around(original: Callable[..., Any], agent: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+            wanted = config.nproc_per_node * config.max_nodes
+            if wanted != self.world_size:
+                os.environ[_WANTED] = str(wanted)
+            changes: dict[str, Any] = {
+                "min_nodes": 1,
+                "max_nodes": 1,
+                "nproc_per_node": self.world_size,
+                "max_restarts": 0,
+                # Another job may use the port that the command names.
+                "rdzv_backend": "c10d",
+                "rdzv_endpoint": "localhost:0",
+                "rdzv_configs": {"timeout": 900},
+                "run_id": f"doctor{os.getpid()}",
+                "local_addr": "127.0.0.1",
+            }
+            original(agent, dataclasses.replace(config, **changes), *args, **kwargs)
+
+        wrap(module.elastic_launch, "__init__", around)
+
+    def _on_trainer(self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
+        devices = kwargs.get("devices", "auto")
+        number = len(devices) if isinstance(devices, list | tuple) else devices
+        if not args and str(number) != "1":
+            if str(number).isdigit():
+                os.environ[_WANTED] = str(number)
+            kwargs["devices"] = self.world_size
+        if kwargs.get("num_nodes", 1) != 1:
+            kwargs["num_nodes"] = 1
+        for name, value in (("LT_DEVICES", self.world_size), ("LT_NUM_NODES", 1)):
+            if name in os.environ:
+                os.environ[name] = str(value)
+        original(trainer, *args, **kwargs)
+
+    def _on_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        kwargs |= dict(zip(_INIT_ARGUMENTS, args, strict=False))
+        number = _number(kwargs.get("world_size"), os.environ.get("WORLD_SIZE"))
+        rank = _number(kwargs.get("rank"), os.environ.get("RANK"))
+        if number is not None and number > self.world_size:
+            self._leave_if_too_many(rank or 0)
+            os.environ.setdefault(_WANTED, str(number))
+            os.environ["WORLD_SIZE"] = str(self.world_size)
+            if kwargs.get("world_size", -1) != -1:
+                kwargs["world_size"] = self.world_size
+        result = original(**kwargs)
+        if self.wanted:
+            change_program(self.wanted, self.world_size)
+        return result
+
+    def _on_sampler(self, original: Callable[..., Any], sampler: Any, *args: Any, **kwargs: Any) -> None:
+        given = args[1] if len(args) > 1 else kwargs.get("num_replicas")
+        if self.wanted and given == self.wanted and given > self.world_size:
+            if len(args) > 1:
+                args = (args[0], self.world_size, *args[2:])
+            else:
+                kwargs["num_replicas"] = self.world_size
+        original(sampler, *args, **kwargs)
+
+
+class _AfterDefinition(importlib.abc.MetaPathFinder):
+    """Wraps the `__init__` of classes as soon as something is imported after their definition.
+
+    The import of their modules may have begun before torch was imported.
+    """
+
+    def __init__(self, classes: dict[str, str], around: Callable[..., Any]) -> None:
+        self._classes, self._around = classes, around
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        """Finds no module."""
+        for name in [name for name in self._classes if name in sys.modules]:
+            if found := getattr(sys.modules[name], self._classes[name], None):
+                del self._classes[name]
+                wrap(found, "__init__", self._around)
+
+
+def _number(*values: Any) -> int | None:
+    """Returns the first value that is a number from 0."""
+    return next((int(value) for value in values if str(value).isdigit()), None)
