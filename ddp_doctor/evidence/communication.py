@@ -113,13 +113,6 @@ def _averaged_before(run: Run, step: int, keys: list[str]) -> bool:
     return differ
 
 
-def not_comparable(evidence: Evidence) -> dict[str, str]:
-    """Returns why checks could not be made, by their codes."""
-    found: dict[str, str] = {}
-    if evidence.worked("ranks") and evidence.reference.cannot:
-        reason = f"The ranks and one process were not compared: {evidence.reference.cannot}."
-        found |= dict.fromkeys(("LD012", "LD013", "LD014", "LD015"), reason)
-    if how := averaged_weights(evidence):
-        reason = f"The ranks average their weights ({how}), and train different weights between."
-        found |= dict.fromkeys(("LD009", "LD010", "LD011", "LD016"), reason)
-    return found
+def shards(evidence: Evidence) -> bool:
+    """Returns whether each rank holds a part of the parameters only, so that those of two ranks are not to be equal."""
+    return any(event.get("sharded") for rank in evidence.ranks for event in rank.of_kind("step")[:1])

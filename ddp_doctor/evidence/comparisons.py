@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects
+from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects, shards
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import RankComparison
+from ddp_doctor.evidence.requirements import not_compared
+from ddp_doctor.observations import Comparison
+
+_MOST_MODULES = 200
 
 
 def compare_training(evidence: Evidence) -> str:
@@ -20,6 +24,8 @@ def compare_training(evidence: Evidence) -> str:
         cannot = "two runs of the same code gave different weights"
     elif single and not single.worked:
         cannot = f"the code fails on one process ({single.short_reason})"
+    elif shards(evidence):
+        cannot = "each rank holds a part of the parameters only"
     elif how := averaged_weights(evidence):
         cannot = f"the ranks average their weights ({how}), not their gradients"
     if cannot:
@@ -30,6 +36,8 @@ def compare_training(evidence: Evidence) -> str:
         return f"not compared: {reference.cannot}"
     bits = "64 bits" if evidence.double else "32 bits"
     outcome = f"in {bits}, the gradients of the ranks and of one process differ by {reference.difference:.1e}"
+    if reference.limits:
+        outcome += f" ({reference.method}; {reference.limits})"
     hooks = hook_effects(evidence.worked("ranks"))
     return f"{outcome}; {_without_hooks(evidence, hooks)}" if reference.differs and hooks else outcome
 
@@ -70,3 +78,32 @@ def compare_evaluation(evidence: Evidence) -> tuple[str, str]:
         else:
             outcome.append(f"{name} fails on one process ({one.short_reason}), and was not compared")
     return " and ".join(outcome), failed
+
+
+def comparison_of(evidence: Evidence) -> Comparison:
+    """Returns whether the ranks were compared with one process, how, and what would make it possible."""
+    found = evidence.reference
+    if reason := not_compared(evidence):
+        return Comparison(reason=reason, option=_option(evidence))
+    return Comparison(
+        True,
+        found.method,
+        differences=found.differences,
+        threshold=found.threshold,
+        module=found.module if found.differs else "",
+        modules=_modules(evidence),
+    )
+
+
+def _modules(evidence: Evidence) -> list[tuple[str, str]]:
+    """Returns the modules of the first step, in the order of their calls."""
+    run = evidence.worked("numbers")
+    events = run.ranks[0].of_kind("output") if run else []
+    return list(dict.fromkeys((event["name"], event["module"]) for event in events))[:_MOST_MODULES]
+
+
+def _option(evidence: Evidence) -> str:
+    """Returns the option with which a comparison may be possible, as a sentence."""
+    runs = evidence.runs.values()
+    slow = next((run for run in runs if run.hung), None)
+    return f"A longer --timeout than {slow.spec.timeout:g} seconds may make it possible." if slow else ""

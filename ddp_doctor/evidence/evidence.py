@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.evidence.rank_comparison import THRESHOLD, RankComparison, compare_ranks
+from ddp_doctor.evidence.joined_batches import why_not_joined
+from ddp_doctor.evidence.micro_batches import compare_micro_batches
+from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, THRESHOLD, RankComparison, compare_ranks
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec
@@ -47,12 +49,17 @@ class Evidence:
     noise: float = 0.0
     always: dict[str, Any] = field(default_factory=dict)
     _interventions: dict[str, RankComparison] = field(default_factory=dict)
+    _method: str = ""
 
     def run(self, name: str, environment: dict[str, str] | None = None, **changes: Any) -> Run:
         """Runs the specification with changes, once, under a name."""
         if name not in self.runs:
             self.runs[name] = self.runner.run(replace(self.spec, **changes), environment)
         return self.runs[name]
+
+    def with_spec(self, **changes: Any) -> Evidence:
+        """Returns the evidence of further runs, which begin again with a changed specification."""
+        return Evidence(replace(self.spec, **changes), self.runner)
 
     def worked(self, name: str) -> Run | None:
         """Returns a run that worked on all ranks, otherwise None."""
@@ -107,19 +114,43 @@ class Evidence:
             self.double = double = False
             del self.runs["numbers"]
             ranks = self.run("numbers", purpose="numbers", interventions=interventions)
-        one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
-        changes = {"ranks": self.spec.world_size}
         if not ranks.worked:
             return RankComparison(cannot=f"the run with several ranks failed ({ranks.short_reason})")
-        reference = self.run(f"{prefix}reference", **one, interventions=changes)
-        threshold = THRESHOLD
-        if not double:
-            reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
-            self.noise = compare_ranks(reverse, reference).difference if reverse.worked and reference.worked else 1e-4
-            threshold = max(_TIMES_NOISE * self.noise, _LEAST)
-        found = compare_ranks(ranks, reference, threshold=threshold)
+        found = self._against_one_process(ranks, prefix, double)
         self._interventions[name] = found
         return found
+
+    @property
+    def files(self) -> set[str]:
+        """The files of the user's program in the current folder that any event names."""
+        events = (event for run in self.runs.values() for rank in run.ranks for event in rank.events)
+        found = {self.relative(event["place"].rpartition(":")[0]) for event in events if event.get("place")}
+        return {path for path in found if path and not Path(path).is_absolute()}
+
+    def _against_one_process(self, ranks: Run, prefix: str, double: bool) -> RankComparison:
+        """Compares a run by the best method that is possible."""
+        one: dict[str, Any] = {"purpose": "numbers", "double": double, "world_size": 1, "feed": str(ranks.folder)}
+        changes, why = {"ranks": self.spec.world_size}, why_not_joined(ranks)
+        if not why and self._method != MICRO_BATCHES:
+            reference, threshold = self.run(f"{prefix}reference", **one, interventions=changes), THRESHOLD
+            if not double and not reference.errors:
+                reverse = self.run("reversed", **one, interventions={**changes, "reverse": True})
+                worked = reverse.worked and reference.worked
+                self.noise = compare_ranks(reverse, reference).difference if worked else 1e-4
+                threshold = max(_TIMES_NOISE * self.noise, _LEAST)
+            found = compare_ranks(ranks, reference, threshold=threshold)
+            if not found.cannot:
+                self._method = found.method
+                return found
+            why = found.cannot
+        # More steps, as one process may step after the micro-batches of each rank.
+        one["steps"] = self.spec.steps * self.spec.world_size
+        in_turn = self.run(f"{prefix}reference in turn", **one, interventions={**changes, "micro_batches": True})
+        found = compare_micro_batches(ranks, in_turn, threshold=THRESHOLD if double else _LEAST)
+        if found.cannot:
+            return replace(found, cannot=f"{why}; {found.cannot}" if why else found.cannot)
+        self._method = found.method
+        return replace(found, limits=f"{found.limits}, because {why}" if why else found.limits)
 
     def relative(self, place: str) -> str:
         """Returns a place with a path relative to the current folder."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects
+from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects, shards
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import RankComparison, names_of
 from ddp_doctor.records.run import RankRecord, Run
@@ -49,7 +49,7 @@ class Divergence:
 def first_divergence(evidence: Evidence) -> Divergence | None:
     """Returns how the ranks begin to train different weights, or None if they do not, or average them later."""
     ranks = evidence.trained
-    if not ranks or averaged_weights(evidence):
+    if not ranks or shards(evidence) or averaged_weights(evidence):
         return None
     return next((found for other in ranks[1:] if (found := _divergence(ranks[0], other))), None)
 

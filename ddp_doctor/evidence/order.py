@@ -32,8 +32,10 @@ class Contents(NamedTuple):
 
 
 def training_epochs(ranks: Sequence[RankRecord]) -> list[list[Event]]:
-    """Returns the epochs of training that all ranks have, each with its event on every rank."""
-    return [list(events) for events in zip(*(rank.training_epochs for rank in ranks), strict=False)]
+    """Returns the epochs of training that all ranks have and take batches of, each with its event on every rank."""
+    found = zip(*(rank.training_epochs for rank in ranks), strict=False)
+    # A rank that takes none gets its samples from another one.
+    return [list(events) for events in found if all(event.get("yielded", 1) for event in events)]
 
 
 def evaluation_epochs(ranks: Sequence[RankRecord]) -> list[list[Event]]:
@@ -138,7 +140,9 @@ def repeated_samples(events: Sequence[Event]) -> list[int]:
 
 def communicates(evidence: Evidence) -> bool:
     """Returns whether the ranks train one model, unlike independent runs."""
-    return any(rank.of_kind("ddp", "collective") for rank in evidence.ranks)
+    # The collectives of sharded parameters are not seen.
+    sharded = any(event.get("sharded") for rank in evidence.ranks for event in rank.of_kind("step"))
+    return sharded or any(rank.of_kind("ddp", "collective") for rank in evidence.ranks)
 
 
 def names(ranks: Sequence[int]) -> str:

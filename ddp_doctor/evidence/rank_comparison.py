@@ -14,6 +14,9 @@ from ddp_doctor.records.run import RankRecord, Run
 # Healthy programs are below 1e-11 in 64 bits, faulty ones above 1e-3; a loss that the program computes in 32 bits
 # leaves 1e-8.
 THRESHOLD = 1e-6
+# How one process gets what the ranks had, the best first.
+BATCHES = "one process got the recorded batches of all ranks, concatenated"
+MICRO_BATCHES = "one process got the recorded micro-batches of the ranks, one after another"
 # Gradients are compared at up to this many coordinates.
 _MOST_COORDINATES = 2_000_000
 
@@ -36,6 +39,9 @@ class RankComparison:
         module: The first module whose outputs differ, with its class; empty if there is none.
         module_difference: The relative difference of its outputs.
         cannot: Why the comparison says nothing; empty if it does.
+        method: How one process got what the ranks had: `BATCHES`, or `MICRO_BATCHES` where that is not possible; empty
+            if it did not.
+        limits: What this method does not show, and why no better one was possible; empty for `BATCHES`.
     """
 
     difference: float = 0.0
@@ -50,6 +56,8 @@ class RankComparison:
     module_class: str = ""
     module_difference: float = 0.0
     cannot: str = ""
+    method: str = ""
+    limits: str = ""
 
     @property
     def differs(self) -> bool:
@@ -80,7 +88,7 @@ def compare_ranks(ranks: Run, reference: Run, *, threshold: float = THRESHOLD) -
     if not ranks.worked:
         return RankComparison(cannot="the run with several ranks has failed")
     if not reference.ranks:
-        return RankComparison(cannot="the doctor cannot change the command's number of ranks to one")
+        return RankComparison(cannot="one process was not run")
     if reference.hung or reference.lost:
         return RankComparison(cannot="the run with one process hung")
     if reference.errors:
@@ -89,12 +97,13 @@ def compare_ranks(ranks: Run, reference: Run, *, threshold: float = THRESHOLD) -
     one = reference.ranks[0]
     if failures := one.end["failures"]:
         return RankComparison(cannot=f"one process cannot be given the same samples and draws: {failures[0]}")
-    if hidden := _hidden_draws(ranks):
-        return RankComparison(cannot=hidden)
-    if not one.of_kind("batch"):
-        return RankComparison(
-            cannot="the samples come from no DataLoader of torch, so one process cannot be given them"
-        )
+    if _passes(one) != _passes(ranks.ranks[0]):
+        return RankComparison(cannot="one process makes another number of backward passes per optimizer step")
+    return compare_records(ranks, one, threshold=threshold)
+
+
+def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: str = BATCHES) -> RankComparison:
+    """Compares a run of several ranks with the record of one process that had the same samples and weights."""
     steps = sorted({int(name.split("/")[1]) for name in one.tensors if name.startswith("applied/")})
     if not steps:
         return RankComparison(cannot="no optimizer step was seen on one process")
@@ -113,10 +122,27 @@ def compare_ranks(ranks: Run, reference: Run, *, threshold: float = THRESHOLD) -
             worst = (found[0], step, found[1])
     module, kind, amount = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     weights, residual = _weights(ranks, one, worst[1])
-    applied = tuple(_least_squares(ranks, _vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
+    applied = tuple(_least_squares(ranks, vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
     return RankComparison(
-        worst[0], worst[1], worst[2], threshold, weights, residual, tuple(differences), applied, module, kind, amount
+        worst[0],
+        worst[1],
+        worst[2],
+        threshold,
+        weights,
+        residual,
+        tuple(differences),
+        applied,
+        module,
+        kind,
+        amount,
+        method=method,
     )
+
+
+def _passes(record: RankRecord) -> list[int]:
+    """Returns the number of backward passes before the first optimizer step; of a record without passes, nothing."""
+    events = record.of_kind("step")
+    return [len(event.get("passes", ())) for event in events[:1]]
 
 
 def names_of(record: RankRecord) -> dict[str, str]:
@@ -142,7 +168,8 @@ def _gradient_difference(rank: RankRecord, one: RankRecord, step: int) -> tuple[
     return (worst / size if size else worst), names_of(rank).get(where.rpartition("/")[2], "")
 
 
-def _vector(record: RankRecord, step: int, what: str) -> torch.Tensor | None:
+def vector(record: RankRecord, step: int, what: str) -> torch.Tensor | None:
+    """Returns the tensors of a kind in a step as one vector, or None if there are none."""
     parts = [record.tensors[name].flatten() for name in sorted(record.tensors) if name.startswith(f"{what}/{step}/")]
     if not parts:
         return None
@@ -155,9 +182,9 @@ def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...],
     passes = {
         name.partition("/")[0] for name in one.tensors if name.startswith("micro") and name.split("/")[1] == str(step)
     }
-    found = [_least_squares(ranks, _vector(one, step, what), step, what) for what in sorted(passes) or ["local"]]
+    found = [_least_squares(ranks, vector(one, step, what), step, what) for what in sorted(passes) or ["local"]]
     if not all(weights for weights, _ in found):
-        return _least_squares(ranks, _vector(one, step, "local"), step)
+        return _least_squares(ranks, vector(one, step, "local"), step)
     weights = max((weights for weights, _ in found), key=lambda weights: max(weights) - min(weights))
     return weights, max(residual for _, residual in found)
 
@@ -165,7 +192,7 @@ def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...],
 def _least_squares(
     ranks: Run, whole: torch.Tensor | None, step: int, what: str = "local"
 ) -> tuple[tuple[float, ...], float]:
-    parts = [_vector(rank, step, what) for rank in ranks.ranks]
+    parts = [vector(rank, step, what) for rank in ranks.ranks]
     if whole is None or any(part is None or part.shape != whole.shape for part in parts) or not float(whole.norm()):
         return (), 0.0
     columns = torch.stack([part for part in parts if part is not None], 1)
@@ -206,14 +233,3 @@ def _sorted_rows(outputs: torch.Tensor) -> torch.Tensor:
     rows = outputs.detach().double().flatten(1) if outputs.ndim > 1 else outputs.detach().double()[:, None]
     generator = torch.Generator().manual_seed(0)
     return (rows @ torch.rand(rows.shape[1], generator=generator, dtype=torch.float64)).sort().values
-
-
-def _hidden_draws(ranks: Run) -> str:
-    """Returns why draws of NumPy or Python in a training step cannot be given to one process, or nothing."""
-    for record in ranks.ranks:
-        for event in record.of_kind("drew"):
-            if event["hidden"]:
-                return (
-                    f"the training step draws random numbers of {event['hidden']}, which cannot be given to one process"
-                )
-    return ""

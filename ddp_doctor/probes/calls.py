@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_doctor.files import remote
+from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap, wrap_everywhere
-from ddp_doctor.records.recorder import Recorder, is_called_by_user
+from ddp_doctor.records.recorder import Recorder, is_called_by_user, is_sharded
 from ddp_doctor.records.spec import Spec
 
 COLLECTIVES = (
@@ -41,8 +43,8 @@ COLLECTIVES = (
 class CallProbe:
     """Observes calls of functions."""
 
-    def __init__(self, recorder: Recorder, spec: Spec) -> None:
-        self.recorder, self.spec = recorder, spec
+    def __init__(self, recorder: Recorder, spec: Spec, steps: StepProbe) -> None:
+        self.recorder, self.spec, self.steps = recorder, spec, steps
         self._depth = 0
 
     def install(self) -> None:
@@ -75,7 +77,9 @@ class CallProbe:
         self._depth += 1
         try:
             tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor)]
-            group = any(_is_subgroup(value) for value in [*args, *kwargs.values()])
+            # Another thread, as that of an asynchronous checkpoint, has an order of its own.
+            aside = threading.current_thread() is not threading.main_thread()
+            group = aside or any(_is_subgroup(value) for value in [*args, *kwargs.values()])
             event = self.recorder.add("collective", op=original.__name__, value=None, subgroup=group)
             result = original(*args, **kwargs)
             if tensors and tensors[0].numel() == 1 and not kwargs.get("async_op"):
@@ -91,14 +95,15 @@ class CallProbe:
 
     def _on_init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         backend = args[0] if args else kwargs.pop("backend", None)
-        if backend is not None and "nccl" in str(backend):
-            backend = "gloo"
+        # NCCL needs a GPU, which may be an emulated one.
+        if not torch.cuda.is_available():
+            backend = "gloo" if backend is None or "nccl" in str(backend) else backend
+            kwargs.pop("device_id", None)
         kwargs["timeout"] = datetime.timedelta(seconds=max(5.0, self.spec.timeout / 2))
-        kwargs.pop("device_id", None)
-        original(backend or "gloo", *args[1:], **kwargs)
+        original(backend, *args[1:], **kwargs)
         self.recorder.rank = dist.get_rank()
         self.recorder.active = True
-        self.recorder.add("init_process_group", direct=is_called_by_user())
+        self.recorder.add("init_process_group", direct=is_called_by_user(), world=dist.get_world_size())
 
     def _on_destroy(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.recorder.add("destroy_process_group")
@@ -110,11 +115,19 @@ class CallProbe:
 
     def _on_clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         limit = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
+        self._keep_unclipped()
         event = self.recorder.add("clip", function=original.__name__, limit=float(limit), norm=None)
         result = original(*args, **kwargs)
-        if isinstance(result, torch.Tensor):
+        if isinstance(result, torch.Tensor) and not is_sharded(result):
             event["norm"] = float(result)
         return result
+
+    def _keep_unclipped(self) -> None:
+        """Records the gradients before they are clipped."""
+        if self.spec.purpose == "numbers" and self.recorder.step < self.steps.most_steps(0):
+            for key, parameter in self.steps.parameters().items():
+                if parameter.grad is not None:
+                    self.recorder.keep(f"unclipped/{self.recorder.step}/{key}", parameter.grad)
 
     def _on_scaler(self, scaler: Any, *args: Any, **kwargs: Any) -> None:
         # Its sixth argument.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from ddp_doctor.probes.flows import DrawFlow
+from ddp_doctor.probes.generators import OwnGenerators, States, drawn, values_drawn
 from ddp_doctor.probes.random_replay import RandomReplay
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.records.recorder import Recorder, digest
@@ -19,8 +20,8 @@ from ddp_doctor.torch_internals import DispatchMode
 class DrawProbe:
     """Records or replaces the draws between a batch and the next one."""
 
-    def __init__(self, recorder: Recorder, spec: Spec, feed: RankBatches | None) -> None:
-        self.recorder, self.spec, self.feed = recorder, spec, feed
+    def __init__(self, recorder: Recorder, spec: Spec, feed: RankBatches | None, own: OwnGenerators) -> None:
+        self.recorder, self.spec, self.feed, self.own = recorder, spec, feed, own
         self.tape, self.dropout = RandomReplay(), DropoutWatch(recorder)
         self.tape.recording = spec.purpose in {"numbers", "whole", "resume"} and feed is None
         self.tape.reverse = bool(spec.interventions.get("reverse"))
@@ -29,6 +30,7 @@ class DrawProbe:
         self._watched = False
         self._newest: dict[str, Any] | None = None
         self._hidden = States()
+        self._own: dict[int, Any] = {}
 
     def enter(self, batch: dict[str, Any], content: Any) -> None:
         """Begins the step after a training batch with this content."""
@@ -38,7 +40,7 @@ class DrawProbe:
         self.tape.most = 0
         if self.feed:
             self.tape.replay(self.feed.draws(batch["loader"], batch["iteration"], batch["number"]))
-        self._hidden = States()
+        self._hidden, self._own = States(), self.own.copies()
         self.tape.__enter__()  # type: ignore[no-untyped-call]
 
     def watch_dropout(self) -> None:
@@ -58,8 +60,10 @@ class DrawProbe:
         batch["drawn"] = self.tape.most
         values = values_drawn(self._hidden, States())
         batch["hidden"] = {name: number for name, number in values.items() if number}
+        batch["own_step"] = drawn(self._own, self.own.copies())
         batch["flows"] = self.tape.flow.found() if self.tape.flow else []
-        self.recorder.add("drew", hidden=" and ".join(batch["hidden"]))
+        hidden = [*batch["hidden"], *(["a generator that the program has created"] if batch["own_step"] else [])]
+        self.recorder.add("drew", hidden=" and ".join(hidden))
         draws, self.tape.draws = self.tape.draws, []
         if self.spec.purpose != "numbers":
             batch["draw_digest"] = digest([draw.outputs for draw in draws])
@@ -105,61 +109,6 @@ class DropoutWatch(DispatchMode):
             rate = next((values[name] for name in ("dropout_p", "dropout", "p") if values.get(name)), 0.0)
             return float(rate) if values.get("train", True) is not False else 0.0
         return 0.0
-
-
-# Both are Mersenne Twisters, which compute so many words at once.
-_WORDS = 624
-_MOST_BLOCKS = 64
-
-
-class _State(NamedTuple):
-    key: tuple[int, ...]
-    position: int
-    # The second half of a pair of normal numbers, which is kept for the next call.
-    kept: Any
-
-
-class States:
-    """The states of the global generators of NumPy and Python at this moment."""
-
-    def __init__(self) -> None:
-        numpy: Any = np.random.get_state()
-        _, python, kept = random.getstate()
-        known = numpy[0] == "MT19937"
-        self.by_name: dict[str, _State | None] = {
-            "NumPy": _State(tuple(map(int, numpy[1])), int(numpy[2]), numpy[3:]) if known else None,
-            "Python": _State(tuple(python[:-1]), python[-1], kept),
-        }
-
-
-def values_drawn(before: States, after: States) -> dict[str, int]:
-    """Returns how many words of 32 bits were drawn from each generator between two moments, up to 40,000."""
-    return {
-        name: _between(first, second) if first and (second := after.by_name[name]) else 0
-        for name, first in before.by_name.items()
-    }
-
-
-def _between(first: _State, second: _State) -> int:
-    if first.key == second.key:
-        # A kept number was used, or words were drawn.
-        return max(second.position - first.position, int(first != second))
-    generator = np.random.RandomState()
-    generator.set_state(("MT19937", np.array(first.key, dtype=np.uint32), first.position, 0, 0.0))
-    count = 0
-    for _ in range(_MOST_BLOCKS):
-        position = int(_state(generator)[2])
-        # The next word begins a new block.
-        generator.randint(0, 2**32, _WORDS - position + 1, dtype=np.uint64)
-        count += _WORDS - position + 1
-        if tuple(map(int, _state(generator)[1])) == second.key:
-            return count + second.position - 1
-    # Many words, unless the generator was only seeded.
-    return 0 if second.position == _WORDS else count
-
-
-def _state(generator: np.random.RandomState) -> Any:
-    return generator.get_state(legacy=True)
 
 
 def seed_own(owner: Any, seed: int, depth: int = 0) -> None:

@@ -6,21 +6,27 @@ import multiprocessing
 import os
 import random
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from ddp_doctor.probes.branches import BranchProbe
 from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.communication import CommunicationProbe
 from ddp_doctor.probes.loaders import LoaderProbe
+from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.modules import ModuleProbe
 from ddp_doctor.probes.rank_batches import RankBatches
+from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.steps import StepProbe
+from ddp_doctor.probes.trainers import TrainerProbe
 from ddp_doctor.probes.written_files import FileProbe
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
@@ -28,6 +34,9 @@ from ddp_doctor.records.spec import Spec
 # Files in the folder of a run: a rank writes `done<R>` when it has recorded everything; the parent writes `stop` when
 # the time is over.
 STOP = "stop"
+# The ranks of a program that would train for long end after the step that is in this file.
+LAST_STEP = "last_step"
+_MOST_STEPS, _MOST_SECONDS = 50, 15.0
 
 
 class Probes:
@@ -42,15 +51,22 @@ class Probes:
         self.recorder = Recorder(folder)
         changes = spec.interventions
         reverse = bool(changes.get("reverse"))
-        feed = RankBatches(Path(spec.feed), int(changes["ranks"]), reverse=reverse) if spec.feed else None
+        by_turns = bool(changes.get("micro_batches"))
+        joined = bool(spec.feed) and not by_turns
+        feed = RankBatches(Path(spec.feed), int(changes["ranks"]), reverse=reverse) if joined else None
         self.steps = StepProbe(self.recorder, spec)
-        self.modules = ModuleProbe(self.recorder, spec, self.steps)
-        self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch)
-        self.calls = CallProbe(self.recorder, spec)
+        micro = MicroBatchProbe(self.recorder, self.steps)
+        if by_turns:
+            micro.follow(Path(spec.feed), int(changes["ranks"]))
+        self.micro = micro if spec.purpose == "numbers" and not joined else None
+        self.modules = ModuleProbe(self.recorder, spec, self.steps, self.micro)
+        self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch, self.micro)
+        self.calls = CallProbe(self.recorder, spec, self.steps)
         self.communication = CommunicationProbe(self.recorder, spec)
-        self.files = FileProbe(self.recorder)
+        self.files = FileProbe(self.recorder, self.steps.state)
         self.facts: dict[str, Any] = {}
         self._starts = feed is not None
+        self._since = 0.0
 
     def install(self) -> None:
         """Installs the probes, and seeds the generators differently on each rank."""
@@ -62,9 +78,19 @@ class Probes:
         if self.spec.double:
             torch.set_default_dtype(torch.float64)
             _disable_autocast()
-        for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication, self.files):
+        others = TrainerProbe(self.recorder, self.spec), ReportProbe(self.recorder)
+        for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication, self.files, *others):
             probe.install()
+        if self.micro:
+            self.micro.install()
+        self.steps.step_ended = self._after_step
+        self.watch()
+
+    def watch(self) -> None:
+        """Starts the thread that writes the record of a rank that hangs; a fork has none."""
         threading.Thread(target=self._watch, daemon=True).start()
+        if self.spec.interventions.get("branches"):
+            BranchProbe(self.recorder).install()
 
     def finish(self) -> None:
         """Writes the record, and waits for the end: other ranks may still need this one."""
@@ -81,6 +107,9 @@ class Probes:
             error: The exception that ended it.
         """
         recorder = self.recorder
+        if error and self.loaders.shortened and "StopIteration" in (error["type"], error["message"][-13:]):
+            # A stream that the doctor has shortened; the program does not expect its end.
+            error = None
         failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.draws.tape.failures]
         if error:
             recorder.add("error", **error)
@@ -91,6 +120,32 @@ class Probes:
         )
         recorder.write()
         (recorder.folder / f"done{recorder.rank}").touch()
+
+    def _after_step(self) -> None:
+        """Ends a run whose training takes its batches from no loader, and so has no epoch that could be shortened."""
+        step, spec = self.recorder.step, self.spec
+        if self.micro and self.micro.plan:
+            if self.micro.turn is None:
+                self.finish()
+            return
+        wanted = spec.epochs * spec.steps * max(1, len(self.steps.optimizers))
+        if self.loaders.trains or step < wanted:
+            return
+        if spec.purpose == "numbers" or self._last_step(step) <= step:
+            self.finish()
+
+    def _last_step(self, step: int) -> int:
+        """Returns the step after which all ranks end; the first one that has run for long enough decides it."""
+        path = self.recorder.folder / LAST_STEP
+        self._since = self._since or time.monotonic()
+        if step >= _MOST_STEPS:
+            return step
+        if time.monotonic() > self._since + _MOST_SECONDS:
+            with suppress(FileExistsError), path.open("x") as file:
+                # The other ranks may be one step ahead.
+                file.write(str(step + 2))
+        text = path.read_text() if path.exists() else ""
+        return int(text or sys.maxsize)
 
     def _on_first_batch(self) -> None:
         """Watches parameters that were unfrozen, and gives this process the weights that the ranks began with."""
@@ -147,6 +202,4 @@ _LIBRARIES = (
 
 
 def _loaded_libraries() -> set[str]:
-    import sys
-
     return {name for name in _LIBRARIES if name in sys.modules}

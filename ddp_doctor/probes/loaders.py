@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,17 +9,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddp_doctor.probes.draws import DrawProbe, seed_own
+from ddp_doctor.probes.generators import OwnGenerators
+from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.rank_batches import RankBatches
-from ddp_doctor.probes.samples import SampleProbe, base_indices, describe_loader, generators, seed_generators
+from ddp_doctor.probes.samples import SampleProbe, seed_generators
+from ddp_doctor.probes.short_epoch import ShortEpoch
 from ddp_doctor.probes.wrap import wrap
-from ddp_doctor.records.recorder import Recorder, sample_digests
+from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map, watch_workers
-
-# Batches of an epoch without an optimizer step, for each step that is wanted.
-_MOST_MICRO_BATCHES = 16
-# Data sets of up to this many times `samples` are evaluated completely.
-_COMPLETE = 20
+from ddp_doctor.torch_internals import watch_workers, without_modes
 
 
 class LoaderProbe:
@@ -32,6 +29,7 @@ class LoaderProbe:
         feed: The batches of another run, or None.
         finish: Called when everything that is wanted was seen; it does not return.
         first_batch: Called with each training batch, before it is given to the user's code.
+        micro: Records the micro-batches, or gives those of the ranks; None in other runs.
     """
 
     def __init__(
@@ -41,14 +39,23 @@ class LoaderProbe:
         feed: RankBatches | None,
         finish: Callable[[], None],
         first_batch: Callable[[], None],
+        micro: MicroBatchProbe | None = None,
     ) -> None:
         self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
+        self.micro = micro
         self.samples = SampleProbe(recorder, spec)
-        self.draws = DrawProbe(recorder, spec, feed)
+        self.own = OwnGenerators()
+        self.draws = DrawProbe(recorder, spec, feed, self.own)
         self.iterations: dict[int, int] = {}
         self.training_epochs = 0
-        self.open: list[_ShortEpoch] = []
+        self.shortened = False
+        self.open: list[ShortEpoch] = []
         self._loaders: list[Any] = []
+
+    @property
+    def trains(self) -> bool:
+        """Whether the training takes its batches from a loader."""
+        return self.training_epochs > 0 or any(epoch.event["gradients"] for epoch in self.open)
 
     def install(self) -> None:
         """Installs the probe."""
@@ -61,7 +68,10 @@ class LoaderProbe:
             epoch.end()
         self.seed(loader, loader.sampler, loader.batch_sampler, loader.dataset)
         self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
-        return _ShortEpoch(self, loader, original(loader))
+        # The seed of the workers is drawn here, which is no draw of the step.
+        with without_modes():
+            iterator = original(loader)
+        return ShortEpoch(self, loader, iterator)
 
     def seed(self, *owners: Any) -> None:
         """Seeds the generators, and those of the owners, by the epoch, so that a resumed run has the same draws."""
@@ -84,156 +94,3 @@ class LoaderProbe:
         self.draws.leave()
         for epoch in list(self.open):
             epoch.end()
-
-
-class _ShortEpoch(Iterator[Any]):
-    """An iterator over the first batches of an epoch.
-
-    An epoch counts as training as soon as `backward` is called within it.
-    """
-
-    def __init__(self, probe: LoaderProbe, loader: Any, iterator: Any) -> None:
-        self.probe, self.iterator = probe, iterator
-        recorder = probe.recorder
-        self.loader = probe.number(loader)
-        probe.open.append(self)
-        self.iteration = probe.iterations.get(self.loader, 0)
-        probe.iterations[self.loader] = self.iteration + 1
-        self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
-        self.indices = LoaderIndices(iterator)
-        self.dataset = loader.dataset
-        self.template: Any = None
-        self.event = recorder.add(
-            "epoch",
-            **describe_loader(loader, self.indices.is_iterable),
-            base=probe.samples.number(loader.dataset),
-            loader=self.loader,
-            iteration=self.iteration,
-        )
-
-    def __iter__(self) -> _ShortEpoch:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.iterator, name)
-
-    def __next__(self) -> Any:
-        """Returns the next batch, or ends the epoch early."""
-        probe = self.probe
-        probe.draws.leave()
-        self._see_training()
-        feeds = bool(probe.feed and probe.feed.trains(self.loader, self.iteration))
-        if self._is_over() or (probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)):
-            self.end()
-            raise StopIteration
-        if self.yielded == 0:
-            probe.seed()
-        if self.event["gradients"]:
-            probe.samples.seed_ranks()
-        states = generators()
-        try:
-            batch = next(self.iterator)
-            self.template = batch
-        except StopIteration:
-            if not feeds or self.template is None:
-                self.event["complete"] = True
-                self.end()
-                raise
-            batch = self.template
-        if probe.feed and feeds:
-            batch = probe.feed.batch(batch, self.loader, self.iteration, self.yielded)
-        if probe.spec.double:
-            batch = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
-        event = self._record(batch, states)
-        event["at_step"] = generators()
-        self.yielded += 1
-        self.event["yielded"] = self.yielded
-        if self.event["gradients"]:
-            probe.first_batch()
-            probe.draws.enter(event, batch)
-        if probe.spec.purpose == "train":
-            probe.draws.watch_dropout()
-        return batch
-
-    def _see_training(self) -> None:
-        probe = self.probe
-        if self.event["gradients"] and not self.event["trains"] and probe.recorder.backwards > self.backwards_before:
-            self.event["trains"] = True
-            self.event["epoch"] = probe.training_epochs
-            probe.training_epochs += 1
-
-    def _is_over(self) -> bool:
-        spec = self.probe.spec
-        late = self.probe.training_epochs > spec.epochs
-        if self.event["trains"]:
-            steps = 1 if late else spec.steps
-            done = self.probe.recorder.step - self.steps_before
-            return done >= steps or self.yielded >= _MOST_MICRO_BATCHES * steps
-        if self.event["gradients"]:
-            # Whether it trains is not known yet.
-            return self.yielded >= _MOST_MICRO_BATCHES * spec.steps
-        if late or spec.purpose == "numbers":
-            return self.yielded >= 1
-        size = self.event["samples"]
-        if size is not None and size <= _COMPLETE * spec.samples:
-            return False
-        return (
-            sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples
-            or self.yielded >= spec.samples
-        )
-
-    def _record(self, batch: Any, states: dict[str, str]) -> dict[str, Any]:
-        probe, recorder = self.probe, self.probe.recorder
-        leaves = tree_leaves(batch)
-        trains = self.event["gradients"]
-        event = {
-            "loader": self.loader,
-            "iteration": self.iteration,
-            "number": self.yielded,
-            "indices": base_indices(self.dataset, self.indices.of_batch(self.yielded)),
-            "size": next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0),
-            "drawn": 0,
-            "trains": trains,
-            "generators": states,
-        }
-        if probe.spec.purpose in {"train", "whole", "resume"}:
-            event["samples"] = sample_digests(leaves)
-            if trains and probe.spec.purpose == "train":
-                event["graph_nodes"] = graph_nodes()
-        if trains and probe.spec.purpose == "numbers" and probe.feed is None:
-            recorder.tensors |= RankBatches.tensors_of(batch, self.loader, self.iteration, self.yielded)
-        return recorder.add("batch", **event)
-
-    def end(self) -> None:
-        """Completes the record of the epoch."""
-        probe = self.probe
-        if self not in probe.open:
-            return
-        probe.open.remove(self)
-        self._see_training()
-        self.event["drained"] = self.event["complete"] or self.indices.drain()
-        if self.indices.is_iterable and probe.spec.purpose == "train" and not self.event["complete"]:
-            self._drain_stream()
-        positions = list(itertools.chain(*self.indices.lists))
-        self.event["indices"] = base_indices(self.dataset, positions)
-        # In the data set of the loader: a Subset may have another order.
-        self.event["ascending"] = positions == sorted(set(positions))
-        self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
-        self.event["sizes"] = [len(part) for part in self.indices.lists]
-        done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
-        if done or probe.training_epochs > probe.spec.epochs + 10:
-            probe.finish()
-
-    def _drain_stream(self) -> None:
-        """Loads more of a stream, to see its samples."""
-        found: list[str] = []
-        sizes: list[int] = []
-        while len(found) < self.probe.spec.samples:
-            try:
-                batch = sample_digests(tree_leaves(next(self.iterator))) or [""]
-                found += batch
-                sizes.append(len(batch))
-            except StopIteration:
-                self.event["drained"] = True
-                break
-        self.event["later_samples"], self.event["later_sizes"] = found, sizes

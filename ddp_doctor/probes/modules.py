@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_doctor.probes import batch_norm
+from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.recorder import Recorder, digest
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves
 
@@ -23,8 +24,8 @@ _MOST_VALUES = 2_000_000
 class ModuleProbe:
     """Observes calls of modules."""
 
-    def __init__(self, recorder: Recorder, spec: Spec, steps: StepProbe) -> None:
-        self.recorder, self.spec, self.steps = recorder, spec, steps
+    def __init__(self, recorder: Recorder, spec: Spec, steps: StepProbe, micro: MicroBatchProbe | None) -> None:
+        self.recorder, self.spec, self.steps, self.micro = recorder, spec, steps, micro
         self.names: dict[int, str] = {}
         self.outputs: list[dict[str, Any]] = []
         self._depth = 0
@@ -75,7 +76,8 @@ class ModuleProbe:
         self.recorder.add(
             "ddp_forward",
             gradients=torch.is_grad_enabled(),
-            buffers=bool(wrapped.broadcast_buffers and list(wrapped.module.buffers())),
+            # Not within no_sync, nor of buffers that the wrapper ignores.
+            buffers=bool(wrapped.will_sync_module_buffers()),
             parameters=[name for name, parameter in wrapped.module.named_parameters() if parameter.requires_grad],
             synchronizes=bool(wrapped.require_backward_grad_sync),
         )
@@ -88,17 +90,26 @@ class ModuleProbe:
             inner = module.module if isinstance(module, DistributedDataParallel) else module
             self.name(inner)
             self.steps.name_parameters(inner)
-            self.recorder.add(
+            event = self.recorder.add(
                 "forward",
                 module=type(inner).__name__,
                 gradients=torch.is_grad_enabled(),
                 modes={name: part.training for name, part in inner.named_modules() if not list(part.children())},
                 random=[name for name, part in inner.named_modules() if _is_random(part)],
                 sensitive=[name for name, part in inner.named_modules() if _has_modes(part)],
+                frozen_norms=_frozen_norms(inner),
             )
+            if self.micro:
+                args, kwargs = self.micro.model_inputs(type(inner).__name__, args, kwargs)
+                self.micro.inside_model = True
+            if self.spec.interventions.get("still"):
+                batch_norm.hold(inner)
+                event["weights"] = "" if torch.is_grad_enabled() else digest(inner.state_dict())
             return original(module, *args, **kwargs)
         finally:
             self._depth -= 1
+            if self.micro:
+                self.micro.inside_model = False
 
     def _keep_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
         leaf = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
@@ -143,6 +154,17 @@ def _has_modes(part: nn.Module) -> bool:
     if isinstance(part, nn.modules.dropout._DropoutNd):
         return part.p > 0
     return isinstance(part, batch_norm.NORMS) and part.track_running_stats
+
+
+def _frozen_norms(module: nn.Module) -> dict[str, str]:
+    """Returns a digest of the weights around each batch norm that is frozen with them, but updates its statistics."""
+    found = {}
+    for name, part in module.named_modules():
+        if isinstance(part, batch_norm.NORMS) and part.training and part.track_running_stats and part.momentum != 0:
+            around = list(module.get_submodule(name.rpartition(".")[0]).parameters())
+            if around and not any(parameter.requires_grad for parameter in around):
+                found[name] = digest([around[0], around[-1]])
+    return found
 
 
 def _is_random(part: nn.Module) -> bool:

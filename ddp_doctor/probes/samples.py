@@ -16,14 +16,17 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
+from ddp_doctor.probes.generators import OwnGenerators, digest_of
 from ddp_doctor.records.recorder import Recorder, digest
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import tree_leaves
+from ddp_doctor.torch_internals import tree_leaves, tree_map
 
 # Samples of a data set that are called directly, and the seconds that this may take.
 _MOST_CALLS = 64
 _MOST_SECONDS = 1.0
 _SEEDS = (1, 1, 2)
+# The name of the generators that the program has created.
+OWN = "a generator that the program has created"
 _SEED_PYTHON, _SEED_NUMPY = random.seed, np.random.seed
 
 
@@ -73,6 +76,17 @@ class SampleProbe:
             _seed(self.spec.seed + self.recorder.rank * int(self.spec.interventions["seeds"]))
         self._seeded = True
 
+    def perturbed(self, batch: Any, loader: int) -> Any:
+        """Returns a batch with other samples, if that is the intervention for this rank and loader."""
+        first, *loaders = self.spec.interventions.get("perturb") or [0]
+        if loader not in loaders or self.recorder.rank < first:
+            return batch
+
+        def change(leaf: torch.Tensor) -> torch.Tensor:
+            return 0.5 * leaf.flip(0) if leaf.is_floating_point() else leaf.flip(-1) if leaf.ndim > 1 else leaf
+
+        return tree_map(change, batch)
+
     def of_workers(self, loader: int, iteration: int) -> list[dict[str, str]]:
         """Returns digests of the generators with which the workers of an epoch began, in their order."""
         paths = sorted(self.recorder.folder.glob(f"{self._file(loader, iteration).name}-*.json"))
@@ -97,14 +111,17 @@ class SampleProbe:
         size, begun = len(dataset), time.monotonic()
         wanted = sorted({place * (size - 1) // (_MOST_CALLS - 1) for place in range(_MOST_CALLS)})
         seen: dict[str, list[str]] = {}
-        random_samples, used = 0, set()
+        random_samples, used = 0, set[str]()
+        own = OwnGenerators()
+        own.find()
         for index in wanted:
             calls = []
             for seed in _SEEDS:
                 _seed(seed)
-                before = generators()
+                before, before_own = generators(), own.states()
                 calls.append([_leaf_digest(leaf) for leaf in tree_leaves(dataset[index])])
                 used |= {name for name, state in generators().items() if state != before[name]}
+                used |= {OWN} if own.states() != before_own else set()
             # A value that the same seed does not repeat says nothing about the sample.
             seen[str(index)] = [one if one == same else "" for one, same in zip(calls[0], calls[1], strict=False)]
             random_samples += calls[0] != calls[2]
@@ -165,7 +182,8 @@ def generators() -> dict[str, str]:
     """Returns digests of the states of all global generators."""
     numbers = np.random.get_state(legacy=False)
     others = {"NumPy": digest(str(numbers)), "Python": digest(str(random.getstate()))}
-    return {"torch": digest(torch.get_rng_state()), **others}
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    return {"torch": digest(states), **others}
 
 
 def _base(dataset: Any) -> Any:
@@ -194,7 +212,12 @@ def _in_worker(path: str, original: Callable[[int], None] | None, worker: int) -
     """Runs the user's `worker_init_fn`, and writes with which random numbers the worker begins."""
     if original is not None:
         original(worker)
-    Path(f"{path}-{worker:03d}.json").write_text(json.dumps(generators()))
+    own = OwnGenerators()
+    own.find()
+    states = sorted(own.states().values())
+    Path(f"{path}-{worker:03d}.json").write_text(
+        json.dumps({**generators(), OWN: digest_of(states), "own_states": states})
+    )
 
 
 class _Unpadded(DistributedSampler[Any]):

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ddp_doctor.probes.schedules import ScheduleProbe
+from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.records.recorder import Recorder, digest, is_sharded, user_stack
 from ddp_doctor.records.spec import Spec
 
 # Tensors of larger models are recorded in the first step alone.
@@ -28,7 +29,8 @@ class StepProbe:
     Attributes:
         names: Names of parameters by their identity.
         loaded: Parameters with loaded weights by their identity.
-        first: What is called before the first step, with the parameters by `<optimizer>:<position>`.
+        backward_ended: Called after each backward pass.
+        step_ended: Called after each optimizer step.
     """
 
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
@@ -40,14 +42,17 @@ class StepProbe:
         self.stale: set[int] = set()
         self.loaded: dict[int, torch.Tensor] = {}
         self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
+        self.backward_ended: Callable[[], None] = lambda: None
+        self.step_ended: Callable[[], None] = lambda: None
+        self._consumed: list[int] = []
         self._hooked: dict[int, torch.Tensor] = {}
-        self._applied: set[int] = set()
-        self._reached: set[int] = set()
-        self._schedulers: list[LRScheduler] = []
-        self._scheduled: dict[int, int] = {}
-        self._micro_batches = 0
-        self._inside = False
+        self._applied, self._reached = set[int](), set[int]()
+        self._micro_batches, self._inside = 0, False
         self._stepping: list[Optimizer] = []
+        self.state = StateProbe(recorder)
+        self.schedules = ScheduleProbe(recorder, spec)
+        self.state.optimizers, self.state.schedulers = self.optimizers, self.schedules.known
+        self.state.others += [self.local, self.micro]
 
     def install(self) -> None:
         """Installs the probes."""
@@ -61,7 +66,7 @@ class StepProbe:
             "zero_grad",
             lambda optimizer, *_, **__: self.recorder.add("zero_grad", optimizer=self._number(optimizer)),
         )
-        wrap(LRScheduler, "step", self._on_scheduler)
+        self.schedules.install()
 
     def name_parameters(self, module: nn.Module) -> None:
         """Gives the parameters of a module their names."""
@@ -89,6 +94,11 @@ class StepProbe:
         number, position = key.split(":")
         return self.names.get(id(parameter), f"parameter {position} of optimizer {number}")
 
+    def most_steps(self, size: int) -> int:
+        """Returns the steps whose tensors are recorded, for optimizers with so many values."""
+        # One process may step after the micro-batches of each rank.
+        return (1 if size > _LARGE else 2 * self.spec.steps) * int(self.spec.interventions.get("ranks", 1))
+
     def _number(self, optimizer: Optimizer) -> int:
         # A comparison of optimizers is one of identities.
         return self.optimizers.index(optimizer) if optimizer in self.optimizers else -1
@@ -111,10 +121,8 @@ class StepProbe:
             (self.stale.add if left else self.stale.discard)(id(parameter))
             if not left:
                 self._applied.discard(id(parameter))
-        if known is None:
-            self.local[id(parameter)] = gradient.detach().clone()
-        else:
-            self.local[id(parameter)] = known + gradient.detach()
+        new = gradient.detach()
+        self.local[id(parameter)] = new.clone() if known is None else known + new
         if self.weights:
             return gradient * self.weights[self.recorder.rank]
         return None
@@ -123,14 +131,18 @@ class StepProbe:
         if self._inside:
             # Tensor.backward calls torch.autograd.backward.
             return original(*args, **kwargs)
+        self._consumed.append(self.recorder.backwards)
         self.recorder.backwards += 1
         self._micro_batches += 1
-        self.recorder.add("backward")
+        loss = args[0] if args else kwargs.get("tensors")
+        known = float(loss.detach()) if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
+        self.recorder.add("backward", loss=known)
         self._inside = True
         try:
             return original(*args, **kwargs)
         finally:
             self._inside = False
+            self.backward_ended()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if optimizer not in self.optimizers:
@@ -146,6 +158,7 @@ class StepProbe:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._record(optimizer)
+            self._hold(optimizer)
             return None
         seen: list[bool] = []
 
@@ -155,16 +168,25 @@ class StepProbe:
                 # An optimizer may call it several times per step.
                 seen.append(True)
                 self._record(optimizer)
+            self._hold(optimizer)
             return result
 
         return (optimizer, observed), {}
 
+    def _hold(self, optimizer: Optimizer) -> None:
+        """Lets the step change nothing, if that is the intervention: a parameter without a gradient stays as it is."""
+        if self.spec.interventions.get("still"):
+            for parameter in _parameters(optimizer):
+                parameter.grad = None
+
     def _record(self, optimizer: Optimizer) -> None:
         recorder, number = self.recorder, self._number(optimizer)
         recorder.active = True
+        if self.spec.purpose == "train" and not self.spec.interventions:
+            self.state.before_step()
         parameters = {f"{number}:{place}": parameter for place, parameter in enumerate(_parameters(optimizer))}
         size = sum(parameter.numel() for parameter in parameters.values())
-        if recorder.step < (1 if size > _LARGE else 2 * self.spec.steps):
+        if recorder.step < self.most_steps(size):
             for key, parameter in parameters.items():
                 recorder.keep(f"before/{recorder.step}/{key}", parameter)
                 if parameter.grad is not None:
@@ -184,8 +206,12 @@ class StepProbe:
             frozen=[names[key] for key, parameter in parameters.items() if not parameter.requires_grad],
             stale=[names[key] for key, parameter in parameters.items() if id(parameter) in self.stale],
             unowned=self._unowned(),
+            stack=user_stack(),
+            sharded=any(map(is_sharded, parameters.values())),
             loaded=[self.names[key] for key in self.loaded if key in self.names],
+            passes=self._consumed,
         )
+        self._consumed = []
         for parameter in parameters.values():
             self.local.pop(id(parameter), None)
             self.micro.pop(id(parameter), None)
@@ -203,32 +229,21 @@ class StepProbe:
             found = found[:1]
         return {self.names[id(parameter)]: digest(parameter) for parameter in found if id(parameter) in self.names}
 
-    def _on_scheduler(self, original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
-        if not any(other is scheduler for other in self._schedulers):
-            self._schedulers.append(scheduler)
-        number = next(place for place, other in enumerate(self._schedulers) if other is scheduler)
-        again = self._scheduled.get(number) == self.recorder.step > 0
-        self._scheduled[number] = self.recorder.step
-        if again and self.spec.interventions.get("step_schedules_once"):
-            return None
-        self.recorder.add("scheduler", name=type(scheduler).__name__, scheduler=number)
-        return original(scheduler, *args, **kwargs)
-
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping.pop()
         if self._stepping:
             return
         number, recorder = self._number(optimizer), self.recorder
-        weights = {}
-        parameters = _parameters(optimizer)
-        size = sum(parameter.numel() for parameter in parameters)
+        weights, parameters = dict[str, str](), _parameters(optimizer)
+        kept = recorder.step < self.most_steps(sum(parameter.numel() for parameter in parameters))
         for place, parameter in enumerate(parameters):
             key = f"{number}:{place}"
             weights[key] = digest(parameter)
-            if recorder.step < (1 if size > _LARGE else 2 * self.spec.steps):
+            if kept:
                 recorder.keep(f"after/{recorder.step}/{key}", parameter)
         recorder.add("stepped", optimizer=number, weights=weights)
         recorder.step += 1
+        self.step_ended()
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -15,15 +15,16 @@ import numpy as np
 import torch
 
 from ddp_doctor.files.layer import meant
+from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import wrap_everywhere
-from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.recorder import Recorder, user_stack
 
 
 class FileProbe:
     """Records the files that the user's code opens for writing, and those that it saves."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: Recorder, state: StateProbe) -> None:
+        self.recorder, self._state = recorder, state
         self._locks = Locks(lambda path: self.recorder.add("lock", path=path))
 
     def install(self) -> None:
@@ -32,9 +33,16 @@ class FileProbe:
         sys.addaudithook(self._on_audit)
 
     def _on_save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.recorder.rank or self.recorder.active:
+            with suppress(Exception):
+                # A value of the user may raise anything.
+                if content := self._state.saved(obj):
+                    self.recorder.add("saved", file=str(f)[:500], **content)
         # The names of the arguments are torch's.
         if isinstance(f, str | os.PathLike):
-            self.recorder.add("save", path=str(Path(f).absolute()), locks=self._locks.held(), rows=rows_of(obj))
+            self.recorder.add(
+                "save", path=str(Path(f).absolute()), locks=self._locks.held(), rows=rows_of(obj), stack=user_stack()
+            )
         return original(obj, f, *args, **kwargs)
 
     def _on_audit(self, event: str, args: Any) -> None:

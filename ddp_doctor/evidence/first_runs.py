@@ -1,0 +1,112 @@
+"""The first runs of an examination: on one process and on several ranks, with emulated GPUs if the code needs one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ddp_doctor.emulation.demand import emulation_for, tried_gpu
+from ddp_doctor.errors import InputError
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.findings import Stage
+
+
+def _reasons(evidence: Evidence) -> list[str]:
+    """Returns why the runs failed."""
+    return [run.short_reason for run in evidence.runs.values() if run.errors or run.hung or run.lost]
+
+
+class FirstRuns:
+    """Runs the code as its user does.
+
+    Args:
+        evidence: Takes the runs.
+
+    Attributes:
+        evidence: The evidence of the runs that count.
+        stages: The stages.
+        error: Why the code could not be examined; empty if it could.
+        hang: The stacks of the ranks if one hung or was lost; empty otherwise.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.stages: list[Stage] = []
+        self.error, self.hang = "", ""
+
+    def run(self) -> bool:
+        """Makes the runs; returns whether the code could be run.
+
+        Raises:
+            InputError: The code is not what can be examined.
+        """
+        worked, rejected = self._try()
+        first, before = self.evidence, (worked, rejected, self.stages, self.error, self.hang)
+        while changes := emulation_for(self.evidence.spec, self.evidence.runs.values()):
+            seconds = sum(stage.seconds for stage in self.stages)
+            self.stages = [Stage("without a GPU", "the code needs one, so GPUs were emulated", seconds)]
+            self.evidence, self.error, self.hang = self.evidence.with_spec(**changes), "", ""
+            worked, rejected = self._try()
+        failed = self.evidence is not first and not self.evidence.worked("ranks")
+        same = not tried_gpu(first.runs.values()) and _reasons(first) == _reasons(self.evidence)
+        if failed and (first.worked("ranks") or same):
+            # The emulation did not help: what was seen without it counts.
+            self.evidence, (worked, rejected, self.stages, self.error, self.hang) = first, before
+        if rejected is not None:
+            raise rejected
+        return worked
+
+    def _try(self) -> tuple[bool, InputError | None]:
+        """Runs the code on one process and on several; returns whether that was possible, or why it is rejected."""
+        try:
+            self._stage("one process", self._single)
+            single = self.evidence.runs.get("single")
+            if self.hang or (single and emulation_for(self.evidence.spec, [single])):
+                return False, None
+            self._stage("several ranks", self._several)
+        except InputError as error:
+            return False, error
+        if single and not single.worked and not self.evidence.worked("ranks"):
+            self.error, self.hang = single.reason, ""
+            return False, None
+        return True, None
+
+    def _stage(self, name: str, work: Callable[[], str]) -> None:
+        begun = time.monotonic()
+        self.stages.append(Stage(name, work(), time.monotonic() - begun))
+
+    def _single(self) -> str:
+        run = self.evidence.run("single", world_size=1)
+        if run.hung:
+            # Without a record of any rank there are no stacks, but it hung.
+            self.hang = run.stacks or f"No rank has written a record.\n{run.ranks[0].output[-2000:]}"
+            return "it hung"
+        if run.errors and run.errors[0]["input"]:
+            raise InputError(run.errors[0]["message"])
+        if run.errors or run.lost:
+            # Code that is made for several ranks may run on these.
+            return f"it fails on one process ({run.short_reason}), so several ranks cannot be compared with it"
+        self.evidence.runner.preload(run.ranks[0].end["libraries"])
+        steps = run.ranks[0].of_kind("step")
+        if not steps and not run.ranks[0].of_kind("epoch"):
+            raise InputError(
+                f"{self.evidence.spec.target} came to its end without training: it used no DataLoader and no optimizer."
+            )
+        return f"{steps[-1]['step'] + 1 if steps else 0} optimizer steps"
+
+    def _several(self) -> str:
+        run = self.evidence.run("ranks")
+        alone = [rank for rank in run.ranks if rank.events]
+        if len(alone) == 1 and not run.hung and not run.errors and not alone[0].of_kind("init_process_group"):
+            raise InputError(
+                f"{self.evidence.spec.target} trained on one process and joined no process group, so there are no "
+                "ranks to compare: start it on several, for example with torchrun."
+            )
+        if not run.worked:
+            self.hang = run.stacks or "No rank has written a record."
+            hung = run.hung or run.lost
+            return "a rank hung or was lost" if hung else f"it fails on several ranks: {run.errors[0]['type']}"
+        self.evidence.runner.preload(run.ranks[0].end["libraries"])
+        counts = [len(rank.of_kind("step")) for rank in run.ranks]
+        taken = counts if len(set(counts)) > 1 else counts[0]
+        return f"{taken} optimizer steps on each of {len(counts)} ranks"

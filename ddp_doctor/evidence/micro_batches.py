@@ -1,0 +1,108 @@
+"""The reference of one process that got the micro-batches of the ranks one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isclose
+from typing import Any
+
+import torch
+
+from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison, compare_records, vector
+from ddp_doctor.probes.micro_batches import Turn, plan_of
+from ddp_doctor.records.run import RankRecord, Run
+
+_KINDS = ("applied", "local")
+_UNSEEN = (
+    "what depends on the samples of several ranks at once, such as batch norm or unequal numbers of labels, is not seen"
+)
+
+
+def compare_micro_batches(ranks: Run, reference: Run, *, threshold: float) -> RankComparison:
+    """Compares a run of several ranks with one process that was given their micro-batches in turn."""
+    if not reference.worked:
+        return RankComparison(cannot=f"one process with the inputs of the ranks fails ({reference.short_reason})")
+    one = reference.ranks[0]
+    plan = plan_of([rank.events for rank in ranks.ranks])
+    if not plan or not one.of_kind("step"):
+        return RankComparison(cannot="no optimizer step was seen on one process")
+    if why := _why_other_losses(ranks, one, plan, threshold):
+        return RankComparison(cannot=why)
+    joined = _joined(ranks, one, plan, threshold)
+    if isinstance(joined, str):
+        return RankComparison(cannot=joined)
+    before_clipping = replace(ranks, ranks=[_before_clipping(rank) for rank in ranks.ranks])
+    found = compare_records(before_clipping, joined, threshold=threshold, method=MICRO_BATCHES)
+    return replace(found, limits=_UNSEEN)
+
+
+def _why_other_losses(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float) -> str:
+    """Returns why the losses are not those of the ranks up to one factor, or nothing.
+
+    A wrong scale of the loss is one factor for all micro-batches. Anything else shows that one process did not get what
+    the ranks had.
+    """
+    passes = [[event["loss"] for event in record.of_kind("backward")] for record in [*ranks.ranks, one]]
+    pairs = [(loss, passes[turn.rank][turn.number]) for turn, loss in zip(plan, passes[-1], strict=False)]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not known:
+        return "the losses of the ranks are not known"
+    factor = sum(b * b for _, b in known) and sum(a * b for a, b in known) / sum(b * b for _, b in known)
+    if not factor or not all(isclose(a, factor * b, rel_tol=10 * threshold, abs_tol=1e-12) for a, b in known):
+        return "with the recorded inputs of the model, the losses of one process are not those of the ranks"
+    return ""
+
+
+def _joined(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float) -> RankRecord | str:
+    """Returns a record with the gradients of one process by the steps of the ranks, or why there is none."""
+    wanted: dict[int, set[Turn]] = {}
+    for turn in plan:
+        wanted.setdefault(turn.step, set()).add(turn)
+    parts: dict[int, list[int]] = {}
+    own, taken = _before_clipping(one), one.of_kind("step")
+    for number, event in enumerate(taken):
+        had = {plan[place] for place in event["passes"] if place < len(plan)}
+        steps = {turn.step for turn in had}
+        if not had:
+            break
+        of_ranks = [{turn for turn in wanted[min(steps)] if turn.rank == rank} for rank in range(len(ranks.ranks))]
+        if len(steps) > 1 or had not in [wanted[min(steps)], *of_ranks]:
+            return "one process makes another number of backward passes per optimizer step"
+        if had in of_ranks and len(of_ranks) > 1 and not _is_linear(own, number, threshold):
+            return "the program changes its gradients between the backward pass and the step"
+        parts.setdefault(min(steps), []).append(number)
+    tensors: dict[str, torch.Tensor] = {}
+    for step, numbers in parts.items():
+        whole = len(numbers) == 1 and {plan[place] for place in taken[numbers[0]]["passes"]} == wanted[step]
+        if not whole and len(numbers) != len(ranks.ranks):
+            continue
+        for kind in _KINDS:
+            keys = [name.split("/", 2)[2] for name in own.tensors if name.startswith(f"{kind}/{numbers[0]}/")]
+            for key in keys:
+                found = [own.tensors.get(f"{kind}/{number}/{key}") for number in numbers]
+                if all(tensor is not None for tensor in found):
+                    tensors[f"{kind}/{step}/{key}"] = torch.stack(
+                        [tensor for tensor in found if tensor is not None]
+                    ).mean(0)
+    events: list[dict[str, Any]] = ranks.ranks[0].of_kind("step")
+    return replace(one, events=events, tensors=tensors)
+
+
+def _is_linear(one: RankRecord, step: int, threshold: float) -> bool:
+    """Returns whether the gradient that is applied is a multiple of that of the backward passes."""
+    applied, local = vector(one, step, "applied"), vector(one, step, "local")
+    if applied is None or local is None or applied.shape != local.shape or not local.any():
+        return applied is None or local is None or not applied.any()
+    rest = applied - (applied @ local) / (local @ local) * local
+    return float(rest.norm()) <= 10 * threshold * float(applied.norm())
+
+
+def _before_clipping(record: RankRecord) -> RankRecord:
+    """Returns a record with the gradients before clipping as those that were applied."""
+    tensors = {
+        name.replace("unclipped/", "applied/", 1) if name.startswith("unclipped/") else name: tensor
+        for name, tensor in sorted(record.tensors.items(), key=lambda item: item[0].startswith("unclipped/"))
+        if not name.startswith(("out/", "micro"))
+    }
+    return replace(record, tensors=tensors)

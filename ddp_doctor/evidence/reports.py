@@ -1,0 +1,133 @@
+"""Evaluation metrics of any program: the numbers that rank 0 reports, with weights that do not change.
+
+The optimizers do nothing in these runs, so that several ranks and one process evaluate the same weights. A number that
+changes with the samples of the evaluation is a metric. If the samples of the other ranks do not change it, it is that
+of rank 0 alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.records.run import RankRecord, Run
+
+# Relative: what the order of additions changes.
+_SAME = 1e-4
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric that differs between one process and several ranks with the same weights.
+
+    Attributes:
+        name: The word before it in the report, or empty.
+        value: What rank 0 reports.
+        alone: What one process reports.
+        own: Whether the samples of the other ranks do not change it.
+        place: The user's place of the report.
+        step: The step after which it is reported.
+    """
+
+    name: str
+    value: float
+    alone: float
+    own: bool
+    place: str
+    step: int
+
+    @property
+    def difference(self) -> float:
+        """The relative difference."""
+        return abs(self.value - self.alone) / (abs(self.alone) or 1.0)
+
+
+def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
+    """Returns the metrics that differ, and why they cannot be compared, if so."""
+    loaders = _divided_loaders(evidence.trained)
+    if not loaders:
+        return [], ""
+    if not evidence.trained[0].of_kind("reported"):
+        return [], "Rank 0 prints or logs no number, so no metric was compared."
+    still: dict[str, Any] = {"same_seed": True, "interventions": {"still": True}}
+    one, several = evidence.run("still alone", world_size=1, **still), evidence.run("still", **still)
+    if not one.worked or not several.worked:
+        run = one if not one.worked else several
+        return [], f"The metrics of unchanged weights were not compared: {run.short_reason}"
+    if _weights(one.ranks[0], loaders) != _weights(several.ranks[0], loaders):
+        return [], "The metrics were not compared: one process and rank 0 evaluate other weights."
+    alone, ours = _numbers(one.ranks[0]), _numbers(several.ranks[0])
+    others = {key for rank in several.ranks[1:] for key in _numbers(rank)}
+    differ = [
+        key
+        for key in ours.keys() & alone.keys() - others
+        if abs(ours[key][0] - alone[key][0]) > max(ours[key][1], alone[key][1], _SAME * abs(alone[key][0]))
+    ]
+    if not differ:
+        return [], ""
+    changed = _numbers(_perturbed(evidence, loaders, 0).ranks[0]) if _perturbed(evidence, loaders, 0).worked else {}
+    metrics = [key for key in differ if key in changed and changed[key][0] != ours[key][0]]
+    other = _perturbed(evidence, loaders, 1) if metrics else None
+    by_others = _numbers(other.ranks[0]) if other and other.worked else {}
+    found = [
+        Metric(
+            ours[key][2],
+            ours[key][0],
+            alone[key][0],
+            key in by_others and by_others[key][0] == ours[key][0],
+            ours[key][3],
+            ours[key][4],
+        )
+        for key in sorted(metrics, key=lambda key: (ours[key][4], key))
+    ]
+    return found, ""
+
+
+def _perturbed(evidence: Evidence, loaders: Sequence[int], first: int) -> Run:
+    """Returns a run in which the samples of the evaluation are changed on the ranks from `first` on."""
+    change = {"still": True, "perturb": [first, *loaders]}
+    return evidence.run(f"still with other samples from rank {first}", same_seed=True, interventions=change)
+
+
+def _divided_loaders(ranks: Sequence[RankRecord]) -> list[int]:
+    """Returns the loaders that are evaluated, and whose samples rank 0 does not have completely."""
+    found = set()
+    for event in ranks[0].evaluation_epochs if ranks else []:
+        sets = [_samples(rank, event["loader"]) for rank in ranks]
+        if set().union(*sets) - set(sets[0]):
+            found.add(event["loader"])
+    trained = {event["loader"] for rank in ranks for event in rank.training_epochs}
+    return sorted(found - trained)
+
+
+def _samples(record: RankRecord, loader: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for batch in record.of_kind("batch"):
+        if batch["loader"] == loader:
+            found.update(batch.get("samples") or map(str, batch["indices"]))
+    return found
+
+
+def _weights(record: RankRecord, loaders: Sequence[int]) -> list[str]:
+    """Returns digests of the weights and buffers of the first evaluation."""
+    batch = None
+    for event in record.of_kind("batch", "forward"):
+        if event["kind"] == "batch":
+            batch = event
+        elif batch is not None and batch["loader"] in loaders:
+            return [event.get("weights", "")]
+    return []
+
+
+def _numbers(record: RankRecord) -> dict[tuple[str, int, int], tuple[float, float, str, str, int]]:
+    """Returns the reported numbers by place, time and position."""
+    found, times = {}, Counter[str]()
+    for event in record.of_kind("reported"):
+        for position, (value, rounding, word) in enumerate(event["values"]):
+            key = event["key"], times[event["key"]], position
+            found[key] = (value, rounding, event["name"] or word, event["place"], event["step"])
+        times[event["key"]] += 1
+    return found

@@ -1,0 +1,55 @@
+"""Probe of the branches that the user's code takes: which line follows which, on each rank."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from ddp_doctor.records.recorder import Recorder, is_user_file, user_frames
+
+# A program that runs more lines in Python is not followed further.
+_MOST_LINES = 300_000
+_MOST_TIMES = 100
+
+
+class BranchProbe:
+    """Records the line that follows each line of the user's code, every time, as long as the code is not too busy."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.lines: dict[str, list[int]] = {}
+        self._left = _MOST_LINES
+        self._last: dict[int, int] = {}
+
+    def install(self) -> None:
+        """Begins to follow this thread, including the functions that run already."""
+        self.recorder.add("branches", lines=self.lines)
+        for frame in user_frames():
+            frame.f_trace = self._on_line
+        if threading.current_thread() is threading.main_thread():
+            sys.settrace(self._on_call)
+
+    def _on_call(self, frame: Any, event: str, arg: Any) -> Any:
+        return self._on_line if self._left > 0 and is_user_file(frame.f_code.co_filename) else None
+
+    def _on_line(self, frame: Any, event: str, arg: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            sys.settrace(None)
+            return None
+        known = self._last.get(id(frame))
+        if event == "line":
+            if known is not None:
+                self._follow(frame, known, frame.f_lineno)
+            self._last[id(frame)] = frame.f_lineno
+        elif event == "return" and known is not None:
+            # A frame ends after its last line.
+            self._follow(frame, known, 0)
+            del self._last[id(frame)]
+        return self._on_line
+
+    def _follow(self, frame: Any, line: int, following: int) -> None:
+        times = self.lines.setdefault(f"{frame.f_code.co_filename}:{line}", [])
+        if len(times) < _MOST_TIMES:
+            times.append(following)

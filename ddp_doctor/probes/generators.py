@@ -1,0 +1,140 @@
+"""The generators of NumPy and Python: the global ones, and those that the program has created itself."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddp_doctor.records.recorder import digest
+
+_KINDS = {np.random.Generator, np.random.RandomState, random.Random}
+# Numbers drawn in a step are counted up to here.
+_MOST_DRAWS = 5_000
+# The global generators, whose methods are the functions of the modules.
+_GLOBAL: tuple[Any, ...] = (np.random.get_state, random.getstate)
+_OTHERS = {id(function.__self__) for function in _GLOBAL}
+
+
+# Both are Mersenne Twisters, which compute so many words at once.
+_WORDS = 624
+_MOST_BLOCKS = 64
+
+
+class _State(NamedTuple):
+    key: tuple[int, ...]
+    position: int
+    # The second half of a pair of normal numbers, which is kept for the next call.
+    kept: Any
+
+
+class States:
+    """The states of the global generators of NumPy and Python at this moment."""
+
+    def __init__(self) -> None:
+        numpy: Any = np.random.get_state()
+        _, python, kept = random.getstate()
+        known = numpy[0] == "MT19937"
+        self.by_name: dict[str, _State | None] = {
+            "NumPy": _State(tuple(map(int, numpy[1])), int(numpy[2]), numpy[3:]) if known else None,
+            "Python": _State(tuple(python[:-1]), python[-1], kept),
+        }
+
+
+def values_drawn(before: States, after: States) -> dict[str, int]:
+    """Returns how many words of 32 bits were drawn from each generator between two moments, up to 40,000."""
+    return {
+        name: _between(first, second) if first and (second := after.by_name[name]) else 0
+        for name, first in before.by_name.items()
+    }
+
+
+def _between(first: _State, second: _State) -> int:
+    if first.key == second.key:
+        # A kept number was used, or words were drawn.
+        return max(second.position - first.position, int(first != second))
+    generator = np.random.RandomState()
+    generator.set_state(("MT19937", np.array(first.key, dtype=np.uint32), first.position, 0, 0.0))
+    count = 0
+    for _ in range(_MOST_BLOCKS):
+        position = int(_state(generator)[2])
+        # The next word begins a new block.
+        generator.randint(0, 2**32, _WORDS - position + 1, dtype=np.uint64)
+        count += _WORDS - position + 1
+        if tuple(map(int, _state(generator)[1])) == second.key:
+            return count + second.position - 1
+    # Many words, unless the generator was only seeded.
+    return 0 if second.position == _WORDS else count
+
+
+def _state(generator: np.random.RandomState) -> Any:
+    return generator.get_state(legacy=True)
+
+
+class OwnGenerators:
+    """The generators of the program, and their states at a moment."""
+
+    def __init__(self) -> None:
+        self.known: list[Any] = []
+
+    def find(self) -> None:
+        """Looks for generators that were created since."""
+        self.known = [value for value in gc.get_objects() if type(value) in _KINDS and id(value) not in _OTHERS]
+
+    def states(self) -> dict[int, str]:
+        """Returns digests of their states by their place."""
+        return {place: digest(str(_bits(generator))) for place, generator in enumerate(self.known)}
+
+    def copies(self) -> dict[int, Any]:
+        """Returns their states by their place, for `drawn`."""
+        return {place: _bits(generator) for place, generator in enumerate(self.known)}
+
+
+def changed(before: dict[int, str], after: dict[int, str]) -> list[str]:
+    """Returns the states from which numbers were drawn."""
+    return sorted(state for place, state in before.items() if after.get(place) != state)
+
+
+def drawn(before: dict[int, Any], after: dict[int, Any]) -> dict[str, int]:
+    """Returns how many words were drawn since a moment, by the digest of the state; 5,000 for more."""
+    return {
+        digest(str(state)): _distance(state, after[place])
+        for place, state in before.items()
+        if place in after and str(state) != str(after[place])
+    }
+
+
+def _distance(before: Any, after: Any) -> int:
+    """Returns the number of words between two states of a generator."""
+    if isinstance(before, _State):
+        return _between(before, after)
+    generator = getattr(np.random, before["bit_generator"])()
+    generator.state = before
+    wanted = str(after["state"])
+    for number in range(1, _MOST_DRAWS):
+        generator.random_raw()
+        if str(generator.state["state"]) == wanted:
+            return number
+    return _MOST_DRAWS
+
+
+def _bits(generator: Any) -> Any:
+    """Returns a state between which and another one words can be counted."""
+    if isinstance(generator, random.Random):
+        _, python, kept = generator.getstate()
+        return _State(tuple(python[:-1]), python[-1], kept)
+    state = (
+        generator.bit_generator.state if type(generator) is np.random.Generator else generator.get_state(legacy=False)
+    )
+    if state["bit_generator"] == "MT19937":
+        kept = state.get("has_gauss"), state.get("gauss")
+        return _State(tuple(map(int, state["state"]["key"])), int(state["state"]["pos"]), kept)
+    return state
+
+
+def digest_of(states: Iterable[str]) -> str:
+    """Returns a digest of several states, in any order."""
+    return digest(sorted(states))

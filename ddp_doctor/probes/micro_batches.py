@@ -1,0 +1,241 @@
+"""What enters the model and the loss in each micro-batch: recorded on the ranks, and given to one process in turn.
+
+A micro-batch ends with a backward pass. One process gets those of all ranks one after another, whatever it has loaded:
+the tensors that enter the model and the functions of its outputs, the states of the random generators, and the weights
+that the ranks had. It may step after the micro-batches of each rank, or after those of all ranks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ddp_doctor.probes.steps import StepProbe
+from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.torch_internals import in_backward, tree_leaves, tree_map
+
+# Tensors of more values, such as a table that the loss looks up, are not data of a batch.
+_MOST_VALUES = 20_000_000
+_MOST_INPUTS = 100
+
+
+class Turn(NamedTuple):
+    """A micro-batch of a rank.
+
+    Attributes:
+        step: Optimizer step of the ranks that it belongs to, over all optimizers.
+        rank: The rank.
+        number: Its number on the rank.
+    """
+
+    step: int
+    rank: int
+    number: int
+
+
+def turns(steps: Sequence[Sequence[int]], optimizers: Sequence[int]) -> list[Turn]:
+    """Returns the order in which one process gets the micro-batches of the ranks.
+
+    Args:
+        steps: For each rank, the step that each of its micro-batches belongs to.
+        optimizers: The optimizer of each step; several take turns in the same order.
+    """
+    count, period = len(optimizers), 1
+    while period < count and any(optimizers[place] != optimizers[place % period] for place in range(count)):
+        period += 1
+    found = []
+    for begin in range(0, count - count % period, period):
+        part = range(begin, begin + period)
+        for rank, of_rank in enumerate(steps):
+            found += [Turn(step, rank, number) for number, step in enumerate(of_rank) if step in part]
+    return found
+
+
+def plan_of(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[Turn]:
+    """Returns the turns of one process that gets the micro-batches of ranks with these events."""
+    optimizers = [event["optimizer"] for event in ranks[0] if event["kind"] == "step"]
+    passes = [[event["step"] for event in events if event["kind"] == "backward"] for events in ranks]
+    return turns(passes, optimizers)
+
+
+class MicroBatchProbe:
+    """Records the inputs of each micro-batch, or replaces them by those of the ranks.
+
+    Attributes:
+        plan: Whose micro-batch each of this process is; empty where they are recorded.
+        ranks: The tensors that each rank recorded.
+        inside_model: Whether the model is being called.
+    """
+
+    def __init__(self, recorder: Recorder, steps: StepProbe) -> None:
+        self.recorder, self.steps = recorder, steps
+        self.plan: list[Turn] = []
+        self.ranks: Sequence[dict[str, torch.Tensor]] = ()
+        self.inside_model = False
+        self._number = 0
+        self._counts: dict[str, int] = {}
+        self._began = False
+        self._weights_of: Turn | None = None
+
+    def follow(self, folder: Path, world_size: int) -> None:
+        """Lets this process get the micro-batches of the ranks of a run, from its folder."""
+        loaded = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world_size)]
+        self.ranks = [part["tensors"] for part in loaded]
+        self.plan = plan_of([part["events"] for part in loaded])
+
+    def install(self) -> None:
+        """Installs the probe in this thread."""
+        self.steps.backward_ended = self._end
+        self._at("start")
+        _FunctionInputs(self).__enter__()  # type: ignore[no-untyped-call]
+
+    @property
+    def turn(self) -> Turn | None:
+        """Whose micro-batch this process is at; None where they are recorded, and after the last."""
+        return self.plan[self._number] if self._number < len(self.plan) else None
+
+    def loaded(self, loader: int, batch: Any) -> Any:
+        """Returns the batch that a loader gives to the training."""
+        (batch,), _ = self._inputs(f"loader {loader}", (batch,), {})
+        self._at("loaded")
+        return batch
+
+    def model_inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Returns the arguments of a call of the model."""
+        if not torch.is_grad_enabled() or in_backward():
+            return args, kwargs
+        self._begin()
+        return self._inputs(f"model {name}", args, kwargs)
+
+    def function_inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Returns the arguments of a function of the model's outputs, such as a loss."""
+        return self._inputs(f"function {name}", args, kwargs)
+
+    def _inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        if count > _MOST_INPUTS:
+            return args, kwargs
+        place, turn = iter(range(1_000_000)), self.turn
+
+        def take(leaf: torch.Tensor) -> torch.Tensor:
+            key = f"input/{{}}/{name}/{count}/{next(place)}"
+            if leaf.requires_grad or leaf.numel() > _MOST_VALUES:
+                return leaf
+            if not self.plan:
+                self.recorder.keep(key.format(self._number), leaf)
+                return leaf
+            other = self.ranks[turn.rank].get(key.format(turn.number)) if turn else None
+            fits = other is not None and other.dtype == leaf.dtype and other.ndim == leaf.ndim
+            return other.clone().to(leaf.device) if fits and other is not None else leaf
+
+        return tree_map(take, (args, kwargs))
+
+    def _begin(self) -> None:
+        """Begins the calls of the model in this micro-batch."""
+        if not self._began:
+            self._began = True
+            self._at("model")
+            self._set_weights()
+
+    def _end(self) -> None:
+        self._number += 1
+        self._counts.clear()
+        self._began = False
+        self._at("start")
+
+    def _set_weights(self) -> None:
+        """Gives this process the weights that the rank had in the step that comes."""
+        turn, known = self.turn, self._weights_of
+        if turn is None or (known and known[:2] == turn[:2]):
+            return
+        self._weights_of = turn
+        weights = weights_at(self.ranks[turn.rank], turn.step)
+        with torch.no_grad():
+            for key, parameter in self.steps.parameters().items():
+                if key in weights and weights[key].shape == parameter.shape:
+                    parameter.copy_(weights[key])
+
+    def _at(self, point: str) -> None:
+        """Records or replaces the states of the random generators."""
+        turn = self.turn
+        if not self.plan:
+            for name, state in _states().items():
+                self.recorder.tensors[f"random/{self._number}/{point}/{name}"] = state
+        elif turn:
+            prefix = f"random/{turn.number}/{point}/"
+            found = {
+                name.removeprefix(prefix): tensor
+                for name, tensor in self.ranks[turn.rank].items()
+                if name.startswith(prefix)
+            }
+            _set_states(found)
+
+
+class _FunctionInputs(TorchFunctionMode):
+    """Sees the functions that combine outputs of the model with other tensors."""
+
+    def __init__(self, probe: MicroBatchProbe) -> None:
+        super().__init__()
+        self.probe = probe
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs a function, with the inputs of a rank."""
+        kwargs = kwargs or {}
+        if self.probe.inside_model or not torch.is_grad_enabled() or in_backward():
+            return func(*args, **kwargs)
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if any(leaf.requires_grad and not leaf.is_leaf for leaf in leaves) and not all(
+            leaf.requires_grad for leaf in leaves
+        ):
+            args, kwargs = self.probe.function_inputs(getattr(func, "__name__", ""), args, kwargs)
+        return func(*args, **kwargs)
+
+
+def weights_at(tensors: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
+    """Returns the weights of a rank before a step, over all optimizers, by `<optimizer>:<position>`."""
+    found: dict[str, tuple[int, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition("/")
+        if kind not in {"before", "after"}:
+            continue
+        number, _, key = rest.partition("/")
+        # Weights before a later step are those of now, unless there are newer ones.
+        when = 2 * int(number) + (kind == "after")
+        known = found.get(key)
+        if known is None:
+            better = when <= 2 * step or kind == "before"
+        elif when <= 2 * step:
+            better = known[0] < when or known[0] > 2 * step
+        else:
+            better = kind == "before" and known[0] > when
+        if better:
+            found[key] = when, tensor
+    return {key: tensor for key, (_, tensor) in found.items()}
+
+
+def _states() -> dict[str, torch.Tensor]:
+    kind, words, position, *_ = np.random.get_state()
+    found = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        found["cuda"] = torch.cuda.get_rng_state()
+    if kind == "MT19937":
+        found["numpy"] = torch.tensor([*map(int, words), int(position)])
+    found["python"] = torch.tensor(random.getstate()[1])
+    return found
+
+
+def _set_states(states: dict[str, torch.Tensor]) -> None:
+    with suppress(KeyError):
+        torch.set_rng_state(states["torch"])
+        if "cuda" in states and torch.cuda.is_initialized():
+            torch.cuda.set_rng_state(states["cuda"])
+        random.setstate((3, tuple(states["python"].tolist()), None))
+        words = states["numpy"].tolist()
+        np.random.set_state(("MT19937", np.array(words[:-1], dtype=np.uint32), words[-1], 0, 0.0))

@@ -1,0 +1,86 @@
+"""Probe of the numbers that the program reports: printed, logged, written for TensorBoard, or saved as plain values."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from ddp_doctor.files.after_import import AfterImport
+from ddp_doctor.probes.wrap import wrap
+from ddp_doctor.records.recorder import Recorder, is_called_by_user, user_stack
+
+_NUMBER = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
+_MOST_EVENTS = 2_000
+
+
+class ReportProbe:
+    """Records the numbers with a fraction that the user's code reports."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._left = _MOST_EVENTS
+
+    def install(self) -> None:
+        """Installs the probes."""
+        wrap(builtins, "print", self._on_print)
+        wrap(logging.Logger, "_log", self._on_log)
+        change: dict[str, Callable[[Any], None]] = {"torch.utils.tensorboard.writer": self._watch_writer}
+        sys.meta_path.insert(0, AfterImport(change))
+
+    def _watch_writer(self, module: Any) -> None:
+        wrap(module.SummaryWriter, "add_scalar", self._on_scalar)
+
+    def _on_print(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if is_called_by_user():
+            self._report(args)
+        return original(*args, **kwargs)
+
+    def _on_log(self, original: Callable[..., Any], logger: Any, level: int, msg: Any, args: Any, **kwargs: Any) -> Any:
+        if is_called_by_user(logging.__file__):
+            with suppress(TypeError, ValueError):
+                self._report([str(msg) % args if args else str(msg)])
+        return original(logger, level, msg, args, **kwargs)
+
+    def _on_scalar(self, original: Callable[..., Any], writer: Any, tag: str, value: Any, *args: Any, **kw: Any) -> Any:
+        self._report([value], tag)
+        return original(writer, tag, value, *args, **kw)
+
+    def _report(self, values: Any, name: str = "") -> None:
+        numbers = list(_numbers(values))
+        if numbers and self._left:
+            self._left -= 1
+            key = " ".join([*user_stack(), name])
+            self.recorder.add("reported", key=key, values=numbers, name=name)
+
+
+def _numbers(value: Any, depth: int = 0) -> Iterator[tuple[float, float, str]]:
+    """Yields each number with a fraction, what rounding may change it by, and the word before it."""
+    if isinstance(value, float):
+        yield value, abs(value) * 1e-6, ""
+    elif isinstance(value, torch.Tensor):
+        if value.numel() == 1 and value.is_floating_point():
+            yield float(value), abs(float(value)) * 1e-6, ""
+    elif isinstance(value, str):
+        for found in _NUMBER.finditer(value):
+            mantissa, _, exponent = found[0].lower().partition("e")
+            digits = len(mantissa.partition(".")[2]) - int(exponent or 0)
+            words = re.findall(r"[A-Za-z_][\w ]*", value[: found.start()])
+            yield float(found[0]), 1.01 * 10.0**-digits, words[-1].strip() if words else ""
+    elif isinstance(value, dict) and depth < 3:
+        for key, part in value.items():
+            for number, rounding, word in _numbers(part, depth + 1):
+                yield number, rounding, word or str(key)
+    elif isinstance(value, list | tuple) and depth < 3:
+        word = ""
+        for part in list(value)[:100]:
+            if isinstance(part, str) and not _NUMBER.search(part):
+                word = part.strip(" :=")
+            for number, rounding, own in _numbers(part, depth + 1):
+                yield number, rounding, own or word

@@ -1,0 +1,193 @@
+"""An iterator over the first batches of an epoch of a DataLoader, which records what it gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp_doctor.probes.generators import changed
+from ddp_doctor.probes.rank_batches import RankBatches
+from ddp_doctor.probes.samples import base_indices, describe_loader, generators
+from ddp_doctor.records.recorder import sample_digests
+from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from ddp_doctor.probes.loaders import LoaderProbe
+
+# Batches of an epoch without an optimizer step, for each step that is wanted.
+_MOST_MICRO_BATCHES = 16
+# Data sets of up to this many times `samples` are evaluated completely.
+_COMPLETE = 20
+
+
+class ShortEpoch(Iterator[Any]):
+    """An iterator over the first batches of an epoch.
+
+    An epoch counts as training as soon as `backward` is called within it.
+    """
+
+    def __init__(self, probe: LoaderProbe, loader: Any, iterator: Any) -> None:
+        self.probe, self.iterator = probe, iterator
+        recorder = probe.recorder
+        self.loader = probe.number(loader)
+        probe.open.append(self)
+        self.iteration = probe.iterations.get(self.loader, 0)
+        probe.iterations[self.loader] = self.iteration + 1
+        self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
+        self.indices = LoaderIndices(iterator)
+        self.dataset = loader.dataset
+        probe.own.find()
+        self.template: Any = None
+        # Backward passes before its first batch.
+        self.begun = -1
+        self.event = recorder.add(
+            "epoch",
+            **describe_loader(loader, self.indices.is_iterable),
+            base=probe.samples.number(loader.dataset),
+            loader=self.loader,
+            iteration=self.iteration,
+        )
+
+    def __iter__(self) -> ShortEpoch:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.iterator, name)
+
+    def __next__(self) -> Any:
+        """Returns the next batch, or ends the epoch early."""
+        probe = self.probe
+        probe.draws.leave()
+        self._see_training()
+        feeds = bool(probe.feed and probe.feed.trains(self.loader, self.iteration))
+        takes_turns = bool(probe.micro and probe.micro.plan) and bool(self.event["gradients"])
+        missing = probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)
+        if missing or (self._is_over() and not takes_turns):
+            probe.shortened = True
+            self.end()
+            raise StopIteration
+        if self.yielded == 0:
+            self.begun = probe.recorder.backwards
+            probe.seed()
+        if self.event["gradients"]:
+            probe.samples.seed_ranks()
+        states, own = generators(), probe.own.states()
+        try:
+            batch = next(self.iterator)
+            self.template = batch
+        except StopIteration:
+            if not (feeds or takes_turns) or self.template is None:
+                self.event["complete"] = True
+                self.end()
+                raise
+            batch = self.template
+        if probe.feed and feeds:
+            batch = probe.feed.batch(batch, self.loader, self.iteration, self.yielded)
+        if probe.spec.double:
+            batch = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
+        if probe.micro and self.event["gradients"]:
+            batch = probe.micro.loaded(self.loader, batch)
+        batch = probe.samples.perturbed(batch, self.loader)
+        event = self._record(batch, states)
+        event["at_step"] = generators()
+        event["own_loading"] = changed(own, probe.own.states())
+        self.yielded += 1
+        self.event["yielded"] = self.yielded
+        if self.event["gradients"]:
+            probe.first_batch()
+            probe.draws.enter(event, batch)
+        if probe.spec.purpose == "train":
+            probe.draws.watch_dropout()
+        return batch
+
+    def _see_training(self) -> None:
+        probe = self.probe
+        if self.event["gradients"] and not self.event["trains"] and probe.recorder.backwards > self.backwards_before:
+            self.event["trains"] = True
+            # Two loaders of one loop, such as those of a GAN, have one epoch.
+            known = [
+                other.event["epoch"] for other in probe.open if other.begun == self.begun and "epoch" in other.event
+            ]
+            self.event["epoch"] = known[0] if known else probe.training_epochs
+            probe.training_epochs += not known
+
+    def _is_over(self) -> bool:
+        spec = self.probe.spec
+        late = self.probe.training_epochs > spec.epochs
+        if self.event["trains"]:
+            steps = 1 if late else spec.steps
+            done = self.probe.recorder.step - self.steps_before
+            return done >= steps or self.yielded >= _MOST_MICRO_BATCHES * steps
+        if self.event["gradients"]:
+            # Whether it trains is not known yet.
+            return self.yielded >= _MOST_MICRO_BATCHES * spec.steps
+        if late or spec.purpose == "numbers":
+            return self.yielded >= 1
+        size = self.event["samples"]
+        if size is not None and size <= _COMPLETE * spec.samples:
+            return False
+        return (
+            sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples
+            or self.yielded >= spec.samples
+        )
+
+    def _record(self, batch: Any, states: dict[str, str]) -> dict[str, Any]:
+        probe, recorder = self.probe, self.probe.recorder
+        leaves = tree_leaves(batch)
+        trains = self.event["gradients"]
+        event = {
+            "loader": self.loader,
+            "iteration": self.iteration,
+            "number": self.yielded,
+            "indices": base_indices(self.dataset, self.indices.of_batch(self.yielded)),
+            "size": next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0),
+            "drawn": 0,
+            "trains": trains,
+            "generators": states,
+        }
+        if probe.spec.purpose in {"train", "whole", "resume"}:
+            event["samples"] = sample_digests(leaves)
+            if trains and probe.spec.purpose == "train":
+                event["graph_nodes"] = graph_nodes()
+        if trains and probe.spec.purpose == "numbers" and probe.feed is None:
+            recorder.tensors |= RankBatches.tensors_of(batch, self.loader, self.iteration, self.yielded)
+        return recorder.add("batch", **event)
+
+    def end(self) -> None:
+        """Completes the record of the epoch."""
+        probe = self.probe
+        if self not in probe.open:
+            return
+        probe.open.remove(self)
+        self._see_training()
+        self.event["drained"] = self.event["complete"] or self.indices.drain()
+        # A rank that took nothing gets its samples from another one.
+        wanted = self.yielded and probe.spec.purpose == "train"
+        if self.indices.is_iterable and wanted and not self.event["complete"]:
+            self._drain_stream()
+        positions = list(itertools.chain(*self.indices.lists))
+        self.event["indices"] = base_indices(self.dataset, positions)
+        # In the data set of the loader: a Subset may have another order.
+        self.event["ascending"] = positions == sorted(set(positions))
+        self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
+        self.event["sizes"] = [len(part) for part in self.indices.lists]
+        done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
+        if done or probe.training_epochs > probe.spec.epochs + 10:
+            probe.finish()
+
+    def _drain_stream(self) -> None:
+        """Loads more of a stream, to see its samples."""
+        found: list[str] = []
+        sizes: list[int] = []
+        while len(found) < self.probe.spec.samples:
+            try:
+                batch = sample_digests(tree_leaves(next(self.iterator))) or [""]
+                found += batch
+                sizes.append(len(batch))
+            except StopIteration:
+                self.event["drained"] = True
+                break
+        self.event["later_samples"], self.event["later_sizes"] = found, sizes

@@ -1,0 +1,120 @@
+"""Probe of the state that changes in training, and of what the program saves of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ddp_doctor.records.recorder import Recorder, digest
+
+# Larger models are not digested again and again.
+_LARGE = 5_000_000
+_MOST_SAVED = 20_000
+_MOST_SURVEYS = 4
+_OPTIMIZER = "(optimizer)"
+
+
+class StateProbe:
+    """Records copies of the weights beside the optimizers, such as averages, and whether they are saved."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.optimizers: list[Optimizer] = []
+        self.schedulers: list[LRScheduler] = []
+        # What the doctor records is no state of the program.
+        self.others: list[Any] = [recorder.tensors]
+        self._surveys = 0
+
+    def before_step(self) -> None:
+        """Records digests of the averages in the first steps."""
+        trained = self._trained()
+        if self._surveys < _MOST_SURVEYS and trained and sum(value.numel() for value in trained) <= _LARGE:
+            self._surveys += 1
+            found = {
+                str(id(owner)): digest(tensors) for owner, _, tensors in _copies(trained, self.optimizers, self.others)
+            }
+            self.recorder.add("copies", digests=found)
+
+    def saved(self, content: Any) -> dict[str, Any]:
+        """Returns what a saved value contains, and what it lacks."""
+        tensors, keys, optimizers = set[str](), set[str](), 0
+        for key, value in _walk(content):
+            keys.add(key)
+            if isinstance(value, torch.Tensor) and len(tensors) < _MOST_SAVED and value.numel() <= _LARGE:
+                tensors.add(digest(value))
+            optimizers += isinstance(value, dict) and {"state", "param_groups"} <= value.keys()
+        trained = self._trained()
+        if sum(value.numel() for value in trained) > _LARGE:
+            return {}
+        copies = [
+            {"id": str(id(owner)), "name": name, "digests": [digest(value) for value in values]}
+            for owner, name, values in _copies(trained, self.optimizers, self.others)
+        ]
+        return {
+            "tensors": sorted(tensors),
+            "keys": sorted(keys),
+            "optimizers": optimizers,
+            "weights": [digest(value) for value in trained],
+            "copies": copies,
+            "stateful": sum(bool(optimizer.state) for optimizer in self.optimizers),
+            "schedulers": [type(scheduler).__name__ for scheduler in self.schedulers],
+        }
+
+    def _trained(self) -> list[torch.Tensor]:
+        return [value for owner in self.optimizers for group in owner.param_groups for value in group["params"]]
+
+
+def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yields the parts of a nested value with their keys."""
+    yield key, value
+    if depth > 6:
+        return
+    if isinstance(value, dict):
+        # The steps of an optimizer's state are no position of the training.
+        inside = key == _OPTIMIZER or {"state", "param_groups"} <= value.keys()
+        for name, part in list(value.items()):
+            yield from _walk(part, _OPTIMIZER if inside else str(name), depth + 1)
+    elif isinstance(value, list | tuple):
+        for part in value[:2000]:
+            yield from _walk(part, key, depth + 1)
+
+
+def _copies(
+    trained: list[torch.Tensor], optimizers: list[Optimizer], others: list[Any]
+) -> list[tuple[Any, str, list[torch.Tensor]]]:
+    """Returns the modules, dictionaries and lists that hold tensors of the weights' shapes, but not the weights."""
+    known = {id(value) for value in trained} | {id(value.grad) for value in trained}
+    known |= {id(part) for owner in optimizers for state in owner.state.values() for part in state.values()}
+    shapes = sorted(tuple(value.shape) for value in trained)
+    found: list[tuple[Any, str, list[torch.Tensor]]] = []
+    objects = gc.get_objects()
+    # Not isinstance, which asks the object: proxies and deprecated objects answer with warnings and imports.
+    modules = [value for value in objects if issubclass(type(value), nn.Module)] if shapes else []
+    inner = {id(child) for module in modules for child in module.children()}
+    covered = {id(part) for module in modules for part in vars(module).values()} | {id(other) for other in others}
+    for owner in objects if shapes else ():
+        tensors: list[Any] = []
+        if issubclass(type(owner), nn.Module):
+            tensors = [] if id(owner) in inner else list(owner.parameters())
+        elif type(owner) in {dict, list} and len(shapes) <= len(owner) <= 2 * len(shapes) and id(owner) not in covered:
+            parts = list(owner.values()) if isinstance(owner, dict) else owner
+            tensors = parts if all(type(part) is torch.Tensor for part in parts) else []
+        same = sorted(tuple(value.shape) for value in tensors) if tensors else []
+        if tensors and _contains(same, shapes) and not any(id(value) in known for value in tensors):
+            found.append((owner, type(owner).__name__, list(tensors)))
+    return found
+
+
+def _contains(shapes: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> bool:
+    rest = list(shapes)
+    for shape in wanted:
+        if shape not in rest:
+            return False
+        rest.remove(shape)
+    return True

@@ -1,0 +1,51 @@
+"""Probe of Lightning's Trainer in a script: it ends its epochs early by itself, so that it validates after them."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ddp_doctor.files.after_import import AfterImport
+from ddp_doctor.probes.wrap import before, wrap
+from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.spec import Spec
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+class TrainerProbe:
+    """Shortens the epochs of a Trainer as its user would, and records which metrics its callbacks monitor."""
+
+    def __init__(self, recorder: Recorder, spec: Spec) -> None:
+        self.recorder, self.spec = recorder, spec
+
+    def install(self) -> None:
+        """Installs the probe as soon as a package is imported."""
+        changes: dict[str, Callable[[Any], None]] = {}
+        for package in _PACKAGES:
+            changes[f"{package}.trainer.trainer"] = lambda module: wrap(module.Trainer, "__init__", self._on_trainer)
+            for name, kind in (("model_checkpoint", "ModelCheckpoint"), ("early_stopping", "EarlyStopping")):
+                changes[f"{package}.callbacks.{name}"] = lambda module, kind=kind: before(  # type: ignore[misc]
+                    getattr(module, kind), "__init__", self._on_callback
+                )
+        sys.meta_path.insert(0, AfterImport(changes))
+
+    def _on_trainer(self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
+        names = list(inspect.signature(original).parameters)[1:]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if not given.get("fast_dev_run"):
+            limit, steps = given.get("limit_train_batches"), self.spec.steps
+            most = steps * int(given.get("accumulate_grad_batches") or 1)
+            # A share of the batches is not known yet; a smaller number of them is the user's.
+            given["limit_train_batches"] = min(limit, most) if type(limit) is int else most
+            if isinstance(given.get("val_check_interval"), int):
+                given["val_check_interval"] = min(given["val_check_interval"], given["limit_train_batches"])
+        original(trainer, **given)
+
+    def _on_callback(self, callback: Any, *args: Any, **kwargs: Any) -> None:
+        names = list(inspect.signature(type(callback).__init__).parameters)[1:]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if given.get("monitor"):
+            self.recorder.add("monitor", name=str(given["monitor"]), callback=type(callback).__name__)
