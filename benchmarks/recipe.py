@@ -10,8 +10,9 @@ from lit_mnist.cli.request import parse
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.distributed.sample_order import validation_split
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import Experiment, RunSettings
+from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.plan import Plan, make_plan
+from lit_mnist.run.settings import RunSettings
 
 
 @dataclass(frozen=True)

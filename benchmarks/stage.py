@@ -8,11 +8,11 @@ from pathlib import Path
 
 from benchmarks.recipe import Recipe
 from benchmarks.scaling import RAW_DDP, SERVER
+from lit_mnist.checkpoint.config import flatten
 from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.engines.capabilities import check_engine
 from lit_mnist.engines.device_checks import check_devices
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import flatten
 from lit_mnist.profiling.timing import WARM_UP_STEPS
 
 SINGLE, DATA_PARALLEL = "single", "data_parallel"
