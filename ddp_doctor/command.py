@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -13,26 +12,32 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_doctor.accepted import accept_baseline, baseline_text
 from ddp_doctor.checks import describe
 from ddp_doctor.errors import DoctorError, InputError, StoppedError, nearest
-from ddp_doctor.output.terminal import print_text, report_text
+from ddp_doctor.findings import Report
+from ddp_doctor.output.formats import FORMATS, formatted
+from ddp_doctor.output.terminal import print_text
+from ddp_doctor.request import check_request
+from ddp_doctor.settings import read_settings
 from ddp_doctor.stop import recorded_signals
 
 _USAGE = """\
 ddp-doctor TARGET [--data TARGET] [FLAGS]
        ddp-doctor --config theirs.yaml [FLAGS]
-       ddp-doctor [FLAGS] -- COMMAND"""
+       ddp-doctor [FLAGS] -- COMMAND
+       ddp-doctor watch [FLAGS] -- COMMAND"""
 _ABOUT = """\
 Examines distributed training for silent faults. It runs your code in the current folder, with your rights, for a few
 steps on one process and on several ranks, and compares them. It needs no GPU and no change of the code. The code sees
 the files that it writes, but your files stay as they are.
 
 TARGET is package.module:name or path/to/file.py:name: a LightningModule, or a function that runs on each rank without
-arguments or with (rank, world_size). COMMAND starts its ranks itself, as torchrun does."""
+arguments or with (rank, world_size). COMMAND starts its ranks itself, as torchrun does. `ddp-doctor watch` compares the
+ranks of a whole run while it trains."""
 _EXIT_CODES = """\
 exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on one process; 3 a rank hung or was
 lost"""
-_LAUNCHED = ({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}, {"SLURM_STEP_ID", "SLURM_PROCID"})
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,8 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after the program; by default those of the process.
     """
     try:
+        words = sys.argv[1:] if argv is None else argv
+        if words and words[0] == "watch":
+            # It passes signals on to the run.
+            from ddp_doctor.watch.command import main as watch
+
+            return watch(words[1:])
         with recorded_signals():
-            return _run(sys.argv[1:] if argv is None else argv)
+            return _run(words)
     except DoctorError as error:
         print_text(str(error) if isinstance(error, StoppedError) else f"error: {error}", sys.stderr)
         return error.exit_code
@@ -63,25 +74,38 @@ def _run(words: Sequence[str]) -> int:
         print_text(explain(_known_code(request.explain)))
         return 0
     only, skip = ([_known_code(code) for code in _codes(request, flag)] for flag in ("only", "skip"))
-    _check(request)
+    check_request(request)
     what = request.target or request.config or shlex.join(request.command)
-    print_text(f"The doctor runs {what} several times, with your rights, in {Path.cwd()}. Your files stay as they are.")
+    # The output of a format is for a program.
+    own = request.format != "text" and not request.output
+    begun = f"The doctor runs {what} several times, with your rights, in {Path.cwd()}. Your files stay as they are."
+    print_text(begun, sys.stderr if own else sys.stdout)
     from ddp_doctor.examination import examine
 
     names = ("devices", "steps", "samples", "timeout", "args", "config", "command", "keep_output")
-    options = {name: getattr(request, name) for name in names}
+    options = {name: getattr(request, name) for name in (*names, "baseline", "gpu_as_cpu")}
     report = examine(request.target, request.data, only=only, skip=skip, **options)
-    print_text(report_text(report, program()))
+    if request.write_baseline and report.exit_code < 2:
+        write_text(Path(request.write_baseline), baseline_text(report))
+        report = accept_baseline(report, request.write_baseline)
+    print_text(formatted(report, request.format if own else "text", program(), verbose=request.verbose))
     try:
-        if request.json:
-            write_text(Path(request.json), json.dumps(report.to_json(), indent=2) + "\n")
-        if request.html:
-            from ddp_doctor.output.page import page_of
-
-            write_text(Path(request.html), page_of(report))
+        _write(report, request)
     except OSError as error:
         raise InputError(f"The report cannot be written: {error}.") from error
     return report.exit_code
+
+
+def _write(report: Report, request: argparse.Namespace) -> None:
+    """Writes the files that a request names."""
+    if request.output:
+        write_text(Path(request.output), formatted(report, request.format, program(), verbose=request.verbose) + "\n")
+    if request.json:
+        write_text(Path(request.json), formatted(report, "json") + "\n")
+    if request.html:
+        from ddp_doctor.output.page import page_of
+
+        write_text(Path(request.html), page_of(report))
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -94,19 +118,30 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     end = next(marks, len(words))
     # What follows belongs to the examined code.
     own, rest = list(words[:end]), list(words[end:])
-    request, unknown = _parser().parse_known_args(own)
+    parser = _parser()
+    known = list(dict.fromkeys(re.findall(r"--[a-z][a-z-]+", parser.format_help())))
+    request, unknown = parser.parse_known_args(own, _defaults(parser, known))
     flags = [word.partition("=")[0] for word in own if word.startswith("--")]
     for word in unknown:
         if not word.startswith("-"):
             raise InputError(f"The doctor examines one target, but {request.target} and {word} are given.")
         flag = word.partition("=")[0]
-        raise InputError(f"Unknown flag {flag}{nearest(flag, re.findall('--[a-z-]+', _parser().format_help())) or '.'}")
+        raise InputError(f"Unknown flag {flag}{nearest(flag, known) or '.'}")
     if twice := [flag for flag in flags if flags.count(flag) > 1]:
         raise InputError(f"{twice[0]} is given twice.")
     mark = rest[0] if rest else ""
     request.command = rest[1:] if mark == "--" else []
     request.args = [*mark.split("=", 1)[1:], *rest[1:]] if mark not in {"", "--"} else []
     return request
+
+
+def _defaults(parser: argparse.ArgumentParser, flags: Sequence[str]) -> argparse.Namespace:
+    """Returns the values that `pyproject.toml` gives."""
+    where, words = read_settings(flags)
+    try:
+        return parser.parse_args(words)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,10 +168,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--skip", metavar="CODES", help="codes of checks that are not made, or `structural`")
     add("--explain", metavar="CODE", help="print the cause, the fix and the threads of a check, and exit")
     add("--keep-output", action="store_true", help="keep the files that the code writes, in a new folder doctor-output")
+    form = "what is printed: text, json, sarif, github (annotations of a workflow) or junit (default: text)"
+    add("--format", metavar="NAME", choices=FORMATS, default="text", help=form)
+    add("--output", metavar="FILE", help="write the report in this format to a file, and print the text")
+    add("--baseline", metavar="FILE", default="", help="accept the findings that a file of --write-baseline holds")
+    add("--write-baseline", metavar="FILE", help="write the findings to a file, and accept them")
+    gpus = "emulate GPUs on the CPU, or never do (default: if the code needs a GPU and the machine has none)"
+    add("--gpu-as-cpu", action=argparse.BooleanOptionalAction, default=None, help=gpus)
     add("--json", metavar="FILE", help="write the report to a file as JSON")
     add("--html", metavar="FILE", help="write the report to a file as an HTML page")
-    timeout = "seconds after which a run counts as hung (default: 60)"
+    timeout = "seconds after which a run counts as hung, more on a busy machine (default: 60)"
     add("--timeout", metavar="SECONDS", type=float, default=60.0, help=timeout)
+    add("--verbose", action="store_true", help="list every check with its state and its reason")
     add("-h", "--help", action="store_true", help="print this help, and exit")
     return parser
 
@@ -190,40 +233,3 @@ def _known_code(code: str) -> str:
             return name
     hint = nearest(code.upper(), known) or f": the checks are {known[0]} to {known[-2]}."
     raise InputError(f"There is no check {code}{hint}")
-
-
-def _check(request: argparse.Namespace) -> None:
-    """Raises an InputError for targets and paths that cannot work; nothing was run."""
-    if any(names <= os.environ.keys() for names in _LAUNCHED) and int(os.environ.get("SLURM_STEP_NUM_TASKS", "2")) > 1:
-        raise InputError("The doctor starts the ranks: run it without a launcher, or give the command after --.")
-    given = [bool(request.target), bool(request.config), bool(request.command)]
-    if not any(given):
-        raise InputError("What should be examined? Name a module or function, --config FILE, or a command after --.")
-    if sum(given) > 1:
-        raise InputError("Name one of a target, --config and a command after --.")
-    for name in (request.target, request.data or ""):
-        if name and not (":" in name and all(name.rpartition(":")[::2])):
-            raise InputError(f"{name} is not a target: write package.module:name or path/to/file.py:name{_meant(name)}")
-    if request.data and not request.target:
-        raise InputError("--data belongs to a LightningModule.")
-    if request.args and not request.target:
-        raise InputError("--args belongs to a function.")
-    if request.config and not Path(request.config).is_file():
-        raise InputError(f"There is no file {request.config}.")
-    for flag, name in (("--json", request.json), ("--html", request.html)):
-        file = Path(name or "-").absolute()
-        if not file.parent.is_dir():
-            raise InputError(f"{flag} {name}: there is no folder {Path(name).parent}.")
-        if name and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-            raise InputError(f"{flag} {name}: the file cannot be written.")
-    if request.json and request.html and Path(request.json).absolute() == Path(request.html).absolute():
-        raise InputError("--json and --html name the same file.")
-
-
-def _meant(name: str) -> str:
-    module, dot, attribute = name.rpartition(".")
-    if name.endswith(".py"):
-        return f", or examine the whole script with -- torchrun --nproc-per-node 2 {name}"
-    if Path(name).is_file():
-        return ", where file.py is a file of Python."
-    return f"; did you mean {module}:{attribute}?" if dot and ":" not in name and attribute.isidentifier() else "."

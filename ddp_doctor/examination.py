@@ -12,16 +12,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
+from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
 from ddp_doctor.checks import choose_checks
 from ddp_doctor.errors import InputError
-from ddp_doctor.evidence.communication import not_comparable
-from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training
+from ddp_doctor.evidence.alone import defect_of_the_doctor
+from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training, comparison_of
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.first_batches import first_batches
+from ddp_doctor.evidence.first_runs import FirstRuns
+from ddp_doctor.evidence.requirements import several_ranks, unmet
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
-from ddp_doctor.findings import Finding, Report, Stage, Verdict, cannot_tell
+from ddp_doctor.findings import REASONS, CheckState, Finding, Report, State, Verdict, cannot_tell
 from ddp_doctor.launch.commands import CommandRunner
+from ddp_doctor.launch.gpus import device_changes
 from ddp_doctor.launch.runner import Runner
+from ddp_doctor.observations import Stage
 from ddp_doctor.records.spec import Spec, Target, target_name
 
 _LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
@@ -42,6 +50,8 @@ def examine(
     config: str = "",
     command: Sequence[str] = (),
     keep_output: bool = False,
+    baseline: str = "",
+    gpu_as_cpu: bool | None = None,
 ) -> Report:
     """Examines distributed training for silent faults; it runs the code several times, for a few steps.
 
@@ -56,11 +66,13 @@ def examine(
             completely.
         only: Codes of the checks, or `structural` for those that need no equal numbers; by default all.
         skip: Codes of checks that are not made.
-        timeout: Seconds after which a run counts as hung.
+        timeout: Seconds after which a run counts as hung; multiplied by the load of each processor on a busy machine.
         args: Further arguments of a function.
         config: Path of a configuration of LightningCLI, instead of a target.
         command: Words of a command, instead of a target.
         keep_output: Whether the files that the code writes are kept, in a new folder `doctor-output`.
+        baseline: Path of a file of `--write-baseline`, whose findings are accepted.
+        gpu_as_cpu: Whether GPUs are emulated on the CPU; by default if the code needs a GPU and the machine has none.
 
     Raises:
         InputError: An argument is wrong. A fault of the examined code is in the report.
@@ -69,12 +81,12 @@ def examine(
     what = Target(target_name(target), target_name(data), tuple(map(str, args)), config, tuple(command))
     if sum(map(bool, (what.name, what.config, what.command))) != 1:
         raise InputError("The doctor needs one target: a module or function, a configuration, or a command.")
-    limits = ("devices", devices, 2), ("steps", steps, 2), ("samples", samples, 1), ("timeout", timeout, 1)
-    for name, value, least in limits:
-        if not value >= least:
-            raise InputError(f"{name} must be at least {least}, but is {value}.")
+    _check_limits(devices=devices, steps=steps, samples=samples, timeout=timeout)
     checks = choose_checks(only, skip)
+    if baseline:
+        read_baseline(baseline)
     spec = Spec(what, world_size=devices, steps=steps, samples=samples, timeout=timeout)
+    spec = replace(spec, **device_changes(devices, gpu_as_cpu, torch.cuda.device_count()))  # type: ignore[arg-type]
     with examination_folder() as folder:
         protection = Protection(folder, keep_output=keep_output)
         runner = CommandRunner(folder, protection) if what.command else Runner(devices, folder, protection)
@@ -85,7 +97,16 @@ def examine(
             protection.end()
         finally:
             runner.close()
-    return examination.report(str(what), time.monotonic() - begun, protection)
+    report = examination.report(str(what), time.monotonic() - begun, protection)
+    report = accept_comments(report, examination.evidence.files)
+    return accept_baseline(report, baseline) if baseline else report
+
+
+def _check_limits(**limits: float) -> None:
+    least = {"devices": 2, "steps": 2}
+    for name, value in limits.items():
+        if not value >= least.get(name, 1):
+            raise InputError(f"{name} must be at least {least.get(name, 1)}, but is {value}.")
 
 
 class _Examination:
@@ -96,17 +117,17 @@ class _Examination:
         self.numeric = any(not check.STRUCTURAL for check in checks.values())
         self.stages: list[Stage] = []
         self.findings: list[Finding] = []
+        self.states: dict[str, CheckState] = {}
         self.error, self.hang = "", ""
 
     def run(self) -> None:
-        """Runs the stages as far as the code allows."""
-        self._stage("one process", self._single)
-        if self.hang:
-            return
-        self._stage("several ranks", self._several)
-        single = self.evidence.runs.get("single")
-        if single and not single.worked and not self.evidence.worked("ranks"):
-            self.error, self.hang = single.reason, ""
+        """Runs the stages as far as the code allows, with emulated GPUs if it needs some."""
+        first = FirstRuns(self.evidence)
+        worked = first.run()
+        self.evidence, self.stages, self.error, self.hang = first.evidence, first.stages, first.error, first.hang
+        if not worked:
+            if self.error:
+                self.error = defect_of_the_doctor(self.evidence) + self.error
             return
         if self.evidence.worked("ranks") and self.numeric:
             self._stage("determinism", self._determinism)
@@ -115,6 +136,8 @@ class _Examination:
                 self._stage("evaluation", self._evaluation)
                 self._stage("resume", self._resume)
         self._stage("checks", self._check)
+        if self.hang and not any(finding.verdict is Verdict.FAULT for finding in self.findings):
+            self.hang = defect_of_the_doctor(self.evidence) + self.hang
 
     def _stage(self, name: str, work: Callable[[], str]) -> None:
         begun = time.monotonic()
@@ -122,39 +145,8 @@ class _Examination:
         if outcome:
             self.stages.append(Stage(name, outcome, time.monotonic() - begun))
 
-    def _single(self) -> str:
-        if why := self.evidence.runner.why_not_alone(self.evidence.spec):
-            return f"not run, so several ranks cannot be compared with it: {why}"
-        run = self.evidence.run("single", world_size=1)
-        if run.hung:
-            self.hang = run.stacks
-            return "it hung"
-        if run.errors and run.errors[0]["input"]:
-            raise InputError(run.errors[0]["message"])
-        if run.errors or run.lost:
-            # Code that is made for several ranks may run on these.
-            return f"it fails on one process ({run.short_reason}), so several ranks cannot be compared with it"
-        self.evidence.runner.preload(run.ranks[0].end["libraries"])
-        steps = run.ranks[0].of_kind("step")
-        if not steps and not run.ranks[0].of_kind("epoch"):
-            raise InputError(
-                f"{self.evidence.spec.target} came to its end without training: it used no DataLoader and no optimizer."
-            )
-        return f"{steps[-1]['step'] + 1 if steps else 0} optimizer steps"
-
-    def _several(self) -> str:
-        run = self.evidence.run("ranks")
-        if not run.worked:
-            self.hang = run.stacks
-            hung = run.hung or run.lost
-            return "a rank hung or was lost" if hung else f"it fails on several ranks: {run.errors[0]['type']}"
-        self.evidence.runner.preload(run.ranks[0].end["libraries"])
-        counts = [len(rank.of_kind("step")) for rank in run.ranks]
-        taken = counts if len(set(counts)) > 1 else counts[0]
-        return f"{taken} optimizer steps on each of {len(counts)} ranks"
-
     def _determinism(self) -> str:
-        again = self.evidence.run("again")
+        again = self.evidence.run("again", interventions={"branches": True})
         if not again.worked:
             self.evidence.deterministic = False
             return f"the second run failed: {again.short_reason}"
@@ -162,7 +154,9 @@ class _Examination:
             [[event["weights"] for event in rank.of_kind("stepped")] for rank in run.ranks]
             for run in (self.evidence.runs["ranks"], again)
         )
-        self.evidence.deterministic = same = first == second
+        # A program that has no epochs is ended after a time, so one run may have more steps.
+        pairs = (pair for one, other in zip(first, second, strict=True) for pair in zip(one, other, strict=False))
+        self.evidence.deterministic = same = all(one == other for one, other in pairs)
         return "two runs gave bit-identical weights" if same else "two runs gave different weights"
 
     def _evaluation(self) -> str:
@@ -178,33 +172,48 @@ class _Examination:
         return "trained two epochs at once, and one epoch before and one after a checkpoint"
 
     def _check(self) -> str:
-        reasons = not_comparable(self.evidence)
         for code, check in self.checks.items():
-            try:
-                found = check.check(self.evidence)
-            except Exception as error:
-                # A defect of a check must not hide what the others find.
-                found = [cannot_tell(f"The check failed: {type(error).__name__}: {error}")]
-            if code in reasons and not found:
-                found = [cannot_tell(reasons[code])]
+            found = self._ask(check)
             relative = self.evidence.relative
-            self.findings += [replace(finding, code=code, place=relative(finding.place)) for finding in found]
-        return f"{len(self.checks)} checks"
+            self.states[code] = CheckState.of(code, found)
+            self.findings += [
+                replace(finding, code=code, place=relative(finding.place))
+                for finding in found
+                if finding.verdict not in REASONS
+            ]
+        made = sum(state.state is State.MADE for state in self.states.values())
+        return f"{made} of {len(self.checks)} made"
+
+    def _ask(self, check: ModuleType) -> Sequence[Finding]:
+        """Returns what a check finds, or why it was not made."""
+        try:
+            found: list[Finding] = check.check(self.evidence)
+            if all(finding.verdict is Verdict.NOT_REACHED for finding in found):
+                # What was not reached before a rank failed may come later.
+                missing = unmet(self.evidence, getattr(check, "NEEDS", ()))
+                return [missing] if missing and (not found or several_ranks(self.evidence)) else found
+            return found
+        except Exception as error:
+            # A defect of a check must not hide what the others find.
+            return [cannot_tell(f"The check failed: {type(error).__name__}: {error}")]
 
     def report(self, target: str, seconds: float, protection: Protection) -> Report:
         """Returns the report."""
-        findings = sorted(self.findings, key=lambda finding: (_ORDER.index(finding.verdict), finding.code))
+        not_asked = "The examination ended before this check."
         return Report(
             target,
             self.evidence.spec.world_size,
-            findings,
+            sorted(self.findings, key=lambda finding: (_ORDER.index(finding.verdict), finding.code)),
             self.stages,
-            tuple(self.checks),
-            self.error,
-            self.hang,
-            seconds,
-            _versions(),
-            protection.files(self.evidence.runs.values()),
+            [self.states.get(code, CheckState(code, State.CANNOT_TELL, not_asked)) for code in self.checks],
+            comparison_of(self.evidence) if self.numeric else None,
+            first_batches(self.evidence.ranks),
+            error=self.error,
+            hang=self.hang,
+            seconds=seconds,
+            versions=_versions(),
+            files=protection.files(self.evidence.runs.values()),
+            emulated_gpus=self.evidence.spec.gpus,
         )
 
 

@@ -5,11 +5,15 @@ Nothing here imports torch: the command line reads a report without it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
+from math import isfinite
 from typing import Any
+
+from ddp_doctor.observations import Batch, Comparison, Files, Stage
 
 
 class Verdict(StrEnum):
@@ -20,7 +24,21 @@ class Verdict(StrEnum):
     UNCLEAR = "unclear"
     NOTE = "note"
     CANNOT_TELL = "cannot tell"
+    NOT_APPLICABLE = "not applicable"
     NOT_REACHED = "not reached"
+
+
+# These say why a check was not made, and are no findings of a report.
+REASONS = (Verdict.CANNOT_TELL, Verdict.NOT_APPLICABLE, Verdict.NOT_REACHED)
+
+
+class State(StrEnum):
+    """How a check ended."""
+
+    MADE = "made"
+    NOT_REACHED = "not reached"
+    NOT_APPLICABLE = "not applicable"
+    CANNOT_TELL = "cannot tell"
 
 
 @dataclass(frozen=True)
@@ -49,41 +67,54 @@ class Finding:
     proof: str = ""
 
 
-# A finding with each verdict; the examination adds the code of the check.
-fault, depends, unclear, note, cannot_tell, not_reached = (partial(Finding, "", verdict) for verdict in Verdict)
+# A finding with each verdict; the examination adds the code of the check. The last three are reasons.
+fault, depends, unclear, note, cannot_tell, not_applicable, not_reached = (
+    partial(Finding, "", verdict) for verdict in Verdict
+)
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One stage of the examination.
+class CheckState:
+    """How a check ended.
 
     Attributes:
-        name: Such as `determinism`.
-        outcome: One sentence, such as `two runs gave bit-identical weights`.
-        seconds: How long it took.
+        code: Code of the check.
+        state: Whether it was made. `not reached`: the program does not do what it examines. `not applicable`: its
+            property has no meaning in this program. `cannot tell`: it could not be measured.
+        reason: Why it was not made, in one or two sentences; empty if it was.
     """
 
-    name: str
-    outcome: str
-    seconds: float
+    code: str
+    state: State
+    reason: str = ""
+
+    @classmethod
+    def of(cls, code: str, found: Sequence[Finding]) -> CheckState:
+        """Returns the state of a check that has found this; the first reason counts."""
+        for finding in sorted(found, key=lambda finding: _SERIOUS.index(finding.verdict)):
+            if finding.verdict in REASONS:
+                return cls(code, State(finding.verdict.value), finding.message)
+            if finding.verdict is not Verdict.NOTE:
+                break
+        return cls(code, State.MADE)
+
+
+_SERIOUS = [*(verdict for verdict in Verdict if verdict is not Verdict.NOTE), Verdict.NOTE]
 
 
 @dataclass(frozen=True)
-class Files:
-    """How the user's files were kept from the examined code.
+class Accepted:
+    """A finding that the user accepts.
 
     Attributes:
-        protection: `private view`: the kernel showed a copy-on-write view of all files. `redirected writes`: the calls
-            of Python were redirected. Empty if nothing was run.
-        not_covered: What this does not protect, in sentences.
-        kept: The folder with the files that the code wrote; empty if they were removed.
-        remote: The addresses on other machines that the code connected to. What it wrote there is written.
+        finding: The finding.
+        by: `comment` in the source line, or `baseline`.
+        reason: Why, in the user's words; of a baseline, its file.
     """
 
-    protection: str = ""
-    not_covered: Sequence[str] = ()
-    kept: str = ""
-    remote: Sequence[str] = ()
+    finding: Finding
+    by: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -93,30 +124,42 @@ class Report:
     Attributes:
         target: What was examined, as it was named.
         devices: Number of ranks.
-        findings: All findings, the most serious first.
+        findings: What the checks found, the most serious first.
         stages: The stages in their order.
-        checks: The codes that were checked.
+        checks: How each wanted check ended.
+        comparison: The comparison with one process; None if no wanted check needs it.
+        batches: The samples that each rank trains on in the first steps.
+        accepted: Findings that the user accepts; they change no exit code.
         error: Why the code could not be examined: its own traceback, or a message; empty if it could.
         hang: The stacks of the ranks if one hung or was lost; empty otherwise.
         seconds: How long the examination took.
         versions: Versions of Python and of the libraries in use.
         files: How the user's files were kept from the examined code.
+        emulated_gpus: Number of GPUs that were emulated on the CPU; 0 if the code was run as it is.
     """
 
     target: str
     devices: int
     findings: Sequence[Finding] = ()
     stages: Sequence[Stage] = ()
-    checks: Sequence[str] = ()
+    checks: Sequence[CheckState] = ()
+    comparison: Comparison | None = None
+    batches: Sequence[Batch] = ()
+    accepted: Sequence[Accepted] = ()
     error: str = ""
     hang: str = ""
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
-    files: Files = Files()
+    files: Files = field(default_factory=Files)
+    emulated_gpus: int = 0
 
     def of(self, *verdicts: Verdict) -> list[Finding]:
         """Returns the findings with one of these verdicts."""
         return [finding for finding in self.findings if finding.verdict in verdicts]
+
+    def ended(self, state: State) -> list[CheckState]:
+        """Returns the checks that ended in a state."""
+        return [check for check in self.checks if check.state is state]
 
     @property
     def faults(self) -> list[Finding]:
@@ -134,8 +177,13 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as plain values, in the form of ddp_doctor/report.schema.json."""
-        findings = [{**asdict(finding), "verdict": finding.verdict.value} for finding in self.findings]
-        return {**asdict(self), "findings": findings, "format": 1, "exit_code": self.exit_code}
+        # Enumerations are written as their texts.
+        told = json.loads(json.dumps({**asdict(self), "format": 2, "exit_code": self.exit_code}))
+        if self.comparison:
+            # JSON has no infinity.
+            finite = [value if isfinite(value) else None for value in self.comparison.differences]
+            told["comparison"]["differences"] = finite
+        return told
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -6,6 +6,7 @@
 3. `graph_nodes`: the nodes of an autograd graph. `test_the_nodes_of_a_kept_graph_are_counted`.
 4. `in_backward`: whether a backward pass runs. `test_a_backward_pass_is_seen`.
 5. `tree_leaves`, `tree_map`: nested batches. `test_nested_batches_are_flattened`.
+6. `on_indices`: the index lists and the batches that an iterator takes. `test_indices_and_batches_are_told`.
 """
 
 from __future__ import annotations
@@ -80,8 +81,40 @@ class LoaderIndices:
         return True
 
 
+def on_indices(taken: Callable[[Any, list[int]], None], given: Callable[[Any], None]) -> None:
+    """Tells of each index list that a DataLoader's iterator takes, and of each batch that it gives.
+
+    Args:
+        taken: Called with the iterator and the indices, for a map-style data set. With workers, the first lists are
+            taken before the iterator is returned.
+        given: Called with the iterator after each batch.
+    """
+    base: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+    original, next_batch = base._next_index, base.__next__
+
+    def next_index(iterator: Any) -> Any:
+        indices = original(iterator)
+        if iterator._dataset_kind != torch.utils.data._DatasetKind.Iterable:
+            taken(iterator, _plain(indices))
+        return indices
+
+    def next_given(iterator: Any) -> Any:
+        batch = next_batch(iterator)
+        given(iterator)
+        return batch
+
+    base._next_index, base.__next__ = next_index, next_given
+
+
 def _watch(sampler: Iterator[Any], lists: list[list[int]]) -> Iterator[Any]:
-    for indices in sampler:
+    iterator = iter(sampler)
+    while True:
+        try:
+            # What a sampler draws is no draw of a step.
+            with without_modes():
+                indices = next(iterator)
+        except StopIteration:
+            return
         lists.append(_plain(indices))
         yield indices
 

@@ -5,6 +5,7 @@ A check is a module with
     TITLE, CAUSE, FIX   texts; TITLE has at most nine words
     THREADS             `owner/repository#number` or addresses where others reported the fault
     STRUCTURAL          whether it reads indices, sequences and modes only, which needs no equal numbers
+    NEEDS               optional: what the program must do before silence says something (`evidence.requirements`)
     check(evidence)     returns its findings; none if all is well
 """
 

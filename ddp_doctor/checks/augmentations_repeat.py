@@ -6,7 +6,8 @@ from itertools import combinations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of, epoch_of
-from ddp_doctor.findings import Finding, fault
+from ddp_doctor.evidence.requirements import training_loader
+from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD007"
@@ -86,3 +87,17 @@ def _by_index(rank: RankRecord, event: Event) -> dict[int, str]:
         if epoch_of(batch) == epoch_of(event) and len(batch["indices"]) == len(batch.get("samples", ()))
         for index, sample in zip(batch["indices"], batch["samples"], strict=True)
     }
+
+
+def _random_data(evidence: Evidence) -> Finding | None:
+    """A data set is random when it is called directly."""
+    bases = {(rank.rank, event["base"]): rank for rank in evidence.ranks for event in rank.training_epochs}
+    calls = [calls_of(rank, base) for (_, base), rank in bases.items()]
+    if any(call and call["random"] for call in calls):
+        return None
+    if any(call is None for call in calls):
+        return cannot_tell("The data set could not be called directly, so it is not known whether it is random.")
+    return not_reached("No data set is random.")
+
+
+NEEDS = (training_loader, _random_data)

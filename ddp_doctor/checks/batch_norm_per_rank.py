@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import without_batch_norm
+from ddp_doctor.evidence.requirements import batch_norm, compared_at_once
 from ddp_doctor.findings import Finding, depends
 
 CODE = "LD012"
@@ -20,6 +21,7 @@ In Lightning: `Trainer(sync_batchnorm=True)`. Group or layer norm need no synchr
 """
 THREADS = ("LibreYOLO/libreyolo#531", "pytorch/pytorch#2584")
 STRUCTURAL = False
+NEEDS = (batch_norm, compared_at_once)
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -33,4 +35,7 @@ def check(evidence: Evidence) -> list[Finding]:
     )
     fixed = without_batch_norm(evidence)
     proof = "" if fixed.cannot else f"With synchronized batch norm, {found.falls_to(fixed.difference)}"
-    return [depends(message, found.step, found.module, found.measured, proof=proof)]
+    run = evidence.worked("numbers")
+    outputs = run.ranks[0].of_kind("output") if run else []
+    place = next((event["place"] for event in outputs if event["name"] == found.module), "")
+    return [depends(message, found.step, found.module, found.measured, place, proof)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddp_doctor.evidence.decisions import decision_about, stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
 
@@ -25,6 +27,7 @@ Evaluate on rank 0 with `ddp.module`, which calls no collective.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#19106", "pytorch/pytorch#54059")
 STRUCTURAL = True
+NEEDS = (communicating,)
 _TRAINING = "a training step"
 _BACKWARD = "a backward pass"
 _BUFFERS = "DistributedDataParallel.forward"
@@ -36,7 +39,8 @@ def check(evidence: Evidence) -> list[Finding]:
         first = evidence.ranks[0]
         # If one rank has more batches, it is LD028.
         if not _is_uneven(first, other) and (found := _mismatch(first, other)):
-            return [_finding(*found)]
+            # A rank that has stopped alone calls no collective: LD034.
+            return [] if stopping_decision(evidence) else [_finding(evidence, *found)]
     return []
 
 
@@ -55,12 +59,18 @@ def _mismatch(first: RankRecord, second: RankRecord) -> tuple[RankRecord, dict[s
     return None
 
 
-def _finding(rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
+def _finding(evidence: Evidence, rank: RankRecord, event: dict[str, Any], other: RankRecord, name: str) -> Finding:
     broadcasts = event["kind"] == "ddp_forward"
     instead = f"is in {name}" if name in {_TRAINING, _BACKWARD} else f"calls {name}" if name else "has ended"
     message = f"Rank {rank.rank} calls {_BUFFERS if broadcasts else event['op']}, but rank {other.rank} {instead}."
     if broadcasts:
         message += " This forward pass without gradients broadcasts the buffers, which all ranks must take part in."
+    if decision := decision_about(evidence, event["place"]):
+        first, second = decision.ranks
+        message += (
+            f" It is called if `{decision.text}`, which differs between ranks {first} and {second} at its evaluation "
+            f"{decision.time}."
+        )
     amount = ", ".join(
         f"{len(_sequence(one))} {word}on rank {one.rank}" for one, word in ((rank, "collectives "), (other, ""))
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddp_doctor.evidence.communication import hook_effects
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.evidence.requirements import compared
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD014"
@@ -20,6 +21,7 @@ Use the mean over the local batch, and leave the average over the ranks to DDP:
 """
 THREADS = ("lightly-ai/lightly#1977", "huggingface/transformers#37474")
 STRUCTURAL = False
+NEEDS = (compared,)
 _EQUAL = 1e-5
 # Compression leaves a residual, which blurs the scale by about as much.
 _TIMES_RESIDUAL = 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, initial_difference, local_hook, passes_of, wraps
+from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD009"
@@ -20,6 +21,7 @@ With Fabric, use `model.mark_forward_method(...)` for other methods.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#17424",)
 STRUCTURAL = True
+NEEDS = (optimizer_steps, averages_gradients)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.requirements import two_steps
 from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.records.run import Run
 
@@ -24,6 +25,7 @@ Set the gradients to zero after each optimizer step:
 """
 THREADS = ("https://stackoverflow.com/questions/60335387", "facebookresearch/nwm#16")
 STRUCTURAL = True
+NEEDS = (two_steps,)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import loss_place
-from ddp_doctor.findings import Finding, fault
+from ddp_doctor.evidence.requirements import optimizer_steps, training_loader
+from ddp_doctor.findings import Finding, cannot_tell, fault
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD031"
@@ -59,3 +60,14 @@ def _nodes(record: RankRecord) -> list[list[int]]:
 
 def _grows(epochs: Sequence[Sequence[int]]) -> bool:
     return bool(epochs) and all(before < after for nodes in epochs for before, after in pairwise(nodes[1:]))
+
+
+def _three_steps(evidence: Evidence) -> Finding | None:
+    """The graph nodes at the begin of three steps are known."""
+    if any(map(_nodes, evidence.trained)):
+        return None
+    missing = cannot_tell("Fewer than three steps of an epoch were seen at their begin.")
+    return optimizer_steps(evidence) or training_loader(evidence) or missing
+
+
+NEEDS = (_three_steps,)

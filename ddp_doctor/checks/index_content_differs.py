@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import communicates, contents, leak, training_epochs
-from ddp_doctor.findings import Finding, fault
+from ddp_doctor.evidence.requirements import communicating, map_style
+from ddp_doctor.findings import Finding, cannot_tell, fault
 
 CODE = "LD006"
 TITLE = "The same index has different content"
@@ -42,10 +43,21 @@ def check(evidence: Evidence) -> list[Finding]:
         if run.worked:
             again = contents(run.ranks, base)
             message += (
-                " It is so with one seed on all ranks, too: the order of a set or hash(), which differ per process, or "
+                " It is also so with one seed on all ranks: the order of a set or hash(), which differ per process, or "
                 "that of the files of a folder."
                 if again.different or again.permuted
                 else " With one seed on all ranks they are equal: a random number without a seed."
             )
         return [fault(message, event["step"], "", amount, event["place"])]
     return []
+
+
+def _called(evidence: Evidence) -> Finding | None:
+    """A data set was called directly on all ranks."""
+    bases = {event["base"] for events in training_epochs(evidence.ranks) for event in events}
+    if any(contents(evidence.ranks, base).same is not None for base in bases):
+        return None
+    return cannot_tell("Direct calls of the data set do not show whether an index means the same sample on each rank.")
+
+
+NEEDS = (communicating, map_style, _called)

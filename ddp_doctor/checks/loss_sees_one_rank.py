@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.evidence.requirements import compared_at_once
 from ddp_doctor.findings import Finding, depends, fault
 
 CODE = "LD015"
@@ -22,6 +23,7 @@ Its backward sums over the ranks, and DDP divides by their number: check the sca
 """
 THREADS = ("Lightning-Universe/lightning-bolts#179", "facebookresearch/SLIP#31")
 STRUCTURAL = False
+NEEDS = (compared_at_once,)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.evidence.requirements import compared_at_once
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD013"
@@ -22,6 +23,7 @@ Divide the sum by the global count:
 """
 THREADS = ("huggingface/transformers#34191", "huggingface/transformers#24725", "huggingface/transformers#34242")
 STRUCTURAL = False
+NEEDS = (compared_at_once,)
 _EQUAL = 1e-5
 
 

@@ -7,6 +7,8 @@ from math import isclose, isnan
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples
+from ddp_doctor.evidence.reports import wrong_metrics
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord, Run
 
@@ -32,14 +34,18 @@ _ISSUE = "Lightning-AI/pytorch-lightning#21859"
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the metrics of the same weights and samples on one process and on several ranks."""
+    if not evidence.is_module:
+        return _of_program(evidence)
     single, several = evidence.worked("evaluate1"), evidence.worked("evaluate")
     if single is None or several is None:
         return _not_compared(evidence)
     if _samples(single) != _samples(several):
         # Samples that are missing or counted twice explain a difference: LD023.
-        return []
+        return [cannot_tell("The ranks evaluate other samples than one process, so no metric was compared.")]
     right, ours = single.ranks[0].metrics, [rank.metrics for rank in several.ranks]
     names = [name for name in right if name in ours[0]]
+    if not names:
+        return [not_reached("The validation logs no metric.")]
     wrong = [name for name in names if any(not _equal(values.get(name), right[name]) for values in ours)]
     if not wrong:
         return []
@@ -54,9 +60,32 @@ def _not_compared(evidence: Evidence) -> list[Finding]:
     if run := evidence.failed("evaluate1", "evaluate"):
         where = "one process" if run.spec.world_size == 1 else "several ranks"
         return [cannot_tell(f"The validation on {where} fails ({run.short_reason}), so no metric was compared.")]
-    if any(rank.evaluation_epochs for rank in evidence.ranks):
-        return [cannot_tell("The doctor can evaluate the same weights twice for a LightningModule only.")]
     return [not_reached("There is no validation.")] if evidence.trained else []
+
+
+def _of_program(evidence: Evidence) -> list[Finding]:
+    """Compares the numbers that rank 0 alone reports of an evaluation with unchanged weights."""
+    if not any(rank.evaluation_epochs for rank in evidence.ranks):
+        return [not_reached("There is no validation.")] if evidence.trained else []
+    if any(repeated_samples(events) for events in evaluation_epochs(evidence.ranks)):
+        # They explain a difference: LD023.
+        return []
+    found, cannot = wrong_metrics(evidence)
+    if cannot:
+        return [cannot_tell(cannot)]
+    if not found:
+        return []
+    metric = max(found, key=lambda metric: metric.own)
+    name = f"The reported {metric.name or 'metric'}"
+    values = f"{metric.value:.6g} on {len(evidence.ranks)} ranks and {metric.alone:.6g} on one process"
+    where = metric.step, metric.name, f"{metric.difference:.1e} of the value", metric.place
+    message = f"{name} of the same weights and samples is {values}."
+    if metric.own:
+        return [fault(f"{message} It is that of the samples of rank 0: the other ranks do not change it.", *where)]
+    ratio, ranks = metric.value / metric.alone if metric.alone else 0.0, len(evidence.ranks)
+    if isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02):
+        return [fault(f"{message} The ranks' values are summed, or divided by their number once more.", *where)]
+    return [depends(f"{message} It is combined over the ranks, but not as over all samples at once.", *where)]
 
 
 def _finding(run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:

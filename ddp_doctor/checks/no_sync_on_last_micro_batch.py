@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, passes_of
+from ddp_doctor.evidence.requirements import averages_gradients, no_sync
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD016"
@@ -20,6 +21,7 @@ Put forward and backward of all but the last micro-batch into `no_sync`:
 """
 THREADS = ("huggingface/accelerate#1726", "pytorch/PiPPy#1133", "karpathy/build-nanogpt#30")
 STRUCTURAL = True
+NEEDS = (no_sync, averages_gradients)
 
 
 def check(evidence: Evidence) -> list[Finding]:

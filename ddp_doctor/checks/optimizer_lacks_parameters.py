@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.requirements import two_steps
 from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 
@@ -20,6 +21,7 @@ Create the optimizer last, from the final model:
 """
 THREADS = ("huggingface/accelerate#2665", "huggingface/accelerate#3256")
 STRUCTURAL = True
+NEEDS = (two_steps,)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, local_hook, passes_of, wraps
+from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps, wrapped
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD010"
@@ -21,6 +22,7 @@ Change the module before wrapping it, and wrap it again after a change:
 """
 THREADS = ("pytorch/pytorch#12603", "pytorch/pytorch#104336")
 STRUCTURAL = True
+NEEDS = (wrapped, optimizer_steps, averages_gradients)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ddp_doctor.evidence.decisions import stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence
+from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD011"
@@ -20,6 +22,7 @@ Take every decision about the step on all ranks, from a reduced value:
 """
 THREADS = ("deepspeedai/DeepSpeed#1801",)
 STRUCTURAL = True
+NEEDS = (optimizer_steps, averages_gradients)
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -35,6 +38,9 @@ def check(evidence: Evidence) -> list[Finding]:
         other = min(range(len(clips)), key=lambda rank: len(clips[rank]))
         name, place = clips[number][0]["function"], clips[number][0]["place"]
         message = f"Rank {number} clips the gradients with {name}, but rank {other} does not."
+    elif found.kind == "steps" and stopping_decision(evidence):
+        # LD034.
+        return []
     elif found.kind == "steps":
         counts = ", ".join(f"rank {rank.rank} {len(rank.of_kind('stepped'))}" for rank in evidence.ranks)
         message = f"The ranks step unequally often: {counts} optimizer steps."

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, cannot_tell, fault, listed
+from ddp_doctor.findings import Finding, cannot_tell, fault, listed, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
+_POSITIONS = {"epoch", "epochs", "step", "steps", "iteration", "iter", "it", "iter_num", "global_step", "start_epoch"}
 _RUNS = ("whole", "save", "resume")
 
 CODE = "LD025"
@@ -36,8 +37,7 @@ def check(evidence: Evidence) -> list[Finding]:
         if run := evidence.failed(*_RUNS):
             name = run.spec.purpose
             return [cannot_tell(f"The run {name!r} fails ({run.short_reason}), so a resumed run was not examined.")]
-        saves = any(rank.of_kind("save") for rank in evidence.ranks)
-        return [cannot_tell("The doctor can resume a LightningModule only.")] if saves else []
+        return _of_program(evidence)
     whole, saved, resumed = (evidence.runs[name].ranks[0] for name in _RUNS)
     lost = _different_state(whole, resumed)
     if not lost:
@@ -59,6 +59,53 @@ def check(evidence: Evidence) -> list[Finding]:
     events = [] if tensor else whole.of_kind("scheduler", "optimizer")
     place = next((event["place"] for event in events if event["place"]), "")
     return [fault(message, step, tensor, _amount(whole, resumed, done), place)]
+
+
+def _of_program(evidence: Evidence) -> list[Finding]:
+    """Compares what a program saves with the state that changes: its averages, optimizers and schedules."""
+    for record in evidence.trained:
+        if found := _not_saved(record):
+            return found
+    saves = any(rank.of_kind("save") for rank in evidence.ranks)
+    if saves:
+        return [cannot_tell("The doctor can resume a LightningModule only.")]
+    return [not_reached("The program saves no checkpoint.")] if evidence.trained else []
+
+
+def _not_saved(record: RankRecord) -> list[Finding]:
+    events = record.of_kind("saved")
+    tensors = {digest for event in events for digest in event["tensors"]}
+    keys = {key for event in events for key in event["keys"]}
+    # Weights alone are a model, not a checkpoint to resume from.
+    full = [event for event in events if event["optimizers"] and set(event["weights"]) <= tensors]
+    if not full:
+        return []
+    event = full[-1]
+    for copy in event["copies"]:
+        changes = [survey["digests"].get(copy["id"]) for survey in record.of_kind("copies")]
+        if len(set(changes[1:])) > 1 and len(set(changes[1:])) == len(changes[1:]) and None not in changes[1:]:
+            missing = [digest for digest in copy["digests"] if digest not in tensors]
+            if 2 * len(missing) > len(copy["digests"]):
+                message = (
+                    f"A {copy['name']} with tensors of the weights' shapes changes in each step, such as an average of "
+                    "the weights, but the checkpoint with the weights and the optimizer does not contain it."
+                )
+                amount = f"{len(missing)} of {len(copy['digests'])} tensors are not saved"
+                return [fault(message, event["step"], "", amount, event["place"])]
+    # A checkpoint may consist of several files.
+    saved = sum({one["file"]: one["optimizers"] for one in events}.values())
+    if saved < event["stateful"]:
+        message = f"The checkpoint contains the state of {saved} of {event['stateful']} optimizers."
+        return [fault(message, event["step"], place=event["place"])]
+    moves = len({tuple(step["lr"]) for step in record.of_kind("step")}) > 1
+    if event["schedulers"] and moves and "last_epoch" not in keys:
+        name = event["schedulers"][0]
+        message = f"The checkpoint with the weights and the optimizer does not contain the state of the {name}"
+        if keys & _POSITIONS:
+            message += ", but a position from which it can be computed."
+            return [note(message, event["step"], place=event["place"])]
+        return [fault(f"{message}, nor an epoch or a step.", event["step"], place=event["place"])]
+    return []
 
 
 def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:

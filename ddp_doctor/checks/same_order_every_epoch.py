@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, samples_of
-from ddp_doctor.findings import Finding, fault
+from ddp_doctor.evidence.requirements import training_loader
+from ddp_doctor.findings import Finding, fault, not_reached
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD001"
@@ -74,3 +75,16 @@ def _same_order(rank: RankRecord) -> tuple[list[int] | list[str], Event] | None:
         if orders[0] == orders[1] and len(set(orders[0])) >= _FEWEST and not ascending:
             return orders[0], second
     return None
+
+
+def _second_epoch(evidence: Evidence) -> Finding | None:
+    """A sampler or data set with set_epoch is iterated over a second time."""
+    pairs = [pair for rank in evidence.ranks for pair in pairwise(rank.training_epochs)]
+    if not any(first["base"] == second["base"] for first, second in pairs):
+        return not_reached("No data set is trained on for a second epoch.")
+    if not any(second["set_epoch"] for _, second in pairs):
+        return not_reached("No sampler and no data set has set_epoch.")
+    return None
+
+
+NEEDS = (training_loader, _second_epoch)

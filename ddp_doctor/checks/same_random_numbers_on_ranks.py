@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, calls_of, communicates, epoch_of
+from ddp_doctor.evidence.requirements import communicating, training_loader
 from ddp_doctor.findings import Finding, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 
@@ -29,9 +30,12 @@ In Lightning, in `on_fit_start`: torch.manual_seed(torch.initial_seed() + self.g
 """
 THREADS = ("huggingface/transformers#31412", "ecmwf/anemoi-core#595")
 STRUCTURAL = True
+NEEDS = (communicating, training_loader)
 # NumPy and Python do not show where their numbers go. At least one per sample is no choice per batch, which takes a
 # few words, as mixup does.
 _FEW_WORDS = 16
+# The name of the generators that the program has created.
+_OWN = "a generator that the program has created"
 
 
 class _Shared(NamedTuple):
@@ -73,12 +77,17 @@ def _finding(evidence: Evidence, shared: _Shared) -> Finding:
     place = seeds[-1] if seeds else shared.place
     message = (
         f"At step {shared.step}, ranks {shared.ranks[0]} and {shared.ranks[1]} draw the same random numbers of "
-        f"{shared.generator}, whose generator has the same state on both: {shared.what}."
+        f"{shared.generator}, {'which' if shared.generator == _OWN else 'whose generator'} has the same state on both: "
+        f"{shared.what}."
     )
     if not shared.data:
         return note(f"{message} It is not seen that they decide which data a rank gets.", shared.step, place=place)
     proof = ""
-    if not shared.in_workers and (run := evidence.run("a seed per rank", interventions={"seeds": 1})).worked:
+    if (
+        not shared.in_workers
+        and shared.generator != _OWN
+        and (run := evidence.run("a seed per rank", interventions={"seeds": 1})).worked
+    ):
         again = any(other.data for other in _shared(run.ranks))
         proof = "" if again else "with another seed per rank from the first batch on, the states differ"
         message += " The program sets this state again and again." if again else ""
@@ -95,6 +104,8 @@ def _shared(ranks: Sequence[RankRecord]) -> Iterator[_Shared]:
             for shared in found:
                 if shared:
                     yield shared._replace(generator=generator, ranks=(first.rank, other.rank))
+        if shared := own_generators(list(_pairs(first, other)), first, other):
+            yield shared._replace(generator=_OWN, ranks=(first.rank, other.rank))
 
 
 def _pairs(first: RankRecord, other: RankRecord) -> Iterator[tuple[Event, Event]]:
@@ -147,6 +158,34 @@ def _workers(first: RankRecord, other: RankRecord, generator: str) -> _Shared | 
             what = f"the {one['dataset']} draws them in its workers, so that its augmentations are equal on all ranks"
             return _Shared(True, one["step"], what, one["place"], in_workers=True)
     return None
+
+
+def own_generators(pairs: Sequence[tuple[Event, Event]], first: RankRecord, other: RankRecord) -> _Shared | None:
+    """Returns the draws from generators of the program, such as `default_rng(0)`, that have one state on two ranks."""
+    loading = [one for one, two in pairs if set(one.get("own_loading", ())) & set(two.get("own_loading", ()))]
+    epochs = {epoch_of(epoch): epoch for epoch in first.training_epochs}
+    # Samplers draw alike on all ranks, so that these divide one order.
+    found = [one for one in loading if epoch_of(one) in epochs and _augments(first, epochs[epoch_of(one)], _OWN)]
+    if len(found) > 1:
+        epoch = epochs[epoch_of(found[0])]
+        what = f"the {epoch['dataset']} draws them while it loads a batch, so that its augmentations are equal"
+        return _Shared(True, found[0]["step"], what, epoch["place"])
+    for one, two in zip(first.training_epochs, other.training_epochs, strict=False):
+        states = zip(one["worker_generators"], two["worker_generators"], strict=False)
+        equal = any(set(a.get("own_states", ())) & set(b.get("own_states", ())) for a, b in states)
+        if equal and one["indices"] != two["indices"] and _augments(first, one, _OWN):
+            what = f"the {one['dataset']} draws them in its workers, so that its augmentations are equal on all ranks"
+            return _Shared(True, one["step"], what, one["place"], in_workers=True)
+    drawn = [
+        (one, max(one["own_step"][state] for state in one["own_step"].keys() & two["own_step"].keys()))
+        for one, two in pairs
+        if one.get("own_step", {}).keys() & two.get("own_step", {}).keys()
+    ]
+    if len(drawn) < 2:
+        return None
+    batch, words = min(drawn, key=lambda pair: pair[1])
+    what = f"the step draws at least {words} numbers for the {batch['size']} samples of its batch"
+    return _Shared(words >= batch["size"] and words > _FEW_WORDS, batch["step"], what, batch["place"])
 
 
 def _step(pairs: Sequence[tuple[Event, Event]], generator: str, record: RankRecord) -> _Shared | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import names, replaced_sampler
-from ddp_doctor.findings import Finding, fault
+from ddp_doctor.evidence.requirements import training_indices
+from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 
 CODE = "LD004"
 TITLE = "The sampler is replaced or split twice"
@@ -36,3 +37,16 @@ def check(evidence: Evidence) -> list[Finding]:
         f"together: {len(lost)} are never seen, such as {examples}."
     )
     return [fault(message, several[0]["step"], "", f"{len(lost)} of {alone} samples lost", one["place"])]
+
+
+def _own_sampler(evidence: Evidence) -> Finding | None:
+    """The program has a sampler of its own on one process."""
+    if evidence.single is None:
+        return cannot_tell("The program did not run on one process, so its sampler there is not known.")
+    usual = {"RandomSampler", "SequentialSampler", "DistributedSampler", None}
+    if all(event["sampler"] in usual for event in evidence.single.training_epochs):
+        return not_reached("The program has no sampler of its own.")
+    return None
+
+
+NEEDS = (training_indices, _own_sampler)

@@ -13,7 +13,8 @@ from ddp_doctor.evidence.order import (
     replaced_sampler,
     training_epochs,
 )
-from ddp_doctor.findings import Finding, fault, unclear
+from ddp_doctor.evidence.requirements import communicating, training_indices
+from ddp_doctor.findings import Finding, fault, not_applicable, unclear
 
 CODE = "LD002"
 TITLE = "Ranks train on the same samples"
@@ -72,3 +73,14 @@ def check(evidence: Evidence) -> list[Finding]:
             return [unclear(message, **values)]
         return [fault(message, **values)]
     return []
+
+
+def _known_contents(evidence: Evidence) -> Finding | None:
+    """An index means the same sample on all ranks."""
+    bases = {event["base"] for events in training_epochs(evidence.ranks) for event in events}
+    if all(contents(evidence.ranks, base).same is False for base in bases):
+        return not_applicable("Each rank has a data set of its own: the same index is another sample.")
+    return None
+
+
+NEEDS = (communicating, training_indices, _known_contents)

@@ -32,11 +32,10 @@ def check(evidence: Evidence) -> list[Finding]:
     if record is None:
         return []
     times, place = _times(record)
-    if not times:
-        constant = all(len(set(rates)) < 2 for rates in _rates(record).values())
-        return [not_reached("No schedule steps.")] if constant else []
-    if times == 1:
-        return []
+    if not times and all(len(set(rates)) < 2 for rates in _rates(record).values()):
+        return [not_reached("No schedule steps.")]
+    if times < 2:
+        return _by_rates(evidence, record, count)
     alone = _times(evidence.single)[0] if evidence.single else 0
     if not alone or times != count * alone:
         return [note(f"A schedule steps {times} times per optimizer step.", place=place)]
@@ -57,8 +56,62 @@ def check(evidence: Evidence) -> list[Finding]:
             "many samples."
         )
         return [fault(message, step, "", amount, place, proof)]
+    if _of_epochs(once.ranks[0]) == _of_epochs(evidence.single) != _of_epochs(record):
+        message += " It steps after each epoch, and an epoch has as many samples on any number of ranks."
+        proof = "With one step of the schedule per epoch, the learning rates are those of one process."
+        return [fault(message, step, "", amount, place, proof)]
     message += f" It ends after {count} times fewer optimizer steps, unless its length counts those of one process."
     return [depends(message, step, "", amount, place)]
+
+
+def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Finding]:
+    """Compares the learning rates in the first epoch with those of one process after as many steps, or samples."""
+    single = evidence.single
+    if single is None:
+        return []
+    for number, all_rates in _rates(record).items():
+        alone = _rates(single).get(number, [])[: len(_first_epoch(single))]
+        rates = all_rates[: len(_first_epoch(record))]
+        for step in range(1, len(rates)):
+            if step * count + 1 >= len(alone) or not rates[0] or not alone[0]:
+                break
+            found, expected = rates[step] / rates[0], [alone[step] / alone[0], alone[step * count] / alone[0]]
+            # Between as many steps and as many samples; a schedule may count from 1.
+            near = [rate / alone[0] for rate in alone[step : step * count + 2]]
+            if min(near) * (1 - 1e-5) - 1e-9 <= found <= max(near) * (1 + 1e-5) + 1e-9:
+                continue
+            amount = f"{found:.4g} of the first learning rate instead of {expected[1]:.4g}"
+            message = (
+                f"After {step} optimizer steps, the learning rate on {count} ranks is {found:.4g} of the first one. On "
+                f"one process it is {expected[0]:.4g} after as many steps, and {expected[1]:.4g} after as many samples."
+            )
+            where = step, "", amount, record.of_kind("step")[step]["place"]
+            longer = evidence.run("a longer epoch", world_size=1, steps=step * count**2 + 1)
+            later = _rates(longer.ranks[0]).get(number, []) if longer.worked else []
+            if len(later) > step * count**2 and isclose(found, later[step * count**2] / later[0], rel_tol=1e-5):
+                message += f" It is that after {count} times as many samples: the schedule advances once per process."
+                return [fault(message, *where)]
+            return [depends(message, *where)]
+    return []
+
+
+def _first_epoch(record: RankRecord) -> list[int]:
+    """Returns the steps of the first training epoch."""
+    starts = [event["step"] for event in record.training_epochs[1:2]]
+    return [event["step"] for event in record.of_kind("step") if not starts or event["step"] < starts[0]]
+
+
+def _of_epochs(record: RankRecord | None) -> list[float]:
+    """Returns the learning rate of each epoch relative to the first one; empty if it changes within an epoch."""
+    starts = [event["step"] for event in record.training_epochs] if record else []
+    steps = record.of_kind("step") if record else []
+    found = []
+    for begin, end in zip(starts, [*starts[1:], len(steps)], strict=True):
+        rates = {event["lr"][0] for event in steps if begin <= event["step"] < end}
+        if len(rates) != 1:
+            return []
+        found.append(rates.pop())
+    return [round(rate / found[0], 9) for rate in found if found[0]]
 
 
 def _times(record: RankRecord) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import communicates, leak
+from ddp_doctor.evidence.requirements import communicating, evaluation, training_loader
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD005"
@@ -19,6 +20,7 @@ Split with a separate generator:
 """
 THREADS = ("Lightning-AI/pytorch-lightning#7728", "Lightning-AI/pytorch-lightning#18638")
 STRUCTURAL = True
+NEEDS = (communicating, evaluation, training_loader)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -6,6 +6,7 @@ from collections import Counter
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, communicates, divides_batches, names, samples_of, training_epochs
+from ddp_doctor.evidence.requirements import communicating, stream
 from ddp_doctor.findings import Finding, fault
 from ddp_doctor.records.run import RankRecord
 
@@ -26,6 +27,7 @@ With Hugging Face data sets, use `datasets.distributed.split_dataset_by_node`.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#15734", "huggingface/datasets#5360", "huggingface/datasets#3423")
 STRUCTURAL = True
+NEEDS = (communicating, stream)
 _FEWEST = 4
 # The part of a stream that must be different samples, so that a repeated one says something.
 _DISTINCT = 0.9
@@ -40,7 +42,10 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _among_ranks(evidence: Evidence, events: list[Event]) -> list[Finding]:
-    samples = [samples_of(rank, event) for rank, event in zip(evidence.ranks, events, strict=True)]
+    samples = [
+        samples_of(rank, event) if event["workers"] else _first_pass(samples_of(rank, event))
+        for rank, event in zip(evidence.ranks, events, strict=True)
+    ]
     for place, first in enumerate(samples):
         for other, second in enumerate(samples[place + 1 :], place + 1):
             sets, lists, copies = [set(first), set(second)], [first, second], max(1, events[place]["workers"])
@@ -58,6 +63,16 @@ def _among_ranks(evidence: Evidence, events: list[Event]) -> list[Finding]:
             amount = f"{shared} of {least} samples on both ranks"
             return [fault(message, events[0]["step"], "", amount, events[0]["place"])]
     return []
+
+
+def _first_pass(samples: list[str]) -> list[str]:
+    """Returns the samples before the first repeated one: an endless stream comes to them again."""
+    seen = set[str]()
+    for number, sample in enumerate(samples):
+        if sample in seen:
+            return samples[:number] if number >= _FEWEST else samples
+        seen.add(sample)
+    return samples
 
 
 def _among_workers(evidence: Evidence, events: list[Event]) -> list[Finding]:

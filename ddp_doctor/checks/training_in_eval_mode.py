@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, fault, listed, note
+from ddp_doctor.findings import Finding, cannot_tell, fault, listed, note
 from ddp_doctor.records.run import RankRecord
 
 Part = tuple[str, str]
@@ -107,3 +107,13 @@ def _modes(record: RankRecord) -> dict[int, _Modes]:
 
 def _names(parts: set[Part]) -> str:
     return listed([f"{kind}.{name}" if name else kind for kind, name in sorted(parts)])
+
+
+def _forward_passes(evidence: Evidence) -> Finding | None:
+    """Forward passes that lead to a backward pass were seen on all ranks."""
+    if all(map(_modes, evidence.trained)):
+        return None
+    return cannot_tell("No forward pass of a module that leads to a backward pass was seen.")
+
+
+NEEDS = (_forward_passes,)

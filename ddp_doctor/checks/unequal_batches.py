@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddp_doctor.evidence.decisions import stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, communicates, training_epochs
-from ddp_doctor.findings import Finding, fault, unclear
+from ddp_doctor.evidence.requirements import communicating, training_loader
+from ddp_doctor.findings import Finding, cannot_tell, fault, not_applicable, unclear
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD028"
@@ -52,6 +54,8 @@ def check(evidence: Evidence) -> list[Finding]:
             ended = ended or "A run to the end of this epoch hangs or fails."
         elif not ended and not evidence.is_module:
             return [unclear(f"{message} Whether the loop ends before the first of them was not seen.", *where)]
+        if not ended and stopping_decision(evidence):
+            return []
         return [fault(f"{message} {ended or 'The ranks with more of them wait for a partner that has left.'}", *where)]
     return []
 
@@ -72,3 +76,20 @@ def _ended(ranks: Sequence[RankRecord]) -> str:
                 number = ended["yielded"]
                 return f"Rank {rank.rank} was at the end after {number}, when rank {longer[0].rank} began another one."
     return ""
+
+
+def _join(evidence: Evidence) -> Finding | None:
+    """The ranks do not train with Join."""
+    if any(rank.of_kind("join") for rank in evidence.ranks):
+        return not_applicable("The program trains with Join, which is made for unequal numbers of batches.")
+    return None
+
+
+def _known_counts(evidence: Evidence) -> Finding | None:
+    """The numbers of batches of an epoch are known."""
+    if any(all(_batches(event) is not None for event in events) for events in training_epochs(evidence.ranks)):
+        return None
+    return cannot_tell("The numbers of batches are not known, because the examination ends before the stream does.")
+
+
+NEEDS = (_join, communicating, training_loader, _known_counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.requirements import wrapped
 from ddp_doctor.findings import Finding, fault, listed
 from ddp_doctor.records.run import RankRecord
 
@@ -20,6 +21,7 @@ If they are used only in some steps: `DistributedDataParallel(model, find_unused
 """
 THREADS = ("Lightning-AI/pytorch-lightning#17212", "Lightning-AI/pytorch-lightning#21794")
 STRUCTURAL = True
+NEEDS = (wrapped,)
 _WORDS = ("find_unused_parameters", "parameters that were not used in producing")
 
 

@@ -6,7 +6,9 @@ import linecache
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, evaluation_epochs, repeated_samples
-from ddp_doctor.findings import Finding, fault, not_reached, unclear
+from ddp_doctor.evidence.reports import wrong_metrics
+from ddp_doctor.evidence.requirements import evaluation_indices
+from ddp_doctor.findings import Finding, fault, not_reached, note, unclear
 from ddp_doctor.records.run import Run
 
 CODE = "LD023"
@@ -24,7 +26,10 @@ Collectives within the loop need equal numbers of batches: combine once, at the 
 """
 THREADS = ("pytorch/pytorch#25162", "Lightning-AI/pytorch-lightning#5060")
 STRUCTURAL = True
+NEEDS = (evaluation_indices,)
 _TOLERANCE = 1e-6
+# A metric that changes by less chooses the same checkpoint.
+_SMALL = 1e-3
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -57,11 +62,13 @@ def _of_module(evidence: Evidence, found: Finding) -> list[Finding]:
     amount = f"{found.amount}; {name} differs by {several[name] - one[name]:.1e}"
     where = found.step, name, amount, found.place
     change = {"unpadded": True}
+    if max(abs(one[key] - several[key]) / (abs(one[key]) or 1.0) for key in one if key in several) < _SMALL:
+        return [note(message, *where)]
     fixed = _metrics(evidence.run("unpadded", purpose="evaluate", same_seed=True, interventions=change))
     if name in fixed and _close(fixed[name], one[name]):
-        proof = f"with each sample once, {name} is {fixed[name]:.6g} on several ranks, too"
+        proof = f"with each sample once, {name} is also {fixed[name]:.6g} on several ranks"
         return [fault(message, *where, proof)]
-    return [unclear(f"{message} The difference remains with each sample once: it has another cause, too.", *where)]
+    return [unclear(f"{message} The difference remains with each sample once: it also has another cause.", *where)]
 
 
 def _of_loop(evidence: Evidence, found: Finding, total: int) -> list[Finding]:
@@ -72,6 +79,18 @@ def _of_loop(evidence: Evidence, found: Finding, total: int) -> list[Finding]:
     if any("gather_for_metrics" in _line(event["place"]) for event in collectives):
         # accelerate drops the repeated samples.
         return []
+    metrics, cannot = wrong_metrics(evidence)
+    if metrics:
+        worst = max(metrics, key=lambda metric: metric.difference)
+        message = (
+            f"{found.message} With the same weights, {worst.name or 'the metric'} is {worst.value:.6g} on several "
+            f"ranks and {worst.alone:.6g} on one process."
+        )
+        amount = f"{found.amount}; the metric changes by {worst.difference:.1e}"
+        verdict = fault if worst.difference > _SMALL else note
+        return [verdict(message, found.step, worst.name, amount, found.place)]
+    if any(rank.of_kind("reported") for rank in evidence.ranks) and not cannot:
+        return [note(f"{found.message} No reported metric changes by it.", *where)]
     return [unclear(f"{found.message} Whether that changes a metric was not seen.", *where)]
 
 

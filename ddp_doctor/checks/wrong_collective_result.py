@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import wrong_reduction
+from ddp_doctor.evidence.requirements import one_pass, optimizer_steps, wrapped
 from ddp_doctor.findings import Finding, fault
 
 CODE = "LD033"
@@ -16,6 +17,7 @@ CAUSE = (
 FIX = "Compare the result of an all-reduce with a known one before the training, and check hooks and the network."
 THREADS = ("pytorch/pytorch#84803", "pytorch/pytorch#96600")
 STRUCTURAL = True
+NEEDS = (wrapped, optimizer_steps, one_pass)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -15,7 +15,7 @@ from ddp_doctor.files import kernel
 from ddp_doctor.files.redirect import LAYER, path_with_site
 from ddp_doctor.files.remote import offline_environment
 from ddp_doctor.files.temporary import remove
-from ddp_doctor.findings import Files
+from ddp_doctor.observations import Files
 from ddp_doctor.records.run import Run
 from ddp_doctor.records.spec import Spec
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader
 
 from ddp_doctor.checks import describe
-from ddp_doctor.findings import Report, Verdict
-from ddp_doctor.output.terminal import LIMITS, SHORT, by_message, facts, files_text, headline, plain, safe
+from ddp_doctor.findings import Report, State, Verdict
+from ddp_doctor.output.drawings import curve_drawing, module_tree, samples_drawing
+from ddp_doctor.output.fix_diff import excerpt, is_diff
+from ddp_doctor.output.terminal import (
+    LIMITS,
+    NOT_MADE,
+    by_reason,
+    counts,
+    emulation_text,
+    facts,
+    files_text,
+    headline,
+    plain,
+    safe,
+    verdict,
+)
 
 _TITLES = {
     Verdict.FAULT: "Faults",
     Verdict.DEPENDS: "Depends on the number of devices",
     Verdict.UNCLEAR: "Unclear",
     Verdict.NOTE: "Notes",
-    Verdict.CANNOT_TELL: "Cannot tell",
-    Verdict.NOT_REACHED: "Not reached",
 }
 # Keeps a number and its unit on one line.
 _SPACE = "\u00a0"
@@ -22,7 +34,7 @@ _SPACE = "\u00a0"
 
 def page_of(report: Report) -> str:
     """Returns the page."""
-    big, _, words = headline(report).partition(" ")
+    big, _, words = verdict(report).partition(" ")
     environment = Environment(
         loader=PackageLoader("ddp_doctor.output"),
         autoescape=True,
@@ -31,19 +43,28 @@ def page_of(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(plural=_plural, duration=_duration)
-    groups = {_TITLES[verdict]: report.of(verdict) for verdict in Verdict if verdict not in SHORT}
-    short = {_TITLES[verdict]: by_message(report.of(verdict)) for verdict in SHORT}
+    groups = {title: report.of(kind) for kind, title in _TITLES.items()}
+    states = {state.value.capitalize(): by_reason(report.ended(state)) for state in (*NOT_MADE, State.MADE)}
     return environment.get_template("report.html.jinja").render(
         report=report,
-        headline=(big.capitalize(), words, report.exit_code != 0),
+        samples=samples_drawing(report),
+        curve=curve_drawing(report.comparison),
+        method=report.comparison.method if report.comparison else "",
+        tree=module_tree(report.comparison),
+        excerpt=excerpt,
+        is_diff=is_diff,
+        headline=(big, words, report.exit_code != 0),
+        # The large words say the rest.
+        sentence=headline(report) if headline(report) != f"{verdict(report)}." else "",
+        counts=counts(report),
         groups={title: found for title, found in groups.items() if found},
-        short={title: rows for title, rows in short.items() if rows},
+        states={title: rows for title, rows in states.items() if rows},
         outputs=[text.rstrip() for text in (report.hang, report.error) if text],
         checks=describe(),
         facts=facts,
         plain=plain,
         limits=LIMITS,
-        files=files_text(report.files),
+        files=[*emulation_text(report), *files_text(report.files)],
     )
 
 

@@ -12,22 +12,30 @@ from contextlib import suppress
 from typing import TextIO
 
 from ddp_doctor.checks import describe
-from ddp_doctor.findings import Files, Finding, Report, Verdict
+from ddp_doctor.findings import CheckState, Finding, Report, State, Verdict
+from ddp_doctor.observations import Comparison, Files
 
 MARKS = {
     Verdict.FAULT: "✗",
     Verdict.DEPENDS: "≈",
     Verdict.UNCLEAR: "?",
     Verdict.NOTE: "·",
-    Verdict.CANNOT_TELL: "-",
-    Verdict.NOT_REACHED: "-",
+}
+_MEANINGS = {
+    State.NOT_REACHED: "the program does not do this",
+    State.NOT_APPLICABLE: "the property has no meaning here",
 }
 LIMITS = (
     "Not examined: faults of hardware, NCCL and streams, sharded and pipelined models, nondeterministic cuDNN, and "
     "what begins after these steps."
 )
+_EMULATION = (
+    "This cannot show what belongs to a GPU: its memory and speed, the order of its streams, its rounding and its "
+    "kernels, NCCL, and compiled code, which was run eagerly."
+)
 _PROTECTIONS = {"private view": "a private view of all files", "redirected writes": "redirecting what Python writes"}
-SHORT = (Verdict.CANNOT_TELL, Verdict.NOT_REACHED)
+# The states of checks that were not made, those first that leave a question open.
+NOT_MADE = (State.CANNOT_TELL, State.NOT_APPLICABLE, State.NOT_REACHED)
 # Control characters except the newline, and surrogates, which cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # Characters that reorder or hide the text around them, and separators of lines.
@@ -40,34 +48,59 @@ def print_text(text: str, stream: TextIO | None = None) -> None:
     try:
         print(_escaped(text), file=stream, flush=True)
     except OSError:
-        # What is still in the buffer goes nowhere, too.
+        # What is still in the buffer also goes nowhere.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def report_text(report: Report, program: str = "ddp-doctor") -> str:
+def report_text(report: Report, program: str = "ddp-doctor", *, verbose: bool = False) -> str:
     """Returns the report, the most serious findings first. Text of the examined code cannot control the terminal.
 
     Args:
         report: The report.
         program: The command that explains a check, as it can be pasted.
+        verbose: Whether every check is listed with its state, not only those that cannot tell.
     """
     width = min(shutil.get_terminal_size((100, 24)).columns, 118)
-    lines = ["", f"{plain(report.target)} on {report.devices} ranks: {headline(report)}", ""]
+    lines = ["", *textwrap.wrap(headline(report), width)]
+    compared = ", compared with one process" if report.comparison and report.comparison.made else ""
+    where = f"{plain(report.target)} on {report.devices} ranks{compared}"
+    lines += textwrap.wrap(where, width, subsequent_indent="  ")
+    lines += [*textwrap.wrap(counts(report), width, subsequent_indent="  "), ""]
     for finding in report.findings:
-        if finding.verdict not in SHORT:
-            lines += [*_finding(finding, width, program), ""]
-    for verdict in SHORT:
-        lines += _grouped(report, verdict, width)
+        lines += [*_finding(finding, width, program), ""]
+    for one in report.accepted:
+        text = f"- accepted: {one.finding.code} at {plain(one.finding.place) or 'no line'}: {plain(one.reason)}"
+        lines += textwrap.wrap(text, width, subsequent_indent="  ")
+    lines += [""] if report.accepted else []
+    for state in NOT_MADE if verbose else NOT_MADE[:1]:
+        lines += _grouped(report, state, width)
+    if verbose and (made := [check.code for check in report.ended(State.MADE)]):
+        lines += [*textwrap.wrap(f"- made: {', '.join(made)}", width, subsequent_indent="  "), ""]
     for title, text in (("The ranks", report.hang), ("The error", report.error)):
         if text:
             lines += [f"{title}:", textwrap.indent(safe(text.rstrip()[-6000:]), "  "), ""]
+    for text in emulation_text(report):
+        lines += [*textwrap.wrap(text, width), ""]
     lines += [f"{stage.seconds:6.1f} s  {plain(stage.name)}: {plain(stage.outcome)}" for stage in report.stages]
     lines += [f"{report.seconds:6.1f} s  in all", ""]
     for text in files_text(report.files):
         lines += textwrap.wrap(plain(text), width)
     lines += textwrap.wrap(LIMITS, width)
     return "\n".join(lines)
+
+
+def emulation_text(report: Report) -> list[str]:
+    """Returns that GPUs were emulated, and what that cannot show, in sentences; nothing if they were not."""
+    if not report.emulated_gpus:
+        return []
+    found = [f"The code was examined with {report.emulated_gpus} emulated GPUs, which compute on the CPU. {_EMULATION}"]
+    if report.error or report.hang:
+        found.append(
+            "The failure may come from the emulation: that is a limit of the doctor, and says nothing about the code. "
+            "Examine it on a machine with GPUs."
+        )
+    return found
 
 
 def files_text(files: Files) -> list[str]:
@@ -83,19 +116,36 @@ def files_text(files: Files) -> list[str]:
 
 
 def headline(report: Report) -> str:
-    """Returns the result in a few words, a number or one word first."""
+    """Returns the result in one sentence, which says if the comparison with one process was not made."""
+    result, compared = verdict(report), report.comparison
+    if compared is None and not report.exit_code and report.checks:
+        compared = Comparison(reason="none of the chosen checks needs it")
+    if compared is None or compared.made or report.hang or report.error:
+        return f"{result}."
+    text = f"{result}; the comparison with one process was not made, because {plain(compared.reason).rstrip('.')}."
+    return f"{text} {compared.option}".rstrip()
+
+
+def verdict(report: Report) -> str:
+    """Returns the result in a few words."""
     faults = len(report.faults)
     if faults:
-        return f"{faults} {'fault' if faults == 1 else 'faults'}"
+        return f"{faults} {'fault' if faults == 1 else 'faults'} found"
     if report.hang:
-        return "a rank failed, hung or was lost"
+        return "A rank failed, hung or was lost"
     if report.error:
-        return "fails on one process already"
-    # A check that was not made has found nothing.
-    missing = len({finding.code for finding in report.of(Verdict.CANNOT_TELL)})
-    made = len(report.checks) - missing
-    rest = f", {missing} could not be made" if missing else ""
-    return f"no fault found by {made} {'check' if made == 1 else 'checks'}{rest}"
+        return "The program fails on one process already"
+    return f"No fault found, {len(report.accepted)} accepted" if report.accepted else "No fault found"
+
+
+def counts(report: Report) -> str:
+    """Returns how many checks ended in each state: `checks: 21 made, 9 not reached (...), 3 cannot tell`."""
+    parts = []
+    for state in State:
+        if number := len(report.ended(state)):
+            meaning = f" ({_MEANINGS[state]})" if state in _MEANINGS else ""
+            parts.append(f"{number} {state.value}{meaning}")
+    return f"checks: {', '.join(parts) or 'none'}"
 
 
 def plain(text: str) -> str:
@@ -134,16 +184,16 @@ def _finding(finding: Finding, width: int, program: str) -> list[str]:
     return lines
 
 
-def _grouped(report: Report, verdict: Verdict, width: int) -> list[str]:
-    texts = [f"{', '.join(codes)}: {message}" for message, codes in by_message(report.of(verdict)).items()]
-    if not texts:
-        return []
-    return [*textwrap.wrap(f"{MARKS[verdict]} {verdict.value}: {' '.join(texts)}", width, subsequent_indent="  "), ""]
+def _grouped(report: Report, state: State, width: int) -> list[str]:
+    lines = []
+    for reason, codes in by_reason(report.ended(state)).items():
+        lines += textwrap.wrap(f"- {state.value}: {', '.join(codes)}: {reason}", width, subsequent_indent="  ")
+    return [*lines, ""] if lines else []
 
 
-def by_message(findings: Sequence[Finding]) -> dict[str, list[str]]:
-    """Returns the codes of findings by the message that they share."""
+def by_reason(checks: Sequence[CheckState]) -> dict[str, list[str]]:
+    """Returns the codes of checks by the reason that they share."""
     found: dict[str, list[str]] = {}
-    for finding in findings:
-        found.setdefault(plain(finding.message), []).append(plain(finding.code))
+    for check in checks:
+        found.setdefault(plain(check.reason), []).append(plain(check.code))
     return found

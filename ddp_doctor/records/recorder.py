@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed.tensor import DTensor
 
 from ddp_doctor.records.spec import PACKAGE
 from ddp_doctor.torch_internals import without_modes
@@ -69,7 +70,7 @@ class Recorder:
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
         """Copies a tensor into the record."""
-        self.tensors[name] = tensor.detach().clone()
+        self.tensors[name] = own_part(tensor.detach()).clone()
 
     def write(self) -> None:
         """Writes what was recorded so far; another thread may call this while the process hangs."""
@@ -86,14 +87,23 @@ class Recorder:
 save = torch.save
 
 
+def is_user_file(path: str) -> bool:
+    """Returns whether a path is a file of the user, not of a library or the doctor."""
+    return bool(path) and not path.startswith(("<", *_LIBRARIES))
+
+
 def user_frames() -> Iterator[Any]:
     """Yields the frames of the user's code, the innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith("<") and not name.startswith(_LIBRARIES):
+        if is_user_file(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def user_stack() -> list[str]:
+    """Returns the lines of the user's code that run, the innermost first, as `file:line`."""
+    return [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in user_frames()]
 
 
 def user_place() -> str:
@@ -103,12 +113,27 @@ def user_place() -> str:
     return ""
 
 
-def is_called_by_user() -> bool:
-    """Returns whether the user's code calls the observed function itself, not through a library."""
+def is_called_by_user(through: str = PACKAGE) -> bool:
+    """Returns whether the user's code calls the observed function itself, not through a library.
+
+    Args:
+        through: A file that may call it for the user's code.
+    """
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith((PACKAGE, through)):
         frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and not frame.f_code.co_filename.startswith(("<", *_LIBRARIES))
+    return frame is not None and is_user_file(frame.f_code.co_filename)
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a sharded tensor that this rank holds; any other tensor as it is."""
+    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part.wait() if hasattr(part, "wait") else part
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Returns whether each rank holds a part of a tensor only."""
+    return isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1
 
 
 def digest(value: Any) -> str:
@@ -120,7 +145,7 @@ def digest(value: Any) -> str:
 
 def _update(found: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous()
+        flat = own_part(value.detach()).cpu().contiguous()
         found.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
         if flat.numel():
             found.update(flat.reshape(-1).view(torch.uint8).numpy().data)

@@ -101,15 +101,24 @@ class Run:
         return [rank for rank in self.ranks if not rank.events]
 
     @property
+    def started(self) -> int:
+        """How many ranks the program has started, if it is known to be another number than was wanted; otherwise 0."""
+        groups = [rank.of_kind("init_process_group") for rank in self.ranks]
+        worlds = {events[0].get("world", self.spec.world_size) for events in groups if events}
+        return max(worlds - {self.spec.world_size}, default=0)
+
+    @property
     def worked(self) -> bool:
         """Whether every rank recorded what was wanted."""
-        return not self.hung and not self.errors and not self.lost and bool(self.ranks)
+        return not self.hung and not self.errors and not self.lost and bool(self.ranks) and not self.started
 
     @property
     def reason(self) -> str:
         """The traceback of the first rank that failed, or how the first one was lost."""
         for error in self.errors:
             return error["trace"] or error["message"]
+        if self.started:
+            return self.short_reason
         lost = self.lost[0]
         return f"Rank {lost.rank} ended with exit code {lost.code} before its end.\n{lost.output[-2000:]}"
 
@@ -123,6 +132,8 @@ class Run:
                 return f"{where}{rank.error['type']}: {lines[0][:200]}".rstrip(": ")
         if self.hung or not self.ranks:
             return "it hung" if self.hung else "it was not started"
+        if self.started:
+            return f"the program starts {self.started} ranks, although the doctor runs {self.spec.world_size}"
         lost = self.lost[0]
         last = next(iter(reversed(lost.output.strip().splitlines())), "")[:200]
         code = "" if lost.code is None else f" with exit code {lost.code}"
@@ -150,7 +161,7 @@ class Run:
 def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:
     """Returns what a rank recorded, which is nothing if it was lost."""
     path = folder / f"rank{rank}.pt"
-    loaded = torch.load(path, weights_only=True) if path.exists() else {"events": [], "tensors": {}}
+    loaded = torch.load(path, "cpu", weights_only=True) if path.exists() else {"events": [], "tensors": {}}
     output, stack, lines = (
         _text(folder / name) for name in (f"output{rank}.txt", f"stack{rank}.txt", f"journal{rank}.jsonl")
     )

@@ -45,8 +45,8 @@ class Spec:
     Attributes:
         target: What is examined.
         purpose: `train`: two short epochs with their evaluation, to the end of the program. `numbers`: the first steps
-            of one epoch. `discover`: until a command starts its processes. `evaluate`, `predict`: a LightningModule
-            alone. `save`, `resume`: training with a checkpoint.
+            of one epoch. `evaluate`, `predict`: a LightningModule alone. `save`, `resume`: training with a checkpoint.
+            `bare`: without any probe, to see whether the code runs alone.
         world_size: Number of ranks.
         steps: Optimizer steps per epoch.
         samples: Most samples of an evaluation per process, and of a stream.
@@ -55,6 +55,10 @@ class Spec:
         same_seed: Whether all ranks have the same seed.
         timeout: Seconds after which the run counts as hung.
         feed: Folder of the run whose batches and draws this process is given, concatenated; or empty.
+        gpus: Number of GPUs that are emulated on the CPU; 0 if torch is as it is.
+        real_gpus: Whether the code sees the GPUs of the machine.
+        may_emulate: Whether GPUs may be emulated, so that a run may end as soon as it is seen to need one.
+        apex: Whether an absent apex is replaced by what torch has of it.
         interventions: Names of fixes that are applied, with their values.
     """
 
@@ -68,6 +72,10 @@ class Spec:
     same_seed: bool = False
     timeout: float = 60.0
     feed: str = ""
+    gpus: int = 0
+    real_gpus: bool = False
+    may_emulate: bool = False
+    apex: bool = False
     interventions: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -1,0 +1,50 @@
+"""LD034: ranks decide differently."""
+
+from __future__ import annotations
+
+from ddp_doctor.evidence.decisions import Decision, different_decisions
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.order import communicates
+from ddp_doctor.evidence.requirements import communicating
+from ddp_doctor.findings import Finding, fault
+
+CODE = "LD034"
+TITLE = "Ranks decide differently"
+CAUSE = """\
+Each rank sees its own samples, so a loss or a metric that is not reduced differs between ranks. If a rank stops,
+skips or saves by it, the others do not. They wait for it in their next collective until the timeout ends the job with
+a message about a closed connection, or the best checkpoint is the best for a part of the samples only.
+"""
+FIX = """\
+Reduce the value before the decision, so that all ranks decide alike:
+    sums = torch.stack([loss_sum, count])
+    dist.all_reduce(sums)
+    if sums[0] / sums[1] > best: break
+Or decide on rank 0, and broadcast the decision.
+"""
+THREADS = ("Lightning-AI/pytorch-lightning#379", "skorch-dev/skorch#737")
+STRUCTURAL = True
+NEEDS = (communicating,)
+
+
+def check(evidence: Evidence) -> list[Finding]:
+    """Compares the conditions that decide when training ends and what is saved."""
+    if not communicates(evidence):
+        return []
+    decisions = different_decisions(evidence)
+    return [_finding(evidence, decision) for decision in decisions if decision.stops or decision.saves][:1]
+
+
+def _finding(evidence: Evidence, decision: Decision) -> Finding:
+    first, second = decision.ranks
+    message = (
+        f"`{decision.text}` differs between ranks {first} and {second} at its evaluation {decision.time}: each rank "
+        f"decides by its own value {'when training ends' if decision.stops else 'what is saved'}."
+    )
+    steps = [len(rank.of_kind("stepped")) for rank in evidence.ranks]
+    ended = [rank for rank in evidence.ranks if rank.end["reached_end"]]
+    step = None
+    if decision.stops and len(ended) not in {0, len(steps)}:
+        step = len(ended[0].of_kind("stepped"))
+        message += f" Rank {ended[0].rank} stops after {step} optimizer steps, and the others wait for it."
+    return fault(message, step, place=decision.place)

@@ -1,0 +1,88 @@
+"""The doctor in tests: `examine_command`, and the marker `ddp_doctor`, which pytest knows by itself.
+
+from ddp_doctor.pytest import examine_command
+
+
+def test_the_script_has_no_silent_fault():
+    examine_command("torchrun --nproc-per-node 2 train.py --epochs 1")
+
+
+@pytest.mark.ddp_doctor(devices=2)
+def test_the_loop_has_no_silent_fault():
+    train(epochs=1)  # the doctor runs this function on each rank
+
+Importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.errors import DoctorError
+from ddp_doctor.findings import Report
+from ddp_doctor.output.terminal import report_text
+
+
+def examine_command(
+    command: str | Sequence[str], *, devices: int = 2, cwd: str | os.PathLike[str] = ".", **options: Any
+) -> Report:
+    """Examines a command, and fails the test if it has a fault.
+
+    Args:
+        command: The command as one text or as its words. Programs of the environment that runs the test come first.
+        devices: Number of ranks.
+        cwd: The folder in which it runs.
+        options: Further arguments of `ddp_doctor.examine`.
+
+    Returns:
+        The report, such as for `assert report.comparison.made`.
+    """
+    words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+    own = Path(sys.executable).with_name(words[0]) if words else Path()
+    if words and os.sep not in words[0] and own.is_file():
+        words[0] = str(own)
+    with contextlib.chdir(cwd):
+        return _examined(command=words, devices=devices, **options)
+
+
+def _examined(target: str = "", **options: Any) -> Report:
+    """Returns the report; the test fails if the exit code of the doctor would not be 0."""
+    from ddp_doctor import examine
+
+    try:
+        report: Report = examine(target, **options)
+    except DoctorError as error:
+        pytest.fail(f"The doctor rejects this: {error}", pytrace=False)
+    if report.exit_code:
+        pytest.fail(report_text(report), pytrace=False)
+    return report
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declares the marker."""
+    text = "ddp_doctor(devices=2, **options): run this function on each rank under the doctor; it fails with a fault"
+    config.addinivalue_line("markers", text)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Lets the doctor run a marked function on each rank, in place of pytest."""
+    marker = pyfuncitem.get_closest_marker("ddp_doctor")
+    if marker is None:
+        return None
+    if pyfuncitem.cls is not None or pyfuncitem.fixturenames or pyfuncitem.originalname != pyfuncitem.name:
+        pytest.fail(
+            "The marker ddp_doctor is for functions without fixtures, parameters and classes: the ranks import "
+            "them by their name.",
+            pytrace=False,
+        )
+    _examined(f"{pyfuncitem.path}:{pyfuncitem.name}", *marker.args, **marker.kwargs)
+    return True

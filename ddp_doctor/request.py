@@ -1,0 +1,59 @@
+"""What is wrong with a request before anything was run. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from ddp_doctor.errors import InputError
+
+_LAUNCHED = ({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}, {"SLURM_STEP_ID", "SLURM_PROCID"})
+
+
+def check_request(request: argparse.Namespace) -> None:
+    """Raises an InputError for targets and paths that cannot work; nothing was run."""
+    if any(names <= os.environ.keys() for names in _LAUNCHED) and int(os.environ.get("SLURM_STEP_NUM_TASKS", "2")) > 1:
+        raise InputError("The doctor starts the ranks: run it without a launcher, or give the command after --.")
+    given = [bool(request.target), bool(request.config), bool(request.command)]
+    if not any(given):
+        raise InputError("What should be examined? Name a module or function, --config FILE, or a command after --.")
+    if sum(given) > 1:
+        raise InputError("Name one of a target, --config and a command after --.")
+    for name in (request.target, request.data or ""):
+        if name and not (":" in name and all(name.rpartition(":")[::2])):
+            raise InputError(f"{name} is not a target: write package.module:name or path/to/file.py:name{_meant(name)}")
+    if request.data and not request.target:
+        raise InputError("--data belongs to a LightningModule.")
+    if request.args and not request.target:
+        raise InputError("--args belongs to a function.")
+    if request.config and not Path(request.config).is_file():
+        raise InputError(f"There is no file {request.config}.")
+    if request.baseline and not Path(request.baseline).is_file():
+        raise InputError(f"--baseline {request.baseline}: there is no such file; --write-baseline writes it.")
+    names = ("json", "html", "output", "write_baseline")
+    written = {f"--{name.replace('_', '-')}": getattr(request, name) for name in names}
+    for flag, name in written.items():
+        file = Path(name or "-").absolute()
+        if not file.parent.is_dir():
+            raise InputError(f"{flag} {name}: there is no folder {Path(name).parent}.")
+        if name and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+            raise InputError(f"{flag} {name}: the file cannot be written.")
+    _check_different({flag: Path(name).absolute() for flag, name in written.items() if name})
+
+
+def _check_different(files: dict[str, Path]) -> None:
+    flags: dict[Path, str] = {}
+    for flag, path in files.items():
+        if path in flags:
+            raise InputError(f"{flags[path]} and {flag} name the same file.")
+        flags[path] = flag
+
+
+def _meant(name: str) -> str:
+    module, dot, attribute = name.rpartition(".")
+    if name.endswith(".py"):
+        return f", or examine the whole script with -- torchrun --nproc-per-node 2 {name}"
+    if Path(name).is_file():
+        return ", where file.py is a file of Python."
+    return f"; did you mean {module}:{attribute}?" if dot and ":" not in name and attribute.isidentifier() else "."
