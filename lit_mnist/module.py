@@ -14,9 +14,7 @@ from lit_mnist.training import classifier
 
 
 class LitClassifier(classifier.VerifiedLoading, LightningModule):
-    """Image classifier. It trains on `MNISTDataModule` or on any loader of (images, targets).
-
-    Images are float [batch, channels, height, width], targets int64 [batch].
+    """Image classifier. It trains on `MNISTDataModule`, or on any loader of images and targets, int64 [batch].
 
     Args:
         num_classes: Number of classes.
@@ -48,15 +46,16 @@ class LitClassifier(classifier.VerifiedLoading, LightningModule):
         self.train_metrics.log(self, loss, logits, targets, batch_idx)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Updates the metrics of this rank."""
+    def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """Updates the metrics of this rank, and returns the logits."""
         images, targets, *_ = Batch.of(self, batch)
-        self.metrics.update(self(images), targets)
+        logits = self(images)
+        self.metrics.update(logits, targets)
+        return logits
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Updates the metrics and the examples of this rank."""
-        images, targets, indices, _ = Batch.of(self, batch)
-        self.metrics.update(self(images), targets, indices)
+    def test_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """Does the same for the test."""
+        return self.validation_step(batch, batch_idx)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the metrics of all ranks."""

@@ -12,7 +12,6 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, TorchEl
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
-from lit_mnist import experiment as settings
 from lit_mnist.distributed.devices import choose_devices
 from lit_mnist.distributed.precision import resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside
@@ -24,6 +23,7 @@ from lit_mnist.plugins.evaluation.logged import ExactEvaluation
 from lit_mnist.plugins.lightning_internals import inspect_signature_once
 from lit_mnist.plugins.precision import precision_plugin
 from lit_mnist.plugins.strategy import NoProfiler, ddp_strategy
+from lit_mnist.run import trainer_settings as settings
 
 
 class LitTrainer(Trainer):

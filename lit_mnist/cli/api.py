@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_mnist.checkpoint.config import flatten
 from lit_mnist.comparison.command import JSON
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, LitMnistError
-from lit_mnist.experiment import flatten
 from lit_mnist.experiment.registry import registered_by
 from lit_mnist.run.folder import RESULT, default_path
 

@@ -21,6 +21,8 @@ ALLOWED = (
     "lightning.pytorch.loggers",
     "lightning.pytorch.profilers",
     "lit_mnist.callbacks",
+    "lit_mnist.datamodule",
+    "lit_mnist.module",
     "torch.nn",
     "torch.optim",
 )

@@ -8,8 +8,8 @@ from typing import Any
 from lit_mnist.cli.request import Request
 from lit_mnist.cli.validate import check_fault
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import RunSettings
 from lit_mnist.experiment.plan import Plan
+from lit_mnist.run.settings import RunSettings
 from lit_mnist.training.job import Splits
 
 

@@ -20,10 +20,9 @@ from lit_mnist.cli.validate import check_launch, choose_ranks
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.precision import explain_precision, resolve_precision
-from lit_mnist.distributed.rank import Rank, launched_from_outside, print_once
+from lit_mnist.distributed.rank import launched_from_outside, print_once
 from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
 from lit_mnist.engines.device_checks import check_devices, uses_cuda_graph
-from lit_mnist.engines.rank_work import do_job
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.learning_rate import explain_peak
@@ -33,7 +32,6 @@ from lit_mnist.models.build import build_net
 from lit_mnist.predict import digits, write_predictions
 from lit_mnist.report.run import report_experiment
 from lit_mnist.run.folder import RESULT
-from lit_mnist.run.imports import import_and_run
 from lit_mnist.run.job import Parts
 from lit_mnist.training.evaluation import VALIDATION_METRICS
 from lit_mnist.training.job import ExperimentJob, Splits, plan_for, split_dataset
@@ -61,10 +59,10 @@ class ExperimentTarget(Target):
                     f"The engine {self.engine} cannot resume from {self.saved.path}: choose another --run-dir."
                 )
             self.saved.check_same(experiment.to_dict())
-        self._devices, self.world_size = choose_ranks(experiment.trainer)
-        check_devices(self.engine, experiment, self._devices, self.world_size)
+        self.devices, self.world_size = choose_ranks(experiment.trainer)
+        check_devices(self.engine, experiment, self.devices, self.world_size)
         self._cuda_graph = request.trains and uses_cuda_graph(
-            self.engine, experiment, self._devices, self.world_size, request.options
+            self.engine, experiment, self.devices, self.world_size, request.options
         )
         check_launch(self.run, self.world_size)
 
@@ -82,8 +80,8 @@ class ExperimentTarget(Target):
         """Plans the batches, the steps and the threads."""
         request, experiment = self.request, self._experiment
         if experiment.trainer.devices == "auto" and request.command == "predict" and not launched_from_outside():
-            self._devices = Devices(self._devices.kind, self._devices.numbers[: len(self._splits.test)])
-            self.world_size = self._devices.count
+            self.devices = Devices(self.devices.kind, self.devices.numbers[: len(self._splits.test)])
+            self.world_size = self.devices.count
         check_split_sizes(request, self._splits, self.world_size)
         plan = Plan.without_training(self.world_size, experiment.model.lr)
         if request.trains:
@@ -103,9 +101,9 @@ class ExperimentTarget(Target):
                 f"note: {plan.dropped} {noun} of each epoch {do} not fill a batch of {plan.batch_size} and {be} dropped"
             )
         if experiment.trainer.precision == "auto":
-            print_once(f"note: {explain_precision(self._devices.kind)}")
+            print_once(f"note: {explain_precision(self.devices.kind)}")
         self.world_size, self.total_steps = plan.world_size, plan.total_steps
-        self.plan_threads(1 if on_devices else self._devices.count)
+        self.plan_threads(1 if on_devices else self.devices.count)
 
     def output(self) -> Output:
         """Returns what the run writes into its folder."""
@@ -120,30 +118,17 @@ class ExperimentTarget(Target):
             every_rank_writes=self.run.trace != "none",
         )
 
-    def work(self, folder: Path, checkpoint: Path | None) -> Callable[[Rank], None]:
-        """Returns the work of each rank, which a new process begins with the import of the user's packages."""
-        return partial(import_and_run, self.request.imports, partial(do_job, self._job(folder, checkpoint)))
-
-    def _job(self, folder: Path, checkpoint: Path | None) -> ExperimentJob:
+    def job(self, shared: dict[str, Any]) -> ExperimentJob:
+        """Returns the job."""
         experiment, capabilities = self._experiment, CAPABILITIES[self.engine]
         config = experiment.to_dict()
         config["trainer"].update(self._stated)
         return ExperimentJob(
-            command=self.request.command,
-            engine=self.engine,
-            run=experiment.run,
+            **shared,
             config=config,
             seed=experiment.seed_everything,
-            devices=self._devices,
-            world_size=self._plan.world_size,
-            precision=resolve_precision(experiment.trainer.precision, self._devices.kind),
-            threads=self.threads,
-            folder=folder,
-            command_line=self.command_line,
-            first_process=self.first_process,
+            precision=resolve_precision(experiment.trainer.precision, self.devices.kind),
             make=_make_classifier if self.engine == "lightning" else None,
-            checkpoint=checkpoint,
-            imports=self.request.imports,
             resumable=capabilities.resume,
             testable="test" in capabilities.commands,
             columns=("train_loss", "train_accuracy", "lr", "images_per_s", *VALIDATION_METRICS),

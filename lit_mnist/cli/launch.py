@@ -18,8 +18,8 @@ from lit_mnist.distributed.rendezvous import choose_interface, use_loopback
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import print_failure
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
-from lit_mnist.experiment import RunSettings
 from lit_mnist.run.folder import RunFolder
+from lit_mnist.run.settings import RunSettings
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ exit codes: 0 written; 2 the name or the folder is rejected, and nothing is writ
 """
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Names that the project uses for other things.
-_USED = frozenset({"train", "tests", "test_ranks", "config"})
+_USED = frozenset({"train", "tests", "test_ranks", "test_doctor", "config"})
 
 
 def help_of_new(words: Sequence[str], program: str) -> str:

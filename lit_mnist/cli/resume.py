@@ -96,7 +96,7 @@ def find_saved(start: Start, read: Callable[[Path], AnySaved]) -> AnySaved | Non
             raise InputError(f"{start.command} needs --ckpt RUN_DIR_OR_CKPT: the trained weights.")
         return read(find_weights(Path(start.checkpoint), print_once))
     if start.resume == "auto" and not start.run_dir:
-        raise InputError("--resume auto resumes in the folder of --run-dir: give --run-dir, too.")
+        raise InputError("--resume auto resumes in the folder of --run-dir: give --run-dir.")
     if resumes_in_place(start):
         folder = Path(str(start.run_dir))
         if found := find_newest_valid(folder, warn_once):

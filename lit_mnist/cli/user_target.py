@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -22,16 +21,16 @@ from lit_mnist.cli.resume import find_saved, origin_of, report_resume
 from lit_mnist.cli.target import Target
 from lit_mnist.cli.validate import check_fault, check_launch, choose_ranks
 from lit_mnist.distributed.precision import explain_precision, resolve_precision
-from lit_mnist.distributed.rank import Rank, print_once
-from lit_mnist.engines.rank_work import do_job
-from lit_mnist.experiment import RunSettings, TrainerSettings
+from lit_mnist.distributed.rank import print_once
 from lit_mnist.experiment.schema import SEED
 from lit_mnist.plugins.exact_entry import check_saved
 from lit_mnist.plugins.recording.predictions import PREDICTIONS
 from lit_mnist.plugins.strategy import SafeDDPStrategy
 from lit_mnist.report.run import report_metrics
-from lit_mnist.run.imports import import_and_run, import_packages
+from lit_mnist.run.imports import import_packages
 from lit_mnist.run.job import Job, Parts
+from lit_mnist.run.settings import RunSettings
+from lit_mnist.run.trainer_settings import TrainerSettings
 
 # Options that the job has in another form.
 _IN_JOB = ("devices", "accelerator", "num_nodes", "strategy", "precision")
@@ -53,7 +52,7 @@ class UserTarget(Target):
         self._parser = ClassParser(self.request)
         if self.request.options and self._parser.options_are_known:
             check_objects(self._parser.make_options, self.request.options)
-        self._devices, self.world_size = choose_ranks(self._settings)
+        self.devices, self.world_size = choose_ranks(self._settings)
         check_launch(self.run, self.world_size)
         self.saved = self._find_saved()
 
@@ -64,10 +63,10 @@ class UserTarget(Target):
         """Plans the precision and the threads; the loaders of the ranks decide on the steps."""
         check_fault(self.run, self.world_size)
         # As of a stock Trainer: another precision is the user's choice.
-        self._precision = resolve_precision(self._given.get("precision", "32-true"), self._devices.kind)
+        self._precision = resolve_precision(self._given.get("precision", "32-true"), self.devices.kind)
         if self._given.get("precision") == "auto":
-            print_once(f"note: {explain_precision(self._devices.kind)}")
-        self.plan_threads(self._devices.count)
+            print_once(f"note: {explain_precision(self.devices.kind)}")
+        self.plan_threads(self.devices.count)
         strategy = self._given.get("strategy", "auto")
         trainer = {**self._given, "strategy": strategy, "precision": self._precision, **self._parser.plain_options()}
         defaults = vars(RunSettings())
@@ -88,28 +87,15 @@ class UserTarget(Target):
         every_rank_writes = self.run.trace != "none"
         return Output(name, self._config, predictions=(PREDICTIONS,), every_rank_writes=every_rank_writes)
 
-    def work(self, folder: Path, checkpoint: Path | None) -> Callable[[Rank], None]:
-        """Returns the work of each rank, which a new process begins with the import of the user's packages."""
-        return partial(import_and_run, self.request.imports, partial(do_job, self._job(folder, checkpoint)))
-
-    def _job(self, folder: Path, checkpoint: Path | None) -> Job:
+    def job(self, shared: dict[str, Any]) -> Job:
+        """Returns the job."""
         options = {name: value for name, value in self._given.items() if name not in _IN_JOB}
         return Job(
-            command=self.request.command,
-            engine=self.engine,
-            run=self.run,
+            **shared,
             config=self._config,
             seed=self._config[SEED],
-            devices=self._devices,
-            world_size=self.world_size,
             precision=self._precision,
-            threads=self.threads,
-            folder=folder,
-            command_line=self.command_line,
-            first_process=self.first_process,
             make=partial(_make, self._parser.make, options, self._config["trainer"]["strategy"]),
-            checkpoint=checkpoint,
-            imports=self.request.imports,
             resumable=True,
             testable=True,
             report=report_metrics,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_mnist.checkpoint.config import flatten
 from lit_mnist.comparison.equality import Run
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import die_with_parent
@@ -22,7 +23,7 @@ from lit_mnist.distributed.terminal import print_line
 from lit_mnist.engines.capabilities import CAPABILITIES, ENGINES, check_engine, load_engine
 from lit_mnist.engines.device_checks import check_devices
 from lit_mnist.errors import InputError, nearest
-from lit_mnist.experiment import Experiment, flatten
+from lit_mnist.experiment import Experiment
 from lit_mnist.profiling.timing import WARM_UP_STEPS
 
 # Runs a command line with an engine in this process, and returns its exit code.

@@ -10,9 +10,10 @@ from lit_mnist.distributed.rng import RandomKey
 from lit_mnist.errors import InputError
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import LightningModule
 
 CPU = torch.device("cpu")
+_NO_INDICES = torch.empty(0, dtype=torch.int64)
 
 
 class Batch(NamedTuple):
@@ -42,26 +43,20 @@ class Batch(NamedTuple):
             InputError: The batch has another form.
         """
         trainer = module.trainer
-        if trainer.predicting and isinstance(value, torch.Tensor):
-            value = (value, value)
-        batch = cls.from_loader(value)
-        if trainer.training and batch.rng is None:
-            batch = batch._replace(rng=make_rng(module.hparams["seed"], trainer, batch))
-        return batch
-
-    @classmethod
-    def from_loader(cls, value: Any) -> Batch:
-        """Converts a batch of a user's own loader, (images, targets); `indices` is then empty.
-
-        Raises:
-            InputError: The batch has another form.
-        """
         if isinstance(value, cls):
-            return value
-        pair = value if isinstance(value, list | tuple) else ()
-        if len(pair) < 2 or not all(isinstance(part, torch.Tensor) for part in pair[:2]):
+            batch = value
+        elif trainer.predicting and isinstance(value, torch.Tensor):
+            batch = cls(value, value, _NO_INDICES, None)
+        elif isinstance(value, list | tuple) and sum(isinstance(part, torch.Tensor) for part in value[:2]) == 2:
+            batch = cls(value[0], value[1], _NO_INDICES, None)
+        else:
             raise InputError(f"A batch must be (images, targets), but is a {type(value).__name__}.")
-        return cls(pair[0], pair[1], torch.empty(0, dtype=torch.int64), None)
+        if trainer.training and batch.rng is None:
+            samples, first = len(batch.images), trainer.global_rank * len(batch.images)
+            rows = torch.arange(first, first + samples, device=batch.images.device)
+            number, size = trainer.fit_loop.total_batch_idx, trainer.world_size * samples
+            batch = batch._replace(rng=RandomKey(module.hparams["seed"], number, size, rows))
+        return batch
 
     def to(self, device: torch.device, *, training: bool = False) -> Batch:
         """Returns the batch on a device. The indices stay on the CPU.
@@ -88,10 +83,3 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
-
-
-def make_rng(seed: int, trainer: Trainer, batch: Batch) -> RandomKey:
-    """Returns the random key of this rank for a micro-batch of a loader that provides none."""
-    samples, rank, world_size = len(batch.images), trainer.global_rank, trainer.world_size
-    rows = torch.arange(rank * samples, (rank + 1) * samples, device=batch.images.device)
-    return RandomKey(seed=seed, number=trainer.fit_loop.total_batch_idx, size=world_size * samples, rows=rows)

@@ -73,7 +73,7 @@ def _read(registered: Registered, name: str, part: Any) -> Split:
 
 def _check_again(registered: Registered, name: str, part: Any, split: Split) -> None:
     differs = "" if registered.guard(f"len of its {name} set", lambda: len(part)) == len(split) else "the length"
-    # Backwards, so that a sample that depends on the one before differs, too.
+    # Backwards, so that a sample that depends on the one before also differs.
     for index in np.unique(np.linspace(0, len(split) - 1, _READ_TWICE).astype(int))[::-1].tolist():
         if differs:
             break

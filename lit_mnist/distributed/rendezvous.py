@@ -24,7 +24,6 @@ from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore,
 from lit_mnist.distributed.private_folder import launch_private_folder
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.torch_internals import AGENT_STORE, set_env_rendezvous
-from lit_mnist.errors import InputError
 
 _LOOPBACK = "lo" if platform.system() == "Linux" else "lo0"
 _SIOCGIFADDR = 0x8915
@@ -115,28 +114,6 @@ def choose_interface() -> None:
     if address and (name := _interface_with(address)):
         os.environ["GLOO_SOCKET_IFNAME"] = name
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-
-
-def reachable_address() -> str:
-    """Returns the IPv4 address at which other ranks reach this one, which is a loopback address on one machine.
-
-    Raises:
-        InputError: Other machines cannot reach this rank.
-    """
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    if name and platform.system() == "Linux":
-        try:
-            return _address_of(name)
-        except OSError as error:
-            raise InputError(
-                f"GLOO_SOCKET_IFNAME names {name}, which has no IPv4 address ({error.strerror}): name another."
-            ) from error
-    if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
-        return "127.0.0.1"
-    address = _external_address()
-    if address is None:
-        raise InputError("No interface leads to the other machines: name one in GLOO_SOCKET_IFNAME.")
-    return address
 
 
 def _external_address() -> str | None:

@@ -109,7 +109,7 @@ class GuardedStream:
             self._redirect(error)
 
     def _redirect(self, error: OSError) -> None:
-        # The buffered text goes to /dev/null, too.
+        # The buffered text also goes to /dev/null.
         with suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from lit_mnist.distributed.rank import launched_from_outside
 from lit_mnist.errors import InputError, nearest
-from lit_mnist.experiment import Command
 from lit_mnist.experiment.schema import options
+from lit_mnist.run.settings import Command
 
 INSTALL = "pip install accelerate transformers"
 ALL_COMMANDS: tuple[Command, ...] = ("train", "fit", "validate", "test", "predict")

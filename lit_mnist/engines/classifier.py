@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_mnist.data.loader import Batch
 from lit_mnist.datamodule import MNISTDataModule
@@ -14,6 +15,7 @@ from lit_mnist.module import LitClassifier
 from lit_mnist.run.job import Parts
 from lit_mnist.training.batches import RankBatches
 from lit_mnist.training.cuda_graph import GraphedPasses
+from lit_mnist.training.examples import Examples, Wrong
 from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
 
@@ -40,7 +42,29 @@ def make_classifier(job: ExperimentJob) -> Parts:
         "deterministic": settings.deterministic or None,
         "enable_progress_bar": settings.enable_progress_bar,
     }
-    return Parts(module, data, options | (job.options() if job.options else {}), module.net)
+    given = job.options() if job.options else {}
+    callbacks = given.get("callbacks") or []
+    options |= given
+    options["callbacks"] = [*(callbacks if isinstance(callbacks, list) else [callbacks]), CollectMistakes()]
+    return Parts(module, data, options, module.net)
+
+
+class CollectMistakes(Callback):
+    """Collects the misclassified samples of a test, which the report shows."""
+
+    def __init__(self) -> None:
+        self._found = Examples()
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: object
+    ) -> None:
+        """Adds a batch; `outputs` are its logits."""
+        self._found.add(outputs, batch.targets, batch.indices)
+
+    def examples(self) -> list[Wrong]:
+        """Returns the examples of all ranks; every rank must call it."""
+        found, self._found = self._found, Examples()
+        return found.gather()
 
 
 class GraphedClassifier(LitClassifier):

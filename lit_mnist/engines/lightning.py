@@ -39,7 +39,7 @@ from lit_mnist.plugins.recording.results import evaluation_examples, evaluation_
 from lit_mnist.profiling.timing import StepClock
 from lit_mnist.run.finish import finish
 from lit_mnist.run.job import Job, Parts
-from lit_mnist.run.result import Outcome
+from lit_mnist.run.outcome import Outcome
 from lit_mnist.trainer import LitTrainer, silence_lightning
 
 
@@ -97,7 +97,7 @@ def _run(job: Job, rank: Rank) -> None:
     if job.command == "test" or (job.command == "train" and _has_test(module, data)):
         metrics = _merged(trainer.test(module, datamodule=data, verbose=False, weights_only=True))
         outcome.test = job.note_partial(evaluation_results(module, metrics), "test")
-        outcome.examples = evaluation_examples(module) if metrics else ()
+        outcome.examples = evaluation_examples(trainer) if metrics else ()
         outcome.add_inexact(trainer.inexact_evaluation)
     elif job.command == "validate":
         metrics = _merged(trainer.validate(module, datamodule=data, verbose=False, weights_only=True))
@@ -111,6 +111,8 @@ def _run(job: Job, rank: Rank) -> None:
             job.predictions(job, rank, outputs)
 
     # --- record
+    stated = getattr(data, "sha256", None)
+    outcome.data_sha256 = None if stated is None else str(stated)
     finish(job, rank, outcome)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -23,12 +23,13 @@ from lit_mnist.distributed.ddp_arguments import accelerate_options
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
 from lit_mnist.profiling.timing import StepClock
+from lit_mnist.training.accumulation import window_share
 from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.evaluation_loop import evaluate, load_best_weights
 from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
-from lit_mnist.training.optimizer import make_optimizer, window_share
+from lit_mnist.training.optimizer import make_optimizer
 from lit_mnist.training.recorder import MetricsRecorder, finish_experiment, make_loggers
 from lit_mnist.training.schedule import make_schedule
 from lit_mnist.training.state import TrainingState

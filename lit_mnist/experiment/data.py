@@ -9,6 +9,7 @@ from lit_mnist.errors import require
 from lit_mnist.run.bounds import check_bounds
 
 _EVALUATION_BATCH = 1000
+Name = Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "emnist"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class DataSettings:
         workers: Worker processes of each rank that load ahead, with `per_sample`. 0: the rank loads the samples itself.
     """
 
-    name: Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "emnist"] = "mnist"
+    name: Name = "mnist"
     root: str | None = None
     emnist_split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = "balanced"
     batch_size: int = 64

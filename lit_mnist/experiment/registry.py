@@ -13,9 +13,11 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from lit_mnist.errors import InputError, nearest
+from lit_mnist.experiment.data import Name
+from lit_mnist.experiment.model import Net
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _MOST_CLASSES = 1000
@@ -191,11 +193,9 @@ def _add(
     options: set[str],
     class_names: tuple[str, ...] = (),
 ) -> None:
-    from lit_mnist.experiment.schema import builtin_choices
-
     if not callable(make) or not hasattr(make, "__qualname__"):
         raise InputError(f"{key} {name}: register a class or a function, not {make!r}.")
-    if name in builtin_choices(key):
+    if name in get_args(Net if known is NETWORKS else Name):
         raise InputError(f"{key} {name} is a name of the project: choose another one.")
     new = Registered(key, name, make, _accepted(f"{key} {name}", make, required, options), class_names)
     # A notebook runs a cell again, and importlib.reload a module.

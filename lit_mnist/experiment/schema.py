@@ -94,11 +94,6 @@ def builtin_options() -> dict[str, Option]:
     return _options(())
 
 
-def builtin_choices(key: str) -> tuple[Any, ...]:
-    """Returns the choices of an option without the registered names."""
-    return get_args(builtin_options()[key].kinds[0])
-
-
 @cache
 def _options(registered: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, Option]:
     default = dict(flatten(Experiment().to_dict()))

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from lit_mnist.distributed.rng import RandomKey
+from lit_mnist.distributed.threads import single_thread
 from lit_mnist.errors import InputError
 from lit_mnist.experiment.registry import Registered
 from lit_mnist.models.layers import SeededDropout
@@ -62,7 +63,7 @@ def _check_once(registered: Registered, num_classes: int, dropout: float, views:
         torch.manual_seed(1)
         return _build(registered, num_classes, dropout, views)
 
-    with _single_thread(), torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
+    with single_thread(), torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
         net, other = build(), build()
         title = registered.title
         _check_layers(title, net)
@@ -210,20 +211,6 @@ def _unchanged_generators(title: str) -> Iterator[None]:
             f"{title}: its forward draws from {names[0]}'s global generator, whose numbers depend on the rank: "
             f"{_USE_DROPOUT}."
         )
-
-
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """Runs the body on one thread: OpenMP's threads would not survive a fork."""
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -151,5 +151,5 @@ def _shortened(names: list[str]) -> str:
 
 def default_checkpoint_io(trainer: Trainer) -> CheckpointIO | None:
     """Returns what reads and writes the checkpoints, or None if the Trainer has a CheckpointIO of the user."""
-    # In the background the exit after a signal would have to wait, too.
+    # In the background the exit after a signal would also have to wait.
     return VerifiedCheckpointIO(background=False) if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO else None

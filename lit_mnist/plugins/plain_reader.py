@@ -51,8 +51,8 @@ class Unpacker:
     Args:
         content: What `Packer.content` has returned.
         device: Where tensors are that were on an accelerator.
-        live: Objects of this process by the place that they had before the training, too. A container, array, tensor or
-            object is changed in place if it has the same class, so that other references to it remain valid.
+        live: Objects of this process by the place that they also had before the training run. A container, array,
+            tensor or object is changed in place if it has the same class, so that other references to it remain valid.
         found: Objects of this process by their place now, for objects that are younger.
         packages: The packages whose classes are the user's.
 

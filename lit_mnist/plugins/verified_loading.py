@@ -11,7 +11,7 @@ from lit_mnist.errors import InputError
 
 
 class VerifiedLoading:
-    """Mixed into a LightningModule, verifies what `load_from_checkpoint` loads, and loads from a run folder, too.
+    """Mixed into a LightningModule, verifies what `load_from_checkpoint` loads, including from a run folder.
 
     class Classifier(VerifiedLoading, LightningModule): ...
 

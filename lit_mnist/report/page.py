@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from lit_mnist.report.confusion import classification
-from lit_mnist.report.curves import History, curves
 from lit_mnist.report.formats import count
 from lit_mnist.report.html import data_url, write_page
+from lit_mnist.report.metrics import History, metric_curves
 
 MAX_MISTAKES = 40
 _SIDE = 28  # height and width in pixels of the digits
@@ -89,7 +89,7 @@ def write_report(
         result=result,
         errors=_errors(test),
         covered=_covered(result),
-        plots=curves(history, result),
+        plots=metric_curves(history),
         matrix=matrix,
         scores=scores,
         mistakes=sorted(mistakes, key=lambda mistake: (-mistake.probability, mistake.index))[:MAX_MISTAKES],

@@ -123,13 +123,12 @@ class Plot:
     Attributes:
         title: The title.
         unit: The unit of the vertical axis.
-        series: The curves; the style `test` draws a single point as a diamond.
+        series: The curves.
         x: The horizontal axis.
         y: The vertical axis.
         x_name: The name of the horizontal axis.
         percent: Whether the vertical values are shares, shown in percent.
         rules: Positions of dotted vertical lines.
-        low: Whether the plot has half the height.
     """
 
     title: str
@@ -140,7 +139,6 @@ class Plot:
     x_name: str = "optimizer step"
     percent: bool = False
     rules: Sequence[float] = ()
-    low: bool = False
 
     @property
     def summary(self) -> str:

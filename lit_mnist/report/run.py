@@ -10,7 +10,7 @@ from lit_mnist.report.page import Mistake, write_report
 from lit_mnist.run.folder import REPORT
 from lit_mnist.run.job import Job
 from lit_mnist.run.metrics_log import read_metrics
-from lit_mnist.run.result import Outcome
+from lit_mnist.run.outcome import Outcome
 from lit_mnist.training.job import ExperimentJob
 
 

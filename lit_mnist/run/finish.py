@@ -13,7 +13,8 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.run.folder import REPORT, RESULT, RunFolder
 from lit_mnist.run.job import Job
-from lit_mnist.run.result import Outcome, Trained, build_result, total_gpu_memory, total_memory
+from lit_mnist.run.outcome import Outcome, Trained
+from lit_mnist.run.result import build_result, total_gpu_memory, total_memory
 
 
 def finish(job: Job, rank: Rank, outcome: Outcome) -> None:

@@ -56,7 +56,7 @@ def check_packages(names: Sequence[str]) -> None:
 
 
 def import_packages(names: Sequence[str]) -> None:
-    """Imports the user's packages, from the current folder, too.
+    """Imports the user's packages, which may be in the current folder.
 
     Raises:
         InputError: A package does not exist, or its import fails; its own error is the cause.

@@ -11,13 +11,12 @@ from lit_mnist.checkpoint.saved import make_section
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.precision import UsedPrecision
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.run.outcome import Outcome
 from lit_mnist.run.settings import Command, RunSettings
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule
     from torch import nn
-
-    from lit_mnist.run.result import Outcome
 
 
 class Parts(NamedTuple):

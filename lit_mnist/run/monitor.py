@@ -18,8 +18,8 @@ from lit_mnist.profiling.timing import StepClock
 from lit_mnist.profiling.trace import Trace
 from lit_mnist.run.finite import FiniteCheck
 from lit_mnist.run.job import Job
+from lit_mnist.run.outcome import Trained
 from lit_mnist.run.progress import ProgressDisplay
-from lit_mnist.run.result import Trained
 
 if TYPE_CHECKING:
     from lit_mnist.profiling.stopwatch import Stopwatch

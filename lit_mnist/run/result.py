@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,38 +12,8 @@ import torch.distributed as dist
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.profiling.timing import StepClock, commit, unshared_memory, versions
-
-if TYPE_CHECKING:
-    from lit_mnist.run.job import Job
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The metrics of a training.
-
-    Attributes:
-        steps: Optimizer steps since the start of the run.
-        steps_now: Optimizer steps since the run was last resumed.
-        skipped_steps: Steps that the GradScaler skipped because the gradient overflowed.
-        epochs: Epochs; the last may be incomplete.
-        loss: Last logged training loss; None if none was logged.
-        seconds: Duration of the training, including validation.
-        lr: The learning rate; of a schedule, its peak. None if it is not known.
-        scheduled_steps: Steps of the whole run; None if they are not known.
-        samples_per_step: Samples of an optimizer step over all ranks; None if they are not known.
-        stopped_early: Why a callback stopped the training before its last step, or None.
-    """
-
-    steps: int
-    steps_now: int
-    skipped_steps: int
-    epochs: int
-    loss: float | None
-    seconds: float
-    lr: float | None = None
-    scheduled_steps: int | None = None
-    samples_per_step: int | None = None
-    stopped_early: str | None = None
+from lit_mnist.run.job import Job
+from lit_mnist.run.outcome import Outcome
 
 
 def device_name(device: torch.device) -> str:
@@ -81,33 +50,6 @@ def total_gpu_memory(rank: Rank, device: torch.device, gpus: Iterable[int | torc
     return int(total)
 
 
-@dataclass
-class Outcome:
-    """What a run has computed.
-
-    Attributes:
-        weights: Weights of the network after the last step.
-        clock: Times of the steps.
-        trained: Metrics of the training, if the job trains.
-        validation: Metrics of the last validation.
-        test: Metrics of the test.
-        examples: Samples that the report shows.
-        inexact: Why the metrics depend on the number of ranks, each with the fix.
-    """
-
-    weights: Mapping[str, torch.Tensor]
-    clock: StepClock
-    trained: Trained | None = None
-    validation: Mapping[str, Any] | None = None
-    test: Mapping[str, Any] | None = None
-    examples: Sequence[Any] = ()
-    inexact: list[str] = field(default_factory=list)
-
-    def add_inexact(self, reasons: Iterable[str]) -> None:
-        """Adds reasons why an evaluation depends on the number of ranks."""
-        self.inexact += [reason for reason in reasons if reason not in self.inexact]
-
-
 def build_result(
     job: Job, *, world_size: int, device: torch.device, memory: int, gpu_memory: int | None, outcome: Outcome
 ) -> dict[str, Any]:
@@ -115,6 +57,9 @@ def build_result(
     clock, trained = outcome.clock, outcome.trained
     samples = trained.samples_per_step if trained else None
     speed = clock.steps_per_s()
+    described = job.describe()
+    if outcome.data_sha256 is not None:
+        described["data"] = {**described["data"], "sha256": outcome.data_sha256}
     return {
         "engine": job.engine,
         "world_size": world_size,
@@ -123,7 +68,7 @@ def build_result(
         "config": dict(job.config),
         "checkpoint": str(job.checkpoint.absolute()) if job.checkpoint and not job.trains else None,
         "imports": list(job.imports),
-        **job.describe(),
+        **described,
         "steps": trained.steps if trained else 0,
         "skipped_steps": trained.skipped_steps if trained else 0,
         "epochs": trained.epochs if trained else 0,

@@ -70,7 +70,7 @@ class RunSettings:
         )
         require(
             self.trace_step is None or self.trace in {"steps", "traffic"},
-            "run.trace_step requires a trace of the weights: set run.trace to steps or traffic, too.",
+            "run.trace_step requires a trace of the weights: set run.trace to steps or traffic.",
         )
 
     @property

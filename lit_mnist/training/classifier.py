@@ -19,14 +19,12 @@ from lit_mnist.training.evaluation import (
     compute_evaluation,
     predict_with_probability,
 )
-from lit_mnist.training.examples import Examples, Wrong
 from lit_mnist.training.loss import mean_loss
 from lit_mnist.training.optimizer import make_optimizer
 from lit_mnist.training.schedule import make_schedule, schedule_length
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
 
 __all__ = [
     "ClassifierMetrics",
@@ -82,22 +80,13 @@ class ClassifierMetrics(Metric):
         confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
         self.add_state("confusion", confusion, dist_reduce_fx="sum")
         self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
-        self._examples = Examples()
         self.last: Evaluation | None = None
 
-    def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None = None) -> None:
-        """Adds a batch.
-
-        Args:
-            logits: Float [batch, classes].
-            targets: Classes, int64 [batch].
-            indices: Indices of the samples in their split, int64 [batch], of which examples are kept.
-        """
+    def update(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """Adds a batch: logits, float [batch, classes], and classes, int64 [batch]."""
         confusion, sums = compute_batch_sums(logits, targets, len(self.confusion))
         self.confusion += confusion
         self.sums += sums
-        if indices is not None:
-            self._examples.add(logits, targets, indices)
 
     def compute(self) -> dict[str, torch.Tensor]:
         """Returns loss and accuracy over all ranks, float64. Every rank must call it.
@@ -105,13 +94,10 @@ class ClassifierMetrics(Metric):
         Raises:
             NonFiniteError: The loss is infinite or NaN; all ranks raise it together.
         """
-        self.last = last = compute_evaluation(self.confusion, self.sums, expected=None)
-        values = {"loss": last.loss, "accuracy": last.accuracy}
-        return {
-            # Double precision represents each value exactly.
-            name: torch.tensor(value, dtype=torch.float64, device=self.sums.device)
-            for name, value in values.items()
-        }
+        self.last = compute_evaluation(self.confusion, self.sums, expected=None)
+        # Double precision represents each value exactly.
+        values = torch.tensor([self.last.loss, self.last.accuracy], dtype=torch.float64, device=self.sums.device)
+        return {"loss": values[0], "accuracy": values[1]}
 
     def log(self, module: LightningModule, stage: str) -> None:
         """Logs the metrics of an epoch with a prefix (`val` or `test`), and forgets its samples."""
@@ -125,11 +111,6 @@ class ClassifierMetrics(Metric):
     def results(self) -> dict[str, Any] | None:
         """Returns the last evaluation for `result.json`, with the confusion matrix and the accuracy of each class."""
         return self.last.to_dict() if self.last else None
-
-    def examples(self) -> list[Wrong]:
-        """Returns the samples of the last evaluation for the report; every rank must call it."""
-        examples, self._examples = self._examples.gather(), Examples()
-        return examples
 
 
 class TrainMetrics:
@@ -148,17 +129,10 @@ class TrainMetrics:
         self.last = loss.detach()
         self._losses.append(self.last)
 
-    def is_logged(self, trainer: Trainer, batch_idx: int) -> bool:
-        """Returns whether a micro-batch ends a logged step: the first, every nth, and the last of an epoch."""
-        step, last = trainer.global_step + 1, batch_idx + 1 == trainer.num_training_batches
-        ends_step = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined] # Lightning sets it elsewhere
-        return ends_step and (last or step == 1 or (every > 0 and step % every == 0))
-
     def log(
         self, module: LightningModule, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, batch_idx: int
     ) -> None:
-        """Adds a micro-batch, and logs the metrics every `log_every_n_steps` optimizer steps.
+        """Adds a micro-batch, and logs the metrics of the first, of every nth, and of the last step of an epoch.
 
         Args:
             module: The module that trains.
@@ -168,28 +142,29 @@ class TrainMetrics:
             batch_idx: Its number in the epoch.
         """
         self.update(loss)
-        if self.is_logged(module.trainer, batch_idx):
-            values = {**self.compute(logits, targets), "lr": module.trainer.optimizers[0].param_groups[0]["lr"]}
+        trainer: Any = module.trainer
+        step, last = trainer.global_step + 1, batch_idx + 1 == trainer.num_training_batches
+        ends_step = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        every = trainer.log_every_n_steps
+        if ends_step and (last or step == 1 or (every > 0 and step % every == 0)):
+            values = {**self.compute(logits, targets), "lr": trainer.optimizers[0].param_groups[0]["lr"]}
             module.log_dict(
                 {name: torch.tensor(value, dtype=torch.float64, device=loss.device) for name, value in values.items()}
             )
 
     def compute(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-        """Returns the mean loss since the last call and the accuracy of the last micro-batch, over all ranks.
+        """Returns `train_loss`, the mean since the last call, and `train_accuracy`, of the last micro-batch.
 
-        Every rank must call it.
+        Both are over all ranks: every rank must call it.
 
         Args:
             logits: Logits of the last micro-batch, float [batch, classes].
             targets: Classes of the last micro-batch, int64 [batch].
-
-        Returns:
-            `train_loss` in nats, and `train_accuracy` from 0 to 1.
         """
-        mean_loss = torch.stack(self._losses).double().mean()
+        mean = torch.stack(self._losses).double().mean()
         self._losses = []
         correct = (logits.detach().argmax(dim=1) == targets).sum().double()
-        sums = torch.stack([mean_loss, correct, torch.full_like(correct, len(targets))])
+        sums = torch.stack([mean, correct, torch.full_like(correct, len(targets))])
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         if world_size > 1:
             dist.all_reduce(sums)

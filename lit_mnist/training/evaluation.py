@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 from lit_mnist.errors import NonFiniteError
-from lit_mnist.training.examples import Wrong
+
+if TYPE_CHECKING:
+    from lit_mnist.training.examples import Wrong
 
 # The names of the validation metrics; the last one selects the best weights.
 VALIDATION_METRICS = ("val_loss", "val_accuracy")
@@ -89,11 +91,6 @@ def compute_evaluation(confusion: torch.Tensor, sums: torch.Tensor, expected: in
         per_class=(correct / of_class.clamp(min=1)).tolist(),
         confusion=confusion.tolist(),
     )
-
-
-def name_metrics(evaluation: Evaluation, stage: str) -> dict[str, float]:
-    """Returns the metrics to log, with the prefix `val` or `test` in their names."""
-    return {f"{stage}_loss": evaluation.loss, f"{stage}_accuracy": evaluation.accuracy}
 
 
 def predict_with_probability(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,17 +12,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from lit_mnist.checkpoint.config import flatten
 from lit_mnist.checkpoint.lightning_internals import lightning_loops
 from lit_mnist.data.dataset import Dataset, Split
 from lit_mnist.data.loader import EvaluationBatches, TrainBatches
 from lit_mnist.distributed.precision import weight_dtype
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.sample_order import train_indices, validation_split
-from lit_mnist.experiment import Command, Experiment, flatten
+from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.plan import Plan, make_plan
 from lit_mnist.experiment.registry import registered_by
 from lit_mnist.models.build import build_net
 from lit_mnist.run.job import Job
+from lit_mnist.run.settings import Command
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from lit_mnist.distributed.accumulation import accumulated_loss
 from lit_mnist.experiment.model import ModelSettings
-
-if TYPE_CHECKING:
-    from lit_mnist.experiment.plan import Plan
 
 
 def make_optimizer(net: nn.Module, settings: ModelSettings, lr: float | None = None) -> Optimizer:
@@ -35,14 +30,3 @@ def make_optimizer(net: nn.Module, settings: ModelSettings, lr: float | None = N
         return SGD(net.parameters(), momentum=settings.momentum, nesterov=settings.nesterov, **options)
     kind: type[Adam] = AdamW if settings.optimizer == "adamw" else Adam
     return kind(net.parameters(), **options)
-
-
-def window_share(loss: torch.Tensor, plan: Plan, batch: int) -> torch.Tensor:
-    """Returns the share of a micro-batch in the mean loss of its accumulation window.
-
-    Args:
-        loss: Mean loss of the micro-batch, a scalar.
-        plan: Defines the accumulation windows.
-        batch: Index of the micro-batch in its epoch.
-    """
-    return accumulated_loss(loss, plan.accumulation_window(batch), plan.accumulate) / plan.accumulate

@@ -18,11 +18,11 @@ from lit_mnist.profiling.timing import StepClock
 from lit_mnist.run.finish import finish
 from lit_mnist.run.metrics_log import Logger, MetricsLog
 from lit_mnist.run.monitor import StepMonitor
+from lit_mnist.run.outcome import Outcome, Trained
 from lit_mnist.run.progress import ProgressDisplay, describe_epoch
-from lit_mnist.run.result import Outcome, Trained
 from lit_mnist.training.checkpoint_manager import CheckpointManager
 from lit_mnist.training.classifier import TrainMetrics
-from lit_mnist.training.evaluation import Evaluation, name_metrics
+from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.job import ExperimentJob
 
 
@@ -135,6 +135,11 @@ class MetricsRecorder(StepMonitor):
             # Lightning's loggers count steps from 0.
             logger.log_metrics(row, self.step - 1)
             logger.save()
+
+
+def name_metrics(evaluation: Evaluation, stage: str) -> dict[str, float]:
+    """Returns the metrics to log, with the prefix `val` or `test` in their names."""
+    return {f"{stage}_loss": evaluation.loss, f"{stage}_accuracy": evaluation.accuracy}
 
 
 def make_loggers(job: ExperimentJob, rank: Rank) -> list[Logger]:

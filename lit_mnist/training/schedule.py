@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from lit_mnist.errors import require
 from lit_mnist.experiment.model import ModelSettings
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LambdaLR
 
 _ONECYCLE_START = 1 / 25
 _ONECYCLE_END = 1e-3
@@ -68,7 +66,4 @@ def schedule_length(settings: ModelSettings, steps: float) -> int:
 
 def make_schedule(optimizer: Optimizer, settings: ModelSettings, total_steps: int) -> LambdaLR:
     """Returns the schedule. It is stepped after each optimizer step that was not skipped."""
-    # Imported here, because the report draws schedules without torch.
-    from torch.optim.lr_scheduler import LambdaLR
-
     return LambdaLR(optimizer, lambda step: lr_factor(settings, step, total_steps))

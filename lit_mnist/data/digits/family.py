@@ -1,45 +1,33 @@
-"""Relatives of MNIST: Fashion-MNIST, KMNIST, QMNIST and EMNIST, from the archives that torchvision's classes download.
+"""Relatives of MNIST: Fashion-MNIST, KMNIST, QMNIST and EMNIST, by torchvision's classes.
 
-Folders and file names are those of torchvision, so that one folder serves both. Nothing is extracted to the disk.
-
-Each load verifies the MD5 of every archive, its gzip or zip checksums, the numbers of images and labels, and that every
-label has a class. If an archive is missing but the extracted file is there, that file is used, and the source states
-this: its size, header and range of labels are checked, but not its content.
+They are downloaded once per machine, under a lock, into an unfinished folder that is renamed when it is complete.
+torchvision verifies the MD5 of each archive then. The SHA-256 of the content is in `result.json` and in checkpoints.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import zipfile
-import zlib
-from contextlib import ExitStack
-from io import BufferedReader
+import os
+import shlex
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from filelock import FileLock, Timeout
 
-from lit_mnist.data.digits.mnist import DamagedFileError, read_idx
 from lit_mnist.data.digits.split import Split
-from lit_mnist.data.download import Archive, check_allowed, check_md5, fetch, is_file, locked_folder, user_cache
-from lit_mnist.data.torch_internals import CLASSES, digit_archives
+from lit_mnist.distributed.terminal import print_error
+from lit_mnist.distributed.threads import single_thread
 from lit_mnist.errors import InputError
 
-# Published numbers of training and test samples.
-COUNTS = {
-    "fashion_mnist": (60_000, 10_000),
-    "kmnist": (60_000, 10_000),
-    "qmnist": (60_000, 60_000),
-    "emnist/byclass": (697_932, 116_323),
-    "emnist/bymerge": (697_932, 116_323),
-    "emnist/balanced": (112_800, 18_800),
-    "emnist/letters": (124_800, 20_800),
-    "emnist/digits": (240_000, 40_000),
-    "emnist/mnist": (60_000, 10_000),
-}
+CLASSES = {"fashion_mnist": "FashionMNIST", "kmnist": "KMNIST", "qmnist": "QMNIST", "emnist": "EMNIST"}
+NETWORK_TIMEOUT = 30.0  # seconds without a byte
 
 
 def load_family(
@@ -58,94 +46,132 @@ def load_family(
         fetch_missing: Whether missing files may be downloaded.
 
     Returns:
-        The source: the folder and what was verified; the SHA-256 over the bytes of the four tensors (training images,
-        training labels, test images, test labels); the training and the test split.
+        The folder; the SHA-256 over the bytes of the four tensors (training images, training labels, test images, test
+        labels); the training and the test split.
 
     Raises:
-        InputError: A file cannot be downloaded or read, or is damaged.
+        InputError: The files cannot be downloaded or read, or are damaged.
     """
-    root = root or user_cache()
-    folder = root / CLASSES[name] / "raw"
-    files = digit_archives(name, emnist_split)
-
-    def missing() -> list[Archive]:
-        absent = (
-            archive
-            for file, archive in files.items()
-            if not is_file(folder / archive.name) and not is_file(folder / file)
-        )
-        return list(dict.fromkeys(absent))
-
-    if missing():
-        check_allowed(name, root, allowed=fetch_missing)
-        with locked_folder(root):
-            if archives := missing():
-                folder.mkdir(parents=True, exist_ok=True)
-                fetch(archives, folder)
-    counts = COUNTS[f"emnist/{emnist_split}" if name == "emnist" else name]
-    with ExitStack() as stack:
-        opened = {archive: _open_verified(folder, archive, stack) for archive in dict.fromkeys(files.values())}
-        shapes = [shape for n in counts for shape in ((n, 28, 28), (n, 8) if name == "qmnist" else (n,))]
-        images, labels, test_images, test_labels = (
-            _read(folder, file, opened[archive], shape)
-            for (file, archive), shape in zip(files.items(), shapes, strict=True)
-        )
-    verified = "only the sizes of extracted files verified" if None in opened.values() else "MD5 verified"
-    first = 1 if name == "emnist" and emnist_split == "letters" else 0
-    train = _split(images, labels, upright=name != "emnist", first=first)
-    test = _split(test_images, test_labels, upright=name != "emnist", first=first)
-    digest = hashlib.sha256()
-    for split in (train, test):
-        _check_labels(split.labels.numpy(), num_classes, folder)
-        digest.update(split.images.numpy().data)
-        digest.update(split.labels.numpy().astype("<i8", copy=False).data)
-    return f"{folder} ({verified})", digest.hexdigest(), train, test
+    root = root or _user_cache()
+    folder = root / CLASSES[name]
+    parts = _read(name, root, emnist_split)
+    if parts is None:
+        if not fetch_missing:
+            raise InputError(
+                f"The checkpoint names the data set {name}, which is not in {root}. A checkpoint alone does not cause "
+                f"a write: give --data.root with the folder that has the data, or --data.name {name} --data.root "
+                f"{shlex.quote(str(root))} to create them there."
+            )
+        _download(name, root, emnist_split)
+        parts = _read(name, root, emnist_split)
+    assert parts
+    digest, splits = hashlib.sha256(), []
+    first = int(name == "emnist" and emnist_split == "letters")
+    for part in parts:
+        images, labels = part.data.numpy(), part.targets.numpy()
+        if name == "emnist":
+            images = np.ascontiguousarray(images.transpose(0, 2, 1))
+        labels = np.ascontiguousarray(labels if labels.ndim == 1 else labels[:, 0]) - first
+        if images.shape != (len(labels), 28, 28) or labels.min() < 0 or labels.max() >= num_classes:
+            raise InputError(
+                f"{folder} is damaged: its images {list(images.shape)} and {len(labels)} labels from {labels.min()} to "
+                f"{labels.max()} are not {num_classes} classes from 0. Remove it to have it downloaded again."
+            )
+        digest.update(images.data)
+        digest.update(labels.astype("<i8", copy=False).data)
+        splits.append(Split(torch.from_numpy(images), torch.from_numpy(labels)))
+    return str(folder), digest.hexdigest(), *splits  # type: ignore[return-value]
 
 
-def _open_verified(folder: Path, archive: Archive, stack: ExitStack) -> BufferedReader | None:
-    """Opens an archive and checks its MD5. Returns None if the archive is missing, but its extracted files exist."""
-    path = folder / archive.name
+def _read(name: str, root: Path, emnist_split: str, *, download: bool = False) -> list[Any] | None:
+    """Returns torchvision's training and test set; None if files are missing."""
+    from torchvision import datasets
+
+    options = {"split": emnist_split} if name == "emnist" else {}
     try:
-        file = stack.enter_context(path.open("rb"))
-        check_md5(file, archive)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error}. Set data.root to another folder.") from error
-    return file
-
-
-def _read(folder: Path, file: str, archive: BufferedReader | None, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
-    try:
-        with ExitStack() as stack:
-            if archive is None:
-                return read_idx(stack.enter_context((folder / file).open("rb")), shape)
-            archive.seek(0)
-            packed: IO[bytes] = archive
-            if archive.name.endswith(".zip"):
-                packed = stack.enter_context(stack.enter_context(zipfile.ZipFile(archive)).open(f"gzip/{file}.gz"))
-            return read_idx(stack.enter_context(gzip.GzipFile(fileobj=packed)), shape)
-    except DamagedFileError as error:
-        found = str(error)
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        found = f"{type(error).__name__}: {error}"
-    raise InputError(
-        f"{file} in {folder} cannot be used: expected an idx file of the shape {shape}, found {found}. Delete it, and "
-        "its archive, to have them downloaded again."
-    )
-
-
-def _split(images: npt.NDArray[np.generic], labels: npt.NDArray[np.generic], *, upright: bool, first: int) -> Split:
-    # numpy, because torch might start threads before the fork.
-    if not upright:
-        images = np.ascontiguousarray(images.transpose(0, 2, 1))
-    classes = (labels if labels.ndim == 1 else labels[:, 0]).astype(np.int64) - first
-    return Split(torch.from_numpy(images), torch.from_numpy(classes))
-
-
-def _check_labels(labels: npt.NDArray[np.int64], num_classes: int, folder: Path) -> None:
-    if labels.min() < 0 or labels.max() >= num_classes:
+        with single_thread():
+            return [
+                getattr(datasets, CLASSES[name])(root, train=train, download=download, **options)
+                for train in (True, False)
+            ]
+    except Exception as error:
+        if download:
+            raise
+        # torchvision raises errors of many kinds for a damaged file.
+        if "Dataset not found" in str(error):
+            return None
         raise InputError(
-            f"The labels in {folder} are damaged: expected {num_classes} classes from 0, found labels from "
-            f"{labels.min()} to {labels.max()}. Delete the files to have them downloaded again."
-        )
+            f"{root / CLASSES[name]} cannot be read ({type(error).__name__}: {error}). Remove it to have it downloaded "
+            "again, or change data.root."
+        ) from error
+
+
+def _download(name: str, root: Path, emnist_split: str) -> None:
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    # The progress bar must not start a thread: the process forks the ranks afterwards.
+    tqdm.monitor_interval = 0
+    timeout = socket.getdefaulttimeout()
+    try:
+        with locked_folder(root):
+            if _read(name, root, emnist_split) is not None:
+                return
+            with partial_folder(root / ".partial") as partial:
+                target = root / CLASSES[name]
+                # Archives that the user has put there are not downloaded again.
+                if target.exists():
+                    shutil.copytree(target, partial / target.name)
+                socket.setdefaulttimeout(NETWORK_TIMEOUT)
+                _read(name, partial, emnist_split, download=True)
+                shutil.rmtree(target, ignore_errors=True)
+                (partial / target.name).rename(target)
+    except (OSError, RuntimeError, HTTPException) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{name} cannot be downloaded to {root}: {reason}. Check the network, set data.root to a writable folder, "
+            f"or put torchvision's files into {root / CLASSES[name] / 'raw'}."
+        ) from error
+    finally:
+        socket.setdefaulttimeout(timeout)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Creates a folder and holds its lock. A process that waits prints a message.
+
+    Raises:
+        OSError: The folder or the lock file cannot be written or locked, or the file is a symbolic link.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Without flock, the library would use a lock that outlives a killed process.
+    lock = FileLock(folder / ".download.lock", fallback_to_soft=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        print_error(f"Waiting for another process to download data into {folder}.")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def partial_folder(path: Path) -> Iterator[Path]:
+    """Creates an empty folder for unfinished files, and removes it at the end."""
+    shutil.rmtree(path, ignore_errors=True)
+    # Without exist_ok: the files would follow a symbolic link of another user.
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _user_cache() -> Path:
+    """Returns the user's folder for data: `$XDG_CACHE_HOME/lit_mnist` or `~/.cache/lit_mnist`."""
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME")
+        return (Path(cache) if cache else Path.home() / ".cache") / "lit_mnist"
+    except RuntimeError as error:
+        raise InputError(f"There is no folder for the data: {error} Set data.root.") from error

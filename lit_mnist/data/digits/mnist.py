@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import math
-import struct
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -20,12 +19,9 @@ import numpy.typing as npt
 import torch
 
 from lit_mnist.data.digits.split import Split
-from lit_mnist.data.download import is_file
 from lit_mnist.errors import InputError
 
 _CHUNK = 1 << 18
-# For each number of dimensions: the type of the items, and its code in the header. QMNIST's labels are a table.
-_TYPES = {1: ("u1", 0x08), 2: (">i4", 0x0C), 3: ("u1", 0x08)}
 EMBEDDED = Path(__file__).parent / "files"
 
 
@@ -101,7 +97,7 @@ def _find(root: Path) -> list[Path]:
     most, lacking = -1, ""
     for folder in (root, root / "raw", root / "MNIST" / "raw"):
         choices = [(folder / f"{file.name}.gz", folder / file.name) for file in FILES]
-        paths = [path for path in (next(filter(is_file, choice), None) for choice in choices) if path]
+        paths = [path for path in (next(filter(_is_file, choice), None) for choice in choices) if path]
         if len(paths) == len(FILES):
             return paths
         if len(paths) > most:
@@ -114,39 +110,40 @@ def _find(root: Path) -> list[Path]:
     )
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise InputError(f"{path} cannot be accessed: {error}. Make it readable, or change data.root.") from error
+
+
 class DamagedFileError(Exception):
     """A file does not have the expected content; the message says what was found."""
 
 
-def read_idx(stream: io.BufferedIOBase, shape: tuple[int, ...], sha256: str | None = None) -> npt.NDArray[np.generic]:
+def read_idx(stream: io.BufferedIOBase, shape: tuple[int, ...], sha256: str) -> npt.NDArray[np.uint8]:
     """Reads one idx file of a known shape.
 
     Args:
         stream: The decoded bytes, of which at most one more than expected is read.
-        shape: Three numbers for images, one for labels, two for QMNIST's table of labels.
-        sha256: Digest of the decoded bytes, if it is known.
-
-    Returns:
-        Images or labels as uint8, a table as big-endian int32, in the given shape.
+        shape: Three numbers for images, one for labels.
+        sha256: Digest of the decoded bytes.
 
     Raises:
-        DamagedFileError: The size, the digest or the header is wrong.
+        DamagedFileError: The size or the digest is wrong.
         OSError, EOFError, zlib.error: Raised by the stream.
 
     The format is described with the data, at http://yann.lecun.com/exdb/mnist/.
     """
-    dtype, code = _TYPES[len(shape)]
-    header = struct.pack(f">{1 + len(shape)}I", code << 8 | len(shape), *shape)
-    size = len(header) + math.prod(shape) * np.dtype(dtype).itemsize
+    header = 4 * (1 + len(shape))
+    size = header + math.prod(shape)
     content, count = bytearray(size + 1), 0
     view = memoryview(content)
     while read := stream.readinto(view[count : count + _CHUNK]):
         count += read
     if count > size:
         raise DamagedFileError(f"more than {size} bytes")
-    found = hashlib.sha256(view[:count]).hexdigest() if sha256 or count < size else None
-    if count < size or found != sha256:
+    found = hashlib.sha256(view[:count]).hexdigest()
+    if found != sha256:
         raise DamagedFileError(f"{count} bytes with SHA-256 {found}")
-    if view[: len(header)] != header:
-        raise DamagedFileError(f"the header {view[: len(header)].hex(' ', 4)} instead of {header.hex(' ', 4)}")
-    return np.frombuffer(content, dtype, count=math.prod(shape), offset=len(header)).reshape(shape)
+    return np.frombuffer(content, np.uint8, count=math.prod(shape), offset=header).reshape(shape)

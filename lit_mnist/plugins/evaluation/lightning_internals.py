@@ -209,7 +209,7 @@ class EvaluationLoop:
         vars(self.trainer._logger_connector).pop("on_epoch_end", None)
 
     def _broadcast_buffers(self) -> None:
-        """Does what DDP does before the first batch of an evaluation: a rank without a batch must take part, too."""
+        """Does what DDP does before the first batch of an evaluation: a rank without a batch must also take part."""
         model = self.trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             if model._check_sync_bufs_pre_fwd():

@@ -26,8 +26,8 @@ from lit_mnist.profiling.timing import StepClock
 from lit_mnist.run.job import Job
 from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.monitor import StepMonitor
+from lit_mnist.run.outcome import Trained
 from lit_mnist.run.progress import ProgressDisplay, describe_epoch
-from lit_mnist.run.result import Trained
 
 
 class StepMonitorCallback(Callback):
