@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ddp_doctor.findings import Files, Finding, Report, Stage, Verdict
+from ddp_doctor.findings import Accepted, CheckState, Finding, Report, State, Verdict
+from ddp_doctor.observations import Batch, Comparison, Files, Stage
 
 HOSTILE = "\x1b[2J\x9b31m<script>alert(1)</script>\u202e[bold]{{ 1 }}\ud800"
 
@@ -23,16 +24,34 @@ def example(*findings: Finding, error: str = "", hang: str = "") -> Report:
         Finding("LD017", Verdict.DEPENDS, "The learning rate is 0.2 on two ranks and 0.1 on one."),
         Finding("LD013", Verdict.UNCLEAR, "The difference is 3e-08, between noise and threshold."),
         Finding("LD032", Verdict.NOTE, "The process group is not destroyed."),
-        Finding("LD014", Verdict.CANNOT_TELL, "Two runs gave different weights."),
-        Finding("LD015", Verdict.CANNOT_TELL, "Two runs gave different weights."),
-        Finding("LD030", Verdict.NOT_REACHED, "The code does not predict."),
     )
     return Report(
         "mine:Lit",
         2,
         found,
         stages=[Stage("as you run it", "3 steps on 2 ranks", 4.25), Stage("determinism", "weights differ", 3.5)],
-        checks=["LD012", "LD013", "LD014"],
+        checks=[
+            *(CheckState(code, State.MADE) for code in ("LD012", "LD013", "LD017", "LD032")),
+            *(CheckState(code, State.CANNOT_TELL, "Two runs gave different weights.") for code in ("LD014", "LD015")),
+            CheckState("LD028", State.NOT_APPLICABLE, "The program trains with Join."),
+            CheckState("LD030", State.NOT_REACHED, "The program does not predict."),
+        ],
+        comparison=Comparison(
+            True,
+            "recorded batches",
+            differences=(1.7e-16, 0.024, float("inf")),
+            threshold=1e-6,
+            module="net.bn1",
+            modules=[("net.conv1", "Conv2d"), ("net.bn1", "BatchNorm2d"), ("net.fc", "Linear"), ("net", "Net")],
+        ),
+        batches=[
+            Batch(step, 0, rank, 32, [str(9990 + 10 * step + number + rank) for number in range(24)], ["9995", "10001"])
+            for step in (0, 1)
+            for rank in (0, 1)
+        ],
+        accepted=[
+            Accepted(Finding("LD008", Verdict.FAULT, "Equal noise.", place="mine.py:3 in f"), "comment", "meant")
+        ],
         error=error,
         hang=hang,
         seconds=12.3,
@@ -46,13 +65,15 @@ def example(*findings: Finding, error: str = "", hang: str = "") -> Report:
 def hostile() -> Report:
     """Returns a report in which every text of the user's code tries to do harm."""
     finding = Finding("LD012", Verdict.FAULT, HOSTILE + "\nLD001 no fault", 0, HOSTILE, HOSTILE, HOSTILE, HOSTILE)
-    told = Finding("LD013", Verdict.CANNOT_TELL, HOSTILE)
     return Report(
         HOSTILE,
         2,
-        [finding, told],
+        [finding],
         [Stage(HOSTILE, HOSTILE, 0.1)],
-        ["LD012"],
+        [CheckState("LD012", State.MADE), CheckState("LD013", State.CANNOT_TELL, HOSTILE)],
+        Comparison(True, HOSTILE, HOSTILE, HOSTILE, [0.5], 1e-6, HOSTILE, [(HOSTILE, HOSTILE)]),
+        [Batch(0, 0, 0, 9, [HOSTILE], [HOSTILE])],
+        [Accepted(finding, "comment", HOSTILE)],
         HOSTILE,
         HOSTILE,
         1.0,

@@ -21,8 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from projects import communication, randomness
 from projects.cases import CASES, Case
+from projects.families import FAMILIES
 from projects.traincheck import EXPECTED
 
 from ddp_doctor.checks import describe
@@ -35,16 +35,6 @@ BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
 TRAINCHECK = tuple(
     Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
 )
-# Programs that communicate in other ways, and programs whose ranks share a seed; some are faulty.
-COMMUNICATION = tuple(
-    Case(name, "communication.py", name, codes=(code,) if code else (), note=note)
-    for name, (code, note) in communication.EXPECTED.items()
-)
-RANDOMNESS = tuple(
-    Case(name, "randomness.py", name, codes=("LD008",) if verdict else (), verdict=verdict or "fault", note=note)
-    for name, (verdict, note) in randomness.EXPECTED.items()
-)
-
 _DEMOS = "lightning.pytorch.demos"
 _BORING = f"{_DEMOS}.boring_classes:BoringModel"
 # Programs that nobody in this project wrote.
@@ -121,7 +111,7 @@ def _empty_folder() -> Iterator[None]:
 
 def main(words: list[str]) -> int:
     """Examines the projects, and returns the number of those with an unexpected report."""
-    everything = (*CASES, *COMMUNICATION, *RANDOMNESS, *TRAINCHECK, *INSTALLED)
+    everything = (*CASES, *(case for cases in FAMILIES.values() for case in cases), *TRAINCHECK, *INSTALLED)
     wanted = [case for case in everything if not words or any(word in case.name for word in words)]
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     RESULTS.parent.mkdir(exist_ok=True)
@@ -146,8 +136,7 @@ def _write(rows: dict[str, dict[str, Any]]) -> None:
     kinds = {
         "planted faults": [case for case in CASES if case.codes],
         "healthy projects": [case for case in CASES if not case.codes],
-        "programs that communicate in other ways": COMMUNICATION,
-        "programs whose ranks share a seed": RANDOMNESS,
+        **FAMILIES,
         "errors of TrainCheck's list": TRAINCHECK,
         "programs of installed packages": INSTALLED,
     }

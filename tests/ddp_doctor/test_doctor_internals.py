@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from ddp_doctor.emulation import torch_internals as emulated
 from ddp_doctor.probes.random_replay import Draw, RandomReplay
 from ddp_doctor.torch_internals import (
     LoaderIndices,
     graph_nodes,
     in_backward,
+    on_indices,
     tree_leaves,
     tree_map,
     watch_workers,
@@ -31,6 +34,19 @@ def test_the_indices_of_a_loader_are_seen(workers: int) -> None:
     assert [indices.of_batch(number) for number in range(2)] == batches
     assert indices.drain()
     assert sorted(index for part in indices.lists for index in part) == list(range(10))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_indices_and_batches_are_told(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    base: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+    for name in ("_next_index", "__next__"):
+        monkeypatch.setattr(base, name, getattr(base, name))
+    taken: list[int] = []
+    given: list[Any] = []
+    on_indices(lambda _, indices: taken.extend(indices), given.append)
+    loader = DataLoader(TensorDataset(torch.arange(10)), 3, shuffle=True, num_workers=workers)
+    assert [value for (batch,) in loader for value in batch.tolist()] == taken
+    assert len(given) == 4
 
 
 def test_a_stream_has_no_indices() -> None:
@@ -106,3 +122,62 @@ def test_a_number_per_batch_cannot_be_joined() -> None:
     with whole:
         torch.rand(())
     assert "no part of" in whole.failures[0]
+
+
+def test_the_factories_of_torch_are_known() -> None:
+    found = emulated.factories()
+    assert {"zeros", "tensor", "arange", "randn", "randint", "randperm", "zeros_like", "randn_like"} <= {*found}
+    assert len(found) >= 35
+
+
+def test_an_optimized_module_calls_its_module() -> None:
+    model = nn.Linear(2, 1)
+    compiled = emulated.optimized_module(model)
+    assert torch.equal(compiled(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert [*compiled.state_dict()] == ["_orig_mod.weight", "_orig_mod.bias"]
+
+
+def test_each_use_of_cuda_initializes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+
+    def fail() -> None:
+        used.append(1)
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", emulated.lazy_init())
+    emulated.replace_lazy_init(fail)
+    for use in (
+        lambda: torch.zeros(1).cuda(),
+        lambda: torch.zeros(1, device="cuda"),
+        lambda: nn.Linear(1, 1).to("cuda"),
+    ):
+        with pytest.raises(RuntimeError, match="no GPU"):
+            use()
+    assert len(used) == 3
+
+
+def test_a_default_device_is_known() -> None:
+    with torch.device("meta"):
+        contexts = emulated.function_modes()
+        assert isinstance(contexts[-1], emulated.DeviceContext)
+        assert contexts[-1].device == torch.device("meta")
+
+
+def test_batches_are_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulated.pinning, "pin_memory", emulated.pinning.pin_memory)
+    emulated.pin_nothing()
+    batch = [torch.ones(2)]
+    assert emulated.pinning.pin_memory(batch, "cuda") is batch
+
+
+def test_a_replay_runs_the_hooks_of_the_optimizer() -> None:
+    optimizer, seen = torch.optim.SGD([nn.Parameter(torch.ones(1))]), []
+    hooks = [
+        register_optimizer_step_pre_hook(lambda found, *_: seen.append(("before", found))),
+        register_optimizer_step_post_hook(lambda found, *_: seen.append(("after", found))),
+    ]
+    for first in (True, False):
+        emulated.optimizer_hooks(optimizer, before=first)
+    for hook in hooks:
+        hook.remove()
+    assert seen == [("before", optimizer), ("after", optimizer)]

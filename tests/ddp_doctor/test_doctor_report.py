@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from html_page import Page
 from suite import PAGE, checks_table
 
 import ddp_doctor
-from ddp_doctor.findings import Finding, Report, Stage, Verdict
+from ddp_doctor.findings import REASONS, CheckState, Finding, Report, State, Verdict
+from ddp_doctor.observations import Comparison, Stage
 from ddp_doctor.output.page import page_of
 from ddp_doctor.output.terminal import report_text
 
@@ -23,17 +25,22 @@ FINDINGS = (
         "LD013", Verdict.FAULT, "unequal <b>counts</b>", 0, "head.weight", "2.4e-01", "train.py:3 in step", "falls"
     ),
     Finding("LD012", Verdict.DEPENDS, "batch norm"),
-    *(Finding(code, Verdict.NOT_REACHED, "There is no validation.") for code in ("LD022", "LD023")),
 )
-REPORT = Report(
-    "train.py:Module", 2, FINDINGS, (Stage("one process", "6 steps", 1.5),), ("LD012", "LD013"), seconds=9.0
+CHECKS = (
+    CheckState("LD012", State.MADE),
+    CheckState("LD013", State.MADE),
+    CheckState("LD014", State.CANNOT_TELL, "The loss is not finite."),
+    *(CheckState(code, State.NOT_REACHED, "There is no validation.") for code in ("LD022", "LD023")),
 )
+STAGES = (Stage("one process", "6 steps", 1.5),)
+REPORT = Report("train.py:Module", 2, FINDINGS, STAGES, CHECKS, Comparison(True, "recorded batches"), seconds=9.0)
 
 
 TYPES: dict[str, Any] = {
     "object": dict,
     "array": list,
     "string": str,
+    "boolean": bool,
     "integer": int,
     "number": (int, float),
     "null": type(None),
@@ -48,7 +55,7 @@ def violations(value: Any, schema: dict[str, Any], at: str = "report") -> list[s
         return violations(value, SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], at)
     names = schema.get("type", [])
     kinds = tuple(TYPES[name] for name in ([names] if isinstance(names, str) else names))
-    if kinds and (isinstance(value, bool) or not isinstance(value, kinds)):
+    if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
         return [f"{at} is {value!r}"]
     wrong = (
         ("const" in schema and value != schema["const"])
@@ -84,11 +91,13 @@ def test_the_report_has_the_form_of_the_schema() -> None:
     found = json.loads(json.dumps(REPORT.to_json()))
     properties = SCHEMA["properties"]
     assert found.keys() == properties.keys() == set(SCHEMA["required"])
-    for name in ("findings", "stages"):
+    for name in ("findings", "stages", "checks"):
         items = properties[name]["items"]
+        items = SCHEMA["$defs"]["finding"] if "$ref" in items else items
         assert all(item.keys() == items["properties"].keys() == set(items["required"]) for item in found[name])
-    verdicts = properties["findings"]["items"]["properties"]["verdict"]["enum"]
-    assert verdicts == [verdict.value for verdict in Verdict]
+    verdicts = SCHEMA["$defs"]["finding"]["properties"]["verdict"]["enum"]
+    assert verdicts == [verdict.value for verdict in Verdict if verdict not in REASONS]
+    assert properties["checks"]["items"]["properties"]["state"]["enum"] == [state.value for state in State]
     assert found["exit_code"] == 1
 
 
@@ -100,10 +109,31 @@ def test_the_exit_code_tells_what_happened() -> None:
 
 def test_the_text_begins_with_the_fault() -> None:
     text = report_text(REPORT)
-    assert "train.py:Module on 2 ranks: 1 fault" in text
+    assert text.splitlines()[1:3] == ["1 fault found.", "train.py:Module on 2 ranks, compared with one process"]
     assert text.index("LD013") < text.index("LD012")
     assert all(part in text for part in ("step 0; head.weight; 2.4e-01", "train.py:3 in step", "falls"))
-    assert "LD022, LD023: There is no validation." in text
+
+
+def test_the_text_counts_the_checks_and_lists_the_open_ones() -> None:
+    text = report_text(REPORT)
+    assert "checks: 2 made, 2 not reached (the program does not do this), 1 cannot tell" in text
+    assert "- cannot tell: LD014: The loss is not finite." in text
+    assert "LD022" not in text
+    told = report_text(REPORT, verbose=True)
+    assert "- not reached: LD022, LD023: There is no validation." in told
+    assert "- made: LD012, LD013" in told
+
+
+def test_the_first_line_says_that_nothing_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "118")
+    compared = Comparison(reason="it hung", option="A longer --timeout than 60 seconds may make it possible.")
+    text = " ".join(report_text(replace(REPORT, findings=(), comparison=compared)).split())
+    assert text.startswith(
+        "No fault found; the comparison with one process was not made, because it hung. A longer --timeout than 60"
+    )
+    assert report_text(replace(REPORT, findings=())).splitlines()[1] == "No fault found."
+    told = report_text(replace(REPORT, findings=(), comparison=None)).splitlines()[1]
+    assert told.endswith("was not made, because none of the chosen checks needs it.")
 
 
 def test_the_report_says_how_the_files_were_kept_and_where_the_output_is() -> None:
@@ -120,7 +150,7 @@ def test_the_report_says_how_the_files_were_kept_and_where_the_output_is() -> No
 def test_the_text_keeps_the_width_of_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     long = Finding("LD012", Verdict.FAULT, "word " * 60, 0, "net." * 40, "x" * 150, "/" + "folder/" * 30, "y" * 150)
-    text = report_text(example(long, Finding("LD013", Verdict.CANNOT_TELL, "z" * 150)))
+    text = report_text(example(long, Finding("LD013", Verdict.NOTE, "z" * 150)))
     assert max(map(len, text.splitlines())) <= width
     assert text.count("z") >= 150
 
@@ -140,14 +170,17 @@ def test_the_examined_code_does_not_control_the_terminal() -> None:
 def test_the_page_lists_faults_first_and_escapes_the_examined_code() -> None:
     page = Page(page_of(example()))
     assert page.balanced
-    assert page.find("title")[0]["text"] == "1 fault"
+    assert page.find("title")[0]["text"] == "1 fault found"
     assert [e["text"] for e in page.find("h2")] == [
         "Faults",
         "Depends on the number of devices",
         "Unclear",
         "Notes",
-        "Cannot tell",
-        "Not reached",
+        "Who saw what",
+        "Compared with one process",
+        "The first module that differs",
+        "Accepted",
+        "The checks",
         "The examination",
     ]
     assert "convert_sync_batchnorm" in page.content

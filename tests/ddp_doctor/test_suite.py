@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from projects.cases import CASES, Case
-from suite import COMMUNICATION, INSTALLED, RANDOMNESS, TRAINCHECK, examine_case
+from projects.families import FAULTY, HEALTHY
+from suite import INSTALLED, TRAINCHECK, examine_case
 
-ALL = (*CASES, *COMMUNICATION, *RANDOMNESS, *TRAINCHECK, *INSTALLED)
+ALL = (*CASES, *FAULTY, *HEALTHY, *TRAINCHECK, *INSTALLED)
 # The comparison with one process, evaluation, and a communication hook. test_project_engines.py has the template.
 QUICK = ("ld013_padded_tokens", "ld024_lightning_mean", "hook_fp16")
 

@@ -17,17 +17,23 @@ from torch.utils.data.distributed import DistributedSampler
 
 NOTE, FAULT = "note", "fault"
 EXPECTED = {
-    "dropout_and_drop_path": (NOTE, "dropout, drop path and attention dropout from one seed"),
-    "latent_noise": (NOTE, "the noise of a VAE between its layers, from one seed"),
-    "numpy_mixing_weight": (NOTE, "one mixing weight per batch of NumPy, from one seed"),
-    "numpy_in_dataset": (FAULT, "np.random.seed(0) on all ranks, augmentation in the data set"),
-    "numpy_in_workers": (FAULT, "one seed for all ranks, augmentation in the workers"),
-    "numpy_in_loop": (FAULT, "np.random.seed(0) on all ranks, noise in the loop"),
-    "python_in_dataset": (FAULT, "random.seed(0) on all ranks, augmentation in the data set"),
-    "torch_in_dataset": (FAULT, "torch.manual_seed(0) on all ranks, augmentation in the data set"),
-    "time_steps": (FAULT, "time steps and noise of a diffusion model, in its forward pass"),
-    "latents": (FAULT, "the generator's inputs"),
-    "numpy_seeded_by_rank": ("", "np.random.seed(rank), augmentation in the data set"),
+    "dropout_and_drop_path": ("LD008", NOTE, "dropout, drop path and attention dropout from one seed"),
+    "latent_noise": ("LD008", NOTE, "the noise of a VAE between its layers, from one seed"),
+    "numpy_mixing_weight": ("LD008", NOTE, "one mixing weight per batch of NumPy, from one seed"),
+    "numpy_in_dataset": ("LD008", FAULT, "np.random.seed(0) on all ranks, augmentation in the data set"),
+    "numpy_in_workers": ("LD008", FAULT, "one seed for all ranks, augmentation in the workers"),
+    "numpy_in_loop": ("LD008", FAULT, "np.random.seed(0) on all ranks, noise in the loop"),
+    "python_in_dataset": ("LD008", FAULT, "random.seed(0) on all ranks, augmentation in the data set"),
+    "torch_in_dataset": ("LD008", FAULT, "torch.manual_seed(0) on all ranks, augmentation in the data set"),
+    "time_steps": ("LD008", FAULT, "time steps and noise of a diffusion model, in its forward pass"),
+    "latents": ("LD008", FAULT, "the generator's inputs"),
+    "own_generator_in_dataset": ("LD008", FAULT, "default_rng(0) of the data set on all ranks"),
+    "own_generator_in_workers": ("LD008", FAULT, "default_rng(0) of the data set on all ranks, in a worker"),
+    "own_generator_in_loop": ("LD008", FAULT, "default_rng(0) on all ranks, noise in the loop"),
+    "python_generator_in_loop": ("LD008", FAULT, "random.Random(5) on all ranks, shifts in the loop"),
+    "own_generator_mixes": ("LD008", NOTE, "one mixing weight per batch of default_rng(0)"),
+    "own_generator_by_rank": ("", "", "default_rng(rank) of the data set"),
+    "numpy_seeded_by_rank": ("", "", "np.random.seed(rank), augmentation in the data set"),
 }
 
 
@@ -171,3 +177,55 @@ def time_steps():
 
 def latents():
     train(lambda: nn.Linear(8, 16), loss=lambda model, x, y: F.mse_loss(model(torch.randn(len(x), 8)), x))
+
+
+class OwnGenerator(Augmented):
+    def __init__(self, seed):
+        super().__init__()
+        self.rng = np.random.default_rng(seed)
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + torch.from_numpy(self.rng.normal(0, 0.1, 16).astype("float32")), y
+
+
+def own_generator_in_dataset():
+    train(dataset=OwnGenerator(0))
+
+
+def own_generator_in_workers():
+    train(dataset=OwnGenerator(0), workers=1)
+
+
+def own_generator_by_rank():
+    train(dataset=OwnGenerator(int(os.environ["RANK"])))
+
+
+def own_generator_in_loop():
+    rng = np.random.default_rng(0)
+
+    def noisy(model, x, y):
+        noise = torch.from_numpy(rng.standard_normal(tuple(x.shape), dtype="float32"))
+        return F.cross_entropy(model(x + 0.1 * noise), y)
+
+    train(loss=noisy)
+
+
+def python_generator_in_loop():
+    rng = random.Random(5)
+
+    def shifted(model, x, y):
+        shifts = torch.tensor([[rng.uniform(-0.1, 0.1) for _ in range(16)] for _ in x])
+        return F.cross_entropy(model(x + shifts), y)
+
+    train(loss=shifted)
+
+
+def own_generator_mixes():
+    rng = np.random.default_rng(0)
+
+    def mixed(model, x, y):
+        weight = float(rng.uniform())
+        return F.cross_entropy(model(weight * x + (1 - weight) * x.flip(0)), y)
+
+    train(loss=mixed)

@@ -1,0 +1,202 @@
+"""Builds the tiny data sets and configurations that the public programs want; all values are random.
+
+Each recipe is a function of a folder and of the arguments that programs.yaml gives it.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+WORDS = ["the", "a", "one", "of", "in", "to", "and", "is", "on", "by", "it", "as", "at", "be", "this", "have", "from"]
+
+
+def image_folder(
+    root: Path, splits: Sequence[str] = ("train", "val"), classes: int = 4, each: int = 24, size: int = 64
+) -> None:
+    """Writes images in the form of ImageFolder: SPLIT/CLASS/*.jpg; no split for splits=[""]."""
+    numbers = np.random.default_rng(0)
+    for split in splits:
+        for label in range(classes):
+            folder = root / split / f"class{label}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for place in range(each):
+                Image.fromarray(_image(numbers, size, label)).save(folder / f"{place:03d}.jpg", quality=90)
+
+
+def mnist(root: Path, train: int = 512, test: int = 128) -> None:
+    """Writes data in the form of MNIST, as torchvision keeps it."""
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = np.random.default_rng(0)
+    for prefix, count in (("train", train), ("t10k", test)):
+        images = numbers.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = numbers.integers(0, 10, count, dtype=np.uint8)
+        for name, magic, values in (("images-idx3", 2051, images), ("labels-idx1", 2049, labels)):
+            head = b"".join(number.to_bytes(4, "big") for number in (magic, *values.shape))
+            (folder / f"{prefix}-{name}-ubyte").write_bytes(head + values.tobytes())
+
+
+def cifar(root: Path, classes: int = 10, train: int = 512, test: int = 128) -> None:
+    """Writes data in the form of CIFAR-10 or CIFAR-100; stand_ins/ accepts their digests."""
+    folder = root / ("cifar-10-batches-py" if classes == 10 else "cifar-100-python")
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = np.random.default_rng(0)
+    key = "labels" if classes == 10 else "fine_labels"
+    batches = {f"data_batch_{n}": train // 5 for n in range(1, 6)} | {"test_batch": test}
+    for name, count in (batches if classes == 10 else {"train": train, "test": test}).items():
+        data = numbers.integers(0, 256, (count, 3072), dtype=np.uint8)
+        labels = numbers.integers(0, classes, count).tolist()
+        (folder / name).write_bytes(pickle.dumps({"data": data, key: labels}))
+    names = {"label_names" if classes == 10 else "fine_label_names": [f"class{n}" for n in range(classes)]}
+    (folder / ("batches.meta" if classes == 10 else "meta")).write_bytes(pickle.dumps(names))
+
+
+def zip_images(root: Path, count: int = 64, size: int = 32, classes: int = 0) -> None:
+    """Writes PNG images, and labels in dataset.json, into one archive."""
+    numbers = np.random.default_rng(0)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    labels = []
+    with zipfile.ZipFile(root, "w") as archive:
+        for place in range(count):
+            name = f"00000/img{place:08d}.png"
+            with archive.open(name, "w") as file:
+                Image.fromarray(_image(numbers, size, place % 4)).save(file, "png")
+            labels.append([name, place % classes if classes else 0])
+        archive.writestr("dataset.json", json.dumps({"labels": labels if classes else None}))
+
+
+def flat_images(root: Path, count: int = 64, size: int = 64, prefix: str = "image") -> None:
+    """Writes images into one folder."""
+    root.mkdir(parents=True, exist_ok=True)
+    numbers = np.random.default_rng(0)
+    for place in range(count):
+        Image.fromarray(_image(numbers, size, place % 4)).save(root / f"{prefix}_{place:03d}.png")
+
+
+def text(root: Path, lines: int = 400) -> None:
+    """Writes sentences of frequent words."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    numbers = np.random.default_rng(0)
+    rows = (" ".join(numbers.choice(WORDS, numbers.integers(4, 12))) for _ in range(lines))
+    root.write_text("\n".join(rows) + "\n")
+
+
+def tokens(root: Path, names: Sequence[str] = ("train.bin", "val.bin"), count: int = 20000, most: int = 64) -> None:
+    """Writes files of 16-bit tokens."""
+    root.mkdir(parents=True, exist_ok=True)
+    numbers = np.random.default_rng(0)
+    for name in names:
+        numbers.integers(0, most, count, dtype=np.uint16).tofile(root / name)
+
+
+def pickled(root: Path, values: dict[str, Any]) -> None:
+    """Writes plain values as a pickle."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    root.write_bytes(pickle.dumps(values))
+
+
+def written(root: Path, text: str) -> None:
+    """Writes a text, such as a configuration."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    root.write_text(text)
+
+
+def replaced(root: Path, changes: dict[str, str]) -> None:
+    """Replaces words, such as the address of the data, in a configuration."""
+    text = root.read_text()
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    root.write_text(text)
+
+
+def metric(root: Path) -> None:
+    """Writes a metric with the interface of GLUE's, as a local folder of evaluate."""
+    root.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(__file__).parent / "stand_ins" / "glue_metric.py", root / f"{root.name}.py")
+
+
+def coco(root: Path, images: int = 16, size: int = 64) -> None:
+    """Writes images with boxes in the form of COCO 2017."""
+    numbers = np.random.default_rng(0)
+    (root / "annotations").mkdir(parents=True, exist_ok=True)
+    for split in ("train2017", "val2017"):
+        (root / split).mkdir(exist_ok=True)
+        pictures, boxes = [], []
+        for place in range(images):
+            name = f"{place:012d}.jpg"
+            Image.fromarray(_image(numbers, size, place % 4)).save(root / split / name)
+            pictures.append({"id": place, "file_name": name, "height": size, "width": size})
+            for part in range(1 + place % 3):
+                box = {"id": len(boxes), "image_id": place, "category_id": 1 + part, "iscrowd": 0, "area": 600}
+                boxes.append({**box, "bbox": [4 + part, 4, 30, 20], "segmentation": [[4, 4, 34, 4, 34, 24]]})
+        categories = [{"id": n, "name": f"thing{n}"} for n in range(1, 91)]
+        content = {"images": pictures, "annotations": boxes, "categories": categories}
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+
+
+def bert(root: Path, labels: int = 2, layers: int = 2) -> None:
+    """Writes a tiny BERT with random weights, and its tokenizer, as a local folder of transformers."""
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    root.mkdir(parents=True, exist_ok=True)
+    letters = [chr(code) for code in range(33, 127)]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *letters, *(f"##{one}" for one in letters)]
+    (root / "vocab.txt").write_text("\n".join(dict.fromkeys(words)) + "\n")
+    BertTokenizerFast(vocab_file=str(root / "vocab.txt"), do_lower_case=True, model_max_length=32).save_pretrained(root)
+    sizes = {"hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=len(set(words)), num_labels=labels, **sizes)
+    BertForSequenceClassification(config).save_pretrained(root)
+
+
+def autoencoder(root: Path) -> None:
+    """Writes a tiny AutoencoderKL with random weights, as a local folder of diffusers."""
+    from diffusers.models import AutoencoderKL
+
+    sizes = {"block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1, "latent_channels": 4}
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
+    AutoencoderKL(**sizes, **blocks).save_pretrained(root)
+
+
+def torchvision_weights(root: Path, model: str, name: str) -> None:
+    """Writes random weights of a model of torchvision where torch.hub keeps what it has downloaded."""
+    import torch
+    import torchvision
+
+    (root / "hub" / "checkpoints").mkdir(parents=True, exist_ok=True)
+    torch.save(torchvision.models.get_model(model).state_dict(), root / "hub" / "checkpoints" / name)
+
+
+def _image(numbers: np.random.Generator, size: int, label: int) -> np.ndarray[Any, Any]:
+    noise = numbers.integers(0, 128, (size, size, 3))
+    return (noise + 30 * label).astype(np.uint8)
+
+
+RECIPES: dict[str, Callable[..., None]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        image_folder,
+        mnist,
+        cifar,
+        zip_images,
+        flat_images,
+        text,
+        tokens,
+        pickled,
+        written,
+        replaced,
+        metric,
+        coco,
+        bert,
+        autoencoder,
+        torchvision_weights,
+    )
+}

@@ -1,0 +1,116 @@
+"""Programs that accumulate gradients over micro-batches; all are correct unless `EXPECTED` names a code.
+
+Each function is a training of its own, on each rank.
+"""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+EXPECTED = {
+    "mean_per_micro_batch": ("LD013", "fault", "each micro-batch divides by its own number of tokens"),
+    "hf_trainer_counts_per_micro_batch": (
+        "LD013",
+        "fault",
+        "transformers' Trainer, a mean loss per batch",
+    ),
+    "divided_by_ranks": ("LD014", "fault", "the accumulated loss is divided by the number of ranks again"),
+    "tokens_of_all_micro_batches": ("", "", "the tokens of all micro-batches and ranks are counted before"),
+    "equal_counts": ("", "", "micro-batches of equal size, with no_sync"),
+}
+STEPS = 2
+
+
+class Texts(Dataset):
+    def __init__(self, padded):
+        generator = torch.Generator().manual_seed(8)
+        self.x = torch.randint(1, 30, (96, 10), generator=generator)
+        self.y = self.x.clone()
+        if padded:
+            lengths = torch.randint(2, 10, (96, 1), generator=generator)
+            self.y[torch.arange(10) >= lengths] = -100
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "labels": self.y[index]}
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(30, 16), nn.Linear(16, 30)
+
+    def forward(self, x, labels):
+        logits = self.out(self.embed(x))
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def train(loss_of, padded=True):
+    dist.init_process_group("gloo")
+    data = Texts(padded)
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data))
+    torch.manual_seed(1)
+    model = DDP(Model())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        window = []
+        for batch in loader:
+            window.append(batch)
+            if len(window) < STEPS:
+                continue
+            count = sum((part["labels"] != -100).sum() for part in window)
+            for number, part in enumerate(window):
+                with contextlib.nullcontext() if number == STEPS - 1 else model.no_sync():
+                    loss_of(model, part, count).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            window = []
+    dist.destroy_process_group()
+
+
+def mean_per_micro_batch():
+    train(lambda model, part, _: model(**part)["loss"] / STEPS)
+
+
+def divided_by_ranks():
+    train(lambda model, part, _: model(**part)["loss"] / STEPS / dist.get_world_size(), padded=False)
+
+
+def equal_counts():
+    train(lambda model, part, _: model(**part)["loss"] / STEPS, padded=False)
+
+
+def tokens_of_all_micro_batches():
+    def loss(model, part, count):
+        total = count.clone()
+        dist.all_reduce(total)
+        logits = model(**part)["logits"]
+        summed = F.cross_entropy(logits.flatten(0, 1), part["labels"].flatten(), reduction="sum")
+        return summed * dist.get_world_size() / total
+
+    train(loss)
+
+
+def hf_trainer_counts_per_micro_batch():
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        "hf",
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=STEPS,
+        num_train_epochs=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    Trainer(Model(), arguments, train_dataset=Texts(padded=True)).train()
+    dist.destroy_process_group()

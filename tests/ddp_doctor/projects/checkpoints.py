@@ -1,0 +1,126 @@
+"""Programs in plain loops that save what a resumed run needs; some lack a part of it.
+
+Each function is a training of its own, on each rank.
+"""
+
+import copy
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+EXPECTED = {
+    "average_not_saved": ("LD025", "fault", "an average of the weights in a dictionary is not saved"),
+    "teacher_not_saved": ("LD025", "fault", "the averaged teacher of a distillation is not saved"),
+    "second_optimizer_not_saved": ("LD025", "fault", "one of two optimizers is saved"),
+    "schedule_not_saved": ("LD025", "fault", "weights and optimizer are saved, without schedule and epoch"),
+    "average_saved": ("", "", "weights, optimizer, average and schedule are saved"),
+    "weights_only": ("", "", "only the averaged weights are saved, at the end"),
+    "best_weights_kept": ("", "", "the best weights are kept in memory, and the last ones are saved"),
+    "frozen_teacher": ("", "", "a teacher that does not change is not saved"),
+    "schedule_from_epoch": ("", "", "the epoch is saved, from which the schedule is computed"),
+}
+
+
+def train(parts, after_step=None, *, teacher=None, several=False):
+    dist.init_process_group("gloo")
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
+    data = TensorDataset(x, x[:, :4].argmax(1))
+    loader = DataLoader(data, 8, sampler=DistributedSampler(data))
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4))
+    state = {"net": net, "model": DDP(net)}
+    groups = [net[0].parameters(), net[2].parameters()] if several else [net.parameters()]
+    state["optimizers"] = [torch.optim.Adam(group, 0.01) for group in groups]
+    state["schedule"] = torch.optim.lr_scheduler.ExponentialLR(state["optimizers"][0], 0.9)
+    state["teacher"] = teacher(net) if teacher else None
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            for optimizer in state["optimizers"]:
+                optimizer.zero_grad()
+            logits = state["model"](x)
+            loss = F.cross_entropy(logits, y)
+            if isinstance(state["teacher"], nn.Module):
+                with torch.no_grad():
+                    target = state["teacher"](x)
+                loss = loss + F.mse_loss(logits, target)
+            loss.backward()
+            for optimizer in state["optimizers"]:
+                optimizer.step()
+            if after_step:
+                after_step(state)
+        state["schedule"].step()
+        if dist.get_rank() == 0:
+            torch.save(parts(state, epoch), "last.pt")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def shadow(net):
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def follow(state):
+    teacher = state["teacher"]
+    target = teacher.state_dict() if isinstance(teacher, nn.Module) else teacher
+    for name, value in state["net"].state_dict().items():
+        target[name].lerp_(value, 0.1)
+
+
+def frozen_copy(net):
+    return copy.deepcopy(net).requires_grad_(False)
+
+
+def _usual(state, epoch):
+    return {
+        "model": state["net"].state_dict(),
+        "optimizer": [optimizer.state_dict() for optimizer in state["optimizers"]],
+        "schedule": state["schedule"].state_dict(),
+        "epoch": epoch,
+    }
+
+
+def average_not_saved():
+    train(_usual, follow, teacher=shadow)
+
+
+def teacher_not_saved():
+    train(_usual, follow, teacher=frozen_copy)
+
+
+def second_optimizer_not_saved():
+    train(lambda state, epoch: {**_usual(state, epoch), "optimizer": state["optimizers"][0].state_dict()}, several=True)
+
+
+def schedule_not_saved():
+    train(lambda state, _: [state["net"].state_dict(), state["optimizers"][0].state_dict()])
+
+
+def average_saved():
+    train(lambda state, epoch: {**_usual(state, epoch), "ema": state["teacher"]}, follow, teacher=shadow)
+
+
+def weights_only():
+    train(lambda state, _: state["teacher"], follow, teacher=shadow)
+
+
+def best_weights_kept():
+    def keep(state):
+        state["best"] = shadow(state["net"])
+
+    train(_usual, keep)
+
+
+def frozen_teacher():
+    train(_usual, teacher=frozen_copy)
+
+
+def schedule_from_epoch():
+    def parts(state, epoch):
+        return {"net": state["net"].state_dict(), "opt": state["optimizers"][0].state_dict(), "epoch": epoch}
+
+    train(parts)

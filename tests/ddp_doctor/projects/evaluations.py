@@ -1,0 +1,194 @@
+"""Programs that evaluate on several ranks and report a metric; some report that of one rank, or count samples twice.
+
+Each function is a training of its own, on each rank.
+"""
+
+import logging
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+
+FAULT, DEPENDS, NOTE = "fault", "depends on the number of devices", "note"
+EXPECTED = {
+    "prints_own_loss": ("LD024", FAULT, "rank 0 prints the validation loss of its own samples"),
+    "logs_own_accuracy": ("LD024", FAULT, "rank 0 logs the accuracy of its own samples after a barrier"),
+    "sums_the_means": ("LD024", FAULT, "the ranks' mean losses are summed, and not divided"),
+    "mean_of_uneven_means": ("LD024", DEPENDS, "the mean of the ranks' means over 3 and 2 samples"),
+    "padded_small_set": ("LD023", FAULT, "9 validation samples are padded to 10"),
+    "padded_large_set": ("LD023", NOTE, "4001 validation samples are padded to 4002"),
+    "reduced_sums": ("", "", "sums and counts are reduced"),
+    "rank_0_evaluates_all": ("", "", "rank 0 evaluates all samples without the wrapper"),
+    "each_rank_prints": ("", "", "each rank prints its own loss with its number"),
+    "gathers_predictions": ("", "", "all predictions are gathered before the metric"),
+    "prints_training_loss": ("", "", "rank 0 prints its own training loss beside a reduced validation loss"),
+}
+
+
+def setting(validation=33, padded=False):
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x = torch.randn(64 + validation, 8, generator=torch.Generator().manual_seed(3))
+    y = (x[:, :3] + 0.5 * x[:, 3:6]).argmax(1)
+    train, held = TensorDataset(x[:64], y[:64]), TensorDataset(x[64:], y[64:])
+    if padded:
+        held = DataLoader(held, 64, sampler=DistributedSampler(held, shuffle=False))
+    else:
+        held = DataLoader(Subset(held, range(rank, validation, world)), 8)
+    torch.manual_seed(1)
+    model = DDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
+    return rank, model, DataLoader(train, 8, sampler=DistributedSampler(train)), held
+
+
+def train(model, loader, evaluate, epochs=2):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            evaluate(epoch, loss.item())
+    dist.destroy_process_group()
+
+
+def sums(model, loader):
+    found = torch.zeros(3)
+    for x, y in loader:
+        logits = model.module(x)
+        right = (logits.argmax(1) == y).sum()
+        found += torch.stack([F.cross_entropy(logits, y, reduction="sum"), right, torch.tensor(len(y))])
+    return found
+
+
+def prints_own_loss():
+    rank, model, loader, held = setting()
+
+    def evaluate(epoch, _):
+        loss, _, count = sums(model, held)
+        if rank == 0:
+            print(f"epoch {epoch} val loss {loss / count:.4f}")
+
+    train(model, loader, evaluate)
+
+
+def logs_own_accuracy():
+    logging.basicConfig(level=logging.INFO)
+    rank, model, loader, held = setting()
+
+    def evaluate(epoch, _):
+        _, right, count = sums(model, held)
+        dist.barrier()
+        if rank == 0:
+            logging.info("epoch %d: accuracy %.3f, loss %.4f", epoch, right / count, _ / count)
+
+    train(model, loader, evaluate)
+
+
+def sums_the_means():
+    rank, model, loader, held = setting(32)
+
+    def evaluate(epoch, _):
+        loss, _, count = sums(model, held)
+        mean = loss / count
+        dist.all_reduce(mean)
+        if rank == 0:
+            print("validation", mean.item())
+
+    train(model, loader, evaluate)
+
+
+def mean_of_uneven_means():
+    rank, model, loader, held = setting(5)
+
+    def evaluate(epoch, _):
+        loss, _, count = sums(model, held)
+        mean = loss / count
+        dist.all_reduce(mean)
+        if rank == 0:
+            print("validation", (mean / dist.get_world_size()).item())
+
+    train(model, loader, evaluate)
+
+
+def _reduced(validation, padded):
+    rank, model, loader, held = setting(validation, padded)
+
+    def evaluate(epoch, _):
+        found = sums(model, held)
+        dist.all_reduce(found)
+        if rank == 0:
+            print("validation loss", (found[0] / found[2]).item())
+
+    train(model, loader, evaluate)
+
+
+def padded_small_set():
+    _reduced(9, True)
+
+
+def padded_large_set():
+    _reduced(4001, True)
+
+
+def reduced_sums():
+    _reduced(33, False)
+
+
+def rank_0_evaluates_all():
+    rank, model, loader, held = setting()
+    held = DataLoader(held.dataset.dataset, 11)
+
+    def evaluate(epoch, _):
+        if rank == 0:
+            loss, right, count = sums(model, held)
+            print({"loss": (loss / count).item(), "accuracy": (right / count).item()})
+        dist.barrier()
+
+    train(model, loader, evaluate)
+
+
+def each_rank_prints():
+    rank, model, loader, held = setting()
+
+    def evaluate(epoch, _):
+        loss, _, count = sums(model, held)
+        print(f"rank {rank}: loss of its samples {loss / count:.5f}")
+
+    train(model, loader, evaluate)
+
+
+def gathers_predictions():
+    rank, model, loader, held = setting(32)
+
+    def evaluate(epoch, _):
+        logits, labels = zip(*((model.module(x), y) for x, y in held), strict=True)
+        parts = [torch.cat(logits), torch.cat(labels)]
+        gathered = []
+        for part in parts:
+            found = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+            dist.all_gather(found, part)
+            gathered.append(torch.cat(found))
+        if rank == 0:
+            print("perplexity", F.cross_entropy(*gathered).exp().item())
+
+    train(model, loader, evaluate)
+
+
+def prints_training_loss():
+    rank, model, loader, held = setting()
+
+    def evaluate(epoch, training):
+        found = sums(model, held)
+        dist.all_reduce(found)
+        if rank == 0:
+            print(f"{epoch}: train {training:.4f} validation {(found[0] / found[2]).item():.4f}")
+
+    train(model, loader, evaluate)

@@ -1,0 +1,111 @@
+"""Programs with uneven ranks, a normalization of their own, and files of each rank: all are correct.
+
+Each function is a training of its own, on each rank.
+"""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.nn.functional import all_reduce
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+EXPECTED = {
+    "uneven_with_join": ("", "Join around ranks with 9 and 7 batches"),
+    "own_synchronized_norm": ("", "broadcast_buffers=False with a normalization over all ranks"),
+    "lock_and_file_per_rank": ("", "a lock file by os.open, and one log per rank"),
+}
+
+
+def start():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    torch.manual_seed(7)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def uneven_with_join():
+    rank, _ = start()
+    model = DistributedDataParallel(nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    g = torch.Generator().manual_seed(100 + rank)
+    x = torch.randn(36 - 8 * rank, 8, generator=g)
+    loader = DataLoader(TensorDataset(x, x[:, 0].gt(0).long()), 4, shuffle=True)
+    for _ in range(2):
+        with Join([model]):
+            for x, y in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class GlobalNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    def forward(self, x):
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            total = all_reduce(torch.cat([x.sum(0), x.pow(2).sum(0), x.new_tensor([len(x)])]))
+            width = x.shape[1]
+            mean = total[:width] / total[-1]
+            var = total[width : 2 * width] / total[-1] - mean**2
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean), 0.1)
+                self.running_var.lerp_(var.to(self.running_var), 0.1)
+        return (x - mean) / (var + 1e-5).sqrt() * self.scale + self.shift
+
+
+def own_synchronized_norm():
+    rank, world_size = start()
+    net = nn.Sequential(nn.Linear(10, 16), GlobalNorm(16), nn.ReLU(), nn.Linear(16, 2))
+    model = DistributedDataParallel(net, broadcast_buffers=False)
+    x = torch.randn(80, 10, generator=torch.Generator().manual_seed(2))
+    data = TensorDataset(x, (x.sum(1) > 0).long())
+    sampler = DistributedSampler(data, world_size, rank, drop_last=True)
+    loader = DataLoader(data, 5, sampler=sampler)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for epoch in range(2):
+        model.train()
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    dist.destroy_process_group()
+
+
+def lock_and_file_per_rank():
+    rank, _ = start()
+    try:
+        os.close(os.open("prepare.lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        Path("vocabulary.txt").write_text("a b c")
+    except FileExistsError:
+        pass
+    dist.barrier()
+    log = Path(f"log-{rank}.txt").open("w")  # noqa: SIM115
+    model = DistributedDataParallel(nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    data = TensorDataset(x, x[:, :3].argmax(1))
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data))
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            log.write("step\n")
+        torch.save({"rng": torch.get_rng_state()}, f"rng-{rank}.pt")
+    log.close()
+    dist.destroy_process_group()

@@ -1,0 +1,88 @@
+"""The properties that checks measure on any program: decisions of the ranks, own generators, saved state."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ddp_doctor.evidence.decisions import different_decisions
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.launch.runner import Runner
+from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
+from ddp_doctor.probes.state import StateProbe
+from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.spec import Spec, Target
+
+LOOP = """\
+def main():
+    for epoch in range(9):
+        step()
+        if rank == 0:
+            print()
+        if loss > best:
+            bad += 1
+        if bad > 3:
+            break
+"""
+
+
+def _evidence(path: Path, outcomes: list[dict[int, list[int]]]) -> Evidence:
+    """Returns the evidence of ranks that ran these lines after each line."""
+    ranks = []
+    for number, lines in enumerate(outcomes):
+        branches = {f"{path}:{line}": found for line, found in lines.items()}
+        step = {"kind": "step", "step": 0, "stack": [f"{path}:3"]}
+        ended = {"kind": "end", "step": 0, "reached_end": True}
+        ranks.append(RankRecord(number, [{"kind": "branches", "step": 0, "lines": branches}, step, ended]))
+    spec = Spec(Target("a:b"), world_size=2)
+    run = Run(spec, path.parent, ranks)
+    return Evidence(spec, Runner.__new__(Runner), {"ranks": run, "again": run})
+
+
+def test_a_decision_by_own_data_is_found_through_the_value_that_it_sets(tmp_path: Path) -> None:
+    path = tmp_path / "loop.py"
+    path.write_text(LOOP)
+    asked = {4: [5, 5, 5], 6: [8, 7, 8], 8: [2, 2, 2]}, {4: [6, 6, 6], 6: [8, 8, 8], 8: [2, 2, 2]}
+    (decision,) = different_decisions(_evidence(path, list(asked)))
+    assert (decision.text, decision.time, decision.stops) == ("loss > best", 2, True)
+
+
+def test_equal_decisions_and_those_by_the_rank_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "loop.py"
+    path.write_text(LOOP)
+    lines = {4: [5, 5], 6: [8, 7], 8: [2, 2]}
+    assert not different_decisions(_evidence(path, [lines, {**lines, 4: [6, 6]}]))
+
+
+def test_the_draws_of_own_generators_are_counted() -> None:
+    mine = [np.random.default_rng(0), random.Random(0), np.random.RandomState(3)]
+    own = OwnGenerators()
+    own.find()
+    assert all(any(known is generator for known in own.known) for generator in mine)
+    states, copies = own.states(), own.copies()
+    mine[0].random(40)
+    for _ in range(30):
+        mine[1].random()
+    assert len(changed(states, own.states())) == 2
+    assert sorted(drawn(copies, own.copies()).values()) == [40, 60]
+
+
+def test_an_average_of_the_weights_is_told_from_the_weights(tmp_path: Path) -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    average = {name: value.clone() for name, value in net.state_dict().items()}
+    probe = StateProbe(Recorder(tmp_path))
+    probe.optimizers = [optimizer]
+    found = probe.saved({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1})
+    assert found["optimizers"] == 1
+    assert "epoch" in found["keys"]
+    assert "step" not in found["keys"]
+    assert set(found["weights"]) <= set(found["tensors"])
+    assert str(id(average)) in {copy["id"] for copy in found["copies"]}
+    assert str(id(net)) not in {copy["id"] for copy in found["copies"]}

@@ -1,0 +1,190 @@
+"""Programs that start their ranks, and make their batches, in many ways are compared with one process."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from compared_command import compared
+from conftest import CHILD_ENV
+
+import ddp_doctor
+from ddp_doctor.evidence.micro_batches import compare_micro_batches
+from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOLD
+from ddp_doctor.launch.srun import without_options
+from ddp_doctor.launch.world_constants import changed, changed_arguments, write_locals
+from ddp_doctor.probes.micro_batches import Turn, turns, weights_at
+from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.spec import Spec, Target
+
+WAYS = Path(__file__).with_name("ways")
+_TORCHRUN = ["torchrun", "--nproc_per_node=2"]
+# Commands, and how one process gets what the ranks had.
+STARTS: dict[str, tuple[list[str], str]] = {
+    "torchrun": ([*_TORCHRUN, "torchrun_loop.py"], BATCHES),
+    "torchrun as a module": (["python", "-m", "torch.distributed.run", *_TORCHRUN[1:], "torchrun_loop.py"], BATCHES),
+    "a rank per GPU": (["python", "spawned.py", "--start", "gpus"], BATCHES),
+    "an argument of its own": (["python", "spawned.py", "--world-size", "2"], BATCHES),
+    "a constant": (["python", "spawned.py", "--start", "fixed", "--by-hand"], BATCHES),
+    "forked by hand": (["python", "processes.py"], BATCHES),
+    "spawned by hand": (["python", "processes.py", "spawn"], BATCHES),
+    "a script that starts itself": (["python", "launched_by_script.py"], BATCHES),
+    "a shell script": (["bash", "by_hand.sh"], BATCHES),
+    "Slurm": (["bash", "job.sbatch"], MICRO_BATCHES),
+    "Trainer(devices=2)": (["python", "trainer.py"], BATCHES),
+    "torchrun and Trainer(devices=2)": ([*_TORCHRUN, "trainer.py"], BATCHES),
+    "LightningCLI": (["python", "cli.py", "fit", "--trainer.devices=2", "--config=cli.yaml"], BATCHES),
+    "Fabric": (["python", "fabric_loop.py"], BATCHES),
+    "fabric run": (["fabric", "run", "--accelerator=cpu", "--devices=2", "fabric_loop.py"], BATCHES),
+    "accelerate launch": (
+        ["accelerate", "launch", "--multi_gpu", "--num_processes=2", "accelerate_script.py"],
+        BATCHES,
+    ),
+    "accelerate from a notebook": (["python", "accelerate_script.py", "notebook"], BATCHES),
+    "an override of hydra": (["python", "hydra_app.py", "trainer.devices=2"], BATCHES),
+    "HF Trainer": ([*_TORCHRUN, "hf_trainer.py"], BATCHES),
+}
+BATCHING: dict[str, tuple[list[str], str]] = {
+    "tokens by randint": ([*_TORCHRUN, "token_batches.py"], MICRO_BATCHES),
+    "tensors sliced by rank": ([*_TORCHRUN, "sliced_by_rank.py"], MICRO_BATCHES),
+    "an endless stream": ([*_TORCHRUN, "stream.py"], MICRO_BATCHES),
+    "two loaders at once": ([*_TORCHRUN, "gan.py"], BATCHES),
+    "a batch sampler and mixup": ([*_TORCHRUN, "own_sampler.py"], MICRO_BATCHES),
+    "unequal batches": ([*_TORCHRUN, "uneven_batches.py"], BATCHES),
+}
+HEALTHY = STARTS | BATCHING
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(WAYS)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    monkeypatch.delenv("MISTAKE", raising=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_program_equals_one_process(name: str) -> None:
+    command, method = HEALTHY[name]
+    if "hydra" in name:
+        pytest.importorskip("hydra")
+    found, _ = compared(command)
+    assert not found.cannot
+    assert found.difference < 1e-9
+    assert found.method == method
+    assert len(found.differences) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["a constant", "spawned by hand", "Trainer(devices=2)", *BATCHING])
+def test_a_wrong_scale_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MISTAKE", "sum")
+    found, _ = compared(HEALTHY[name][0])
+    assert found.difference == pytest.approx(1.0)
+    assert found.weights == pytest.approx((0.25, 0.25), rel=1e-6)
+    assert found.applied[0][0] == pytest.approx((0.5, 0.5), rel=1e-6)
+
+
+@pytest.mark.timeout(200)
+def test_ranks_that_a_program_forks_are_compared() -> None:
+    found, runs = compared(["python", "processes.py"])
+    assert [len(run.ranks) for run in runs.values()] == [2, 1]
+    assert found.difference < 1e-9
+    assert found.method == BATCHES
+
+
+def test_one_process_gets_the_micro_batches_of_the_ranks_in_turn() -> None:
+    once = turns([[0, 1], [0, 1]], [0, 0])
+    assert once == [Turn(0, 0, 0), Turn(0, 1, 0), Turn(1, 0, 1), Turn(1, 1, 1)]
+    two_optimizers = turns([[0, 1, 2, 3], [0, 1, 2, 3]], [0, 1, 0, 1])
+    assert [(turn.rank, turn.step) for turn in two_optimizers[:4]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_weights_before_a_step_are_the_newest_of_each_optimizer() -> None:
+    names = ["before/0/0:0", "after/0/0:0", "before/1/1:0", "after/1/1:0", "before/2/0:0", "after/2/0:0"]
+    tensors = {name: torch.tensor(float(number)) for number, name in enumerate(names)}
+    assert {key: float(value) for key, value in weights_at(tensors, 1).items()} == {"0:0": 1.0, "1:0": 2.0}
+    assert {key: float(value) for key, value in weights_at(tensors, 0).items()} == {"0:0": 0.0, "1:0": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [((1.0, 3.0), ""), ((2.0, 6.0), ""), ((1.0, 4.0), "not those of the ranks"), ((None, None), "not known")],
+    ids=["equal", "one factor", "other inputs", "no number"],
+)
+def test_gradients_are_compared_only_if_the_losses_are_those_of_the_ranks(losses: Any, said: str) -> None:
+    def record(values: Any, *steps: list[int]) -> RankRecord:
+        passes = [
+            {"kind": "backward", "step": 0 if len(values) == 1 else place, "loss": value}
+            for place, value in enumerate(values)
+        ]
+        taken = [{"kind": "step", "optimizer": 0, "lr": [0.1], "names": {"0:0": "w"}, "passes": own} for own in steps]
+        tensors = {
+            f"{kind}/{place}/0:0": torch.ones(3, dtype=torch.float64)
+            for place in range(len(steps))
+            for kind in ("applied", "local")
+        }
+        return RankRecord(0, [*passes, *taken, {"kind": "end", "failures": []}], tensors)
+
+    spec = Spec(Target(command=("x",)))
+    ranks = Run(spec, Path(), [record([1.0], [0]), record([3.0], [0])])
+    found = compare_micro_batches(ranks, Run(spec, Path(), [record(losses, [0], [1])]), threshold=THRESHOLD)
+    assert said in found.cannot
+    assert bool(found.cannot) == bool(said)
+
+
+def test_a_program_that_starts_another_number_of_ranks_is_named() -> None:
+    begun = {"kind": "init_process_group", "world": 4}
+    run = Run(Spec(Target(command=("x",))), Path(), [RankRecord(0, [begun])])
+    assert not run.worked
+    assert run.short_reason == "the program starts 4 ranks, although the doctor runs 1"
+
+
+def test_numbers_that_are_the_number_of_ranks_are_changed() -> None:
+    options = argparse.Namespace(world_size=2, batch_size=2, num_workers=2, train={"n_gpus": 2, "layers": 2})
+    changed("options", options, 2, 1)
+    assert vars(options) == {"world_size": 1, "batch_size": 2, "num_workers": 2, "train": {"n_gpus": 1, "layers": 2}}
+    held = SimpleNamespace(world_size=2)
+    assert changed("held", held, 2, 1).world_size == 2
+
+    def worker(rank: int, world_size: int, epochs: int) -> None: ...
+
+    def other(gpu: int, n: int, name: str) -> None: ...
+
+    assert changed_arguments(worker, (2, 2), 2, 1) == (1, 2)
+    assert changed_arguments(other, (2, "a"), 2, 1) == (1, "a")
+
+
+def test_a_local_variable_of_a_running_function_is_changed() -> None:
+    def change() -> None:
+        frame = sys._getframe(1)
+        frame.f_locals["world"] = 1
+        write_locals(frame)
+
+    world = 2
+    change()
+    assert world == 1
+
+
+@pytest.mark.parametrize("options", ["-n 2", "-n2", "--ntasks=2", "--ntasks 2", "--cpu-bind=none -N 1 -l", ""])
+def test_the_options_of_srun_are_removed(options: str) -> None:
+    assert without_options([*options.split(), "python", "-u", "train.py"]) == ["python", "-u", "train.py"]
+
+
+def test_probes_are_installed_although_a_package_looked_for_torch_before(tmp_path: Path):
+    Spec(Target(), world_size=1).write(tmp_path)
+    looks = "import importlib.util; importlib.util.find_spec('torch'); import torch"
+    site = Path(ddp_doctor.__file__).parent / "launch" / "site"
+    environment = CHILD_ENV | {"DDP_DOCTOR_RUN": str(tmp_path)}
+    environment["PYTHONPATH"] = f"{site}:{CHILD_ENV['PYTHONPATH']}"
+    subprocess.run([sys.executable, "-c", looks], env=environment, check=True, timeout=60)
+    # The probes register where the stacks are written.
+    assert list(tmp_path.glob("stack-*.txt"))
