@@ -70,11 +70,17 @@ def forked(work: Callable[[], int], folder: Path) -> Iterator[int]:
             os.waitpid(child, 0)
 
 
+_SECONDS_TO_END = 3.0
+
+
 def run_forked(work: Callable[[], int], folder: Path, timeout: float = 120) -> Done:
     """Runs `work` in a forked process, which must exit within `timeout` seconds and leave no process."""
     with forked(work, folder) as child:
         status = wait_for(lambda: _ended(child), timeout, folder)
-        left = processes_of(child)
+        # The tracker of multiprocessing ends as soon as it reads that its owner has ended.
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while (left := processes_of(child)) and time.monotonic() < deadline:
+            time.sleep(0.02)
     out, err = ((folder / name).read_text() for name in ("stdout.txt", "stderr.txt"))
     assert not left, f"processes left: {left}\n{out}{err}"
     return Done(os.waitstatus_to_exitcode(status[1]), out, err)

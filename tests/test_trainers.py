@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationSched
 from lightning.pytorch.plugins import MixedPrecision, TorchCheckpointIO, TorchSyncBatchNorm
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from lightning_utilities.core import rank_zero
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_mnist.checkpoint.digest import weights_sha256
@@ -161,7 +162,7 @@ SHORTER: dict[str, tuple[dict[str, Any], int, int | None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("kind", [pytest.param("Lightning's", marks=pytest.mark.slow), "the project's"])
 def test_a_shorter_training_of_the_real_data_reaches_its_end(tmp_path: Path, kind: str) -> None:
     """And its one-cycle schedule comes down to the rate of its own last step; one data module serves them all."""
 
@@ -207,7 +208,7 @@ def test_the_gradients_of_all_epochs_are_made_under_a_schedule_of_accumulation(t
     assert [sorted(chain(*epoch)) for epoch in seen_of(tmp_path / "seen", 1)] == [list(range(SAMPLES))] * 3
 
 
-@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("kind", [pytest.param("Lightning's", marks=pytest.mark.slow), "the project's"])
 def test_a_training_resumed_within_an_epoch_ends_with_the_same_weights(tmp_path: Path, kind: str) -> None:
     def work() -> None:
         def fit(path: Path | None = None, **options: Any) -> str:
@@ -296,7 +297,10 @@ def test_loading_weights_never_runs_their_code(tmp_path: Path) -> None:
         LitClassifier.load_from_checkpoint(tmp_path, weights_only=False)
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("Lightning's", 1), ("Lightning's", 2), ("the project's", 2)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [*(pytest.param("Lightning's", ranks, marks=pytest.mark.slow) for ranks in (1, 2)), ("the project's", 2)],
+)
 def test_a_user_s_own_pairs_train_and_are_evaluated(tmp_path: Path, kind: str, ranks: int) -> None:
     train, test = pairs(800), pairs(300, "test")
 
@@ -353,7 +357,10 @@ def test_a_data_module_gives_its_loaders_without_a_trainer(tmp_path: Path) -> No
 
 def test_what_fills_no_batch_is_told_once(tmp_path: Path) -> None:
     def work() -> None:
-        log = logging.getLogger("lightning.pytorch")
+        # Other tests of this process may have imported another of Lightning's packages, and silenced the logger.
+        log = rank_zero.log
+        logging.disable(logging.NOTSET)
+        log.disabled = False
         log.setLevel(logging.INFO)
         log.addHandler(logging.StreamHandler())
         trainer = trainer_of(Trainer, tmp_path, max_epochs=2)

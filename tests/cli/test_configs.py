@@ -10,10 +10,11 @@ import yaml
 from conftest import ROOT
 
 from lit_mnist.cli.request import parse
-from lit_mnist.experiment import Experiment, TrainerSettings
+from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.plan import make_plan
 from lit_mnist.experiment.reference import reference
 from lit_mnist.experiment.schema import builtin_options
+from lit_mnist.run.trainer_settings import TrainerSettings
 from lit_mnist.trainer import LitTrainer
 
 

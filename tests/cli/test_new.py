@@ -24,6 +24,7 @@ FILES = {
     ".github/workflows/ranks.yml",
     "README.md",
     "config.yaml",
+    "tests/test_doctor.py",
     "tests/test_ranks.py",
     "train.py",
     "rings/__init__.py",

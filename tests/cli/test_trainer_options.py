@@ -14,9 +14,10 @@ from processes import assert_rejected
 
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.loader import TrainBatches
-from lit_mnist.experiment import Experiment, TrainerSettings
+from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.plan import make_plan
 from lit_mnist.run.metrics_log import read_metrics
+from lit_mnist.run.trainer_settings import TrainerSettings
 from lit_mnist.training.job import split_dataset
 
 FEW = ("--data.train_size", 640, "--data.val_size", 100, "--data.test_size", 100, "--data.eval_batch_size", 40)

@@ -176,6 +176,34 @@ def test_a_module_of_the_user_is_trained_and_tested(spirals: Program, devices: i
     assert list((folder / "tensorboard").iterdir())
 
 
+def test_a_data_module_states_the_digest_of_its_data(spirals: Program) -> None:
+    code = """
+from spirals import SpiralsData
+class Stated(SpiralsData):
+    def setup(self, stage):
+        super().setup(stage)
+        self.sha256 = "0a" * 32
+"""
+    (spirals.folder / "stated.py").write_text(code)
+    words = (*SPIRALS, "--import", "stated", "--data.class_path", "stated.Stated", "--max-steps", 2)
+    assert result_of(spirals.train("fit", *words))["data"] == {
+        "name": "stated.Stated",
+        "source": None,
+        "sha256": "0a" * 32,
+    }
+    assert result_of(spirals.train("fit", *SPIRALS, "--max-steps", 2))["data"]["sha256"] is None
+
+
+def test_a_configuration_names_the_classes_of_the_template_without_an_import(spirals: Program) -> None:
+    config = {
+        "model": {"class_path": "lit_mnist.module.LitClassifier"},
+        "data": {"class_path": "lit_mnist.datamodule.MNISTDataModule"},
+    }
+    (spirals.folder / "template.yaml").write_text(yaml.safe_dump(config))
+    result = result_of(spirals.train("fit", "--config", "template.yaml", "--max-steps", 2))
+    assert result["model"] == "lit_mnist.module.LitClassifier"
+
+
 def test_the_configuration_of_a_run_repeats_it(spirals: Program) -> None:
     folder = spirals.train("fit", *SPIRALS, "--max-steps", 10)
     again = spirals.train("fit", "--config", folder / "config.yaml", "--import", "spirals")

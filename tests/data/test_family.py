@@ -1,4 +1,4 @@
-"""The relatives of MNIST: downloaded once per machine, verified, and read from small files in the published formats."""
+"""The relatives of MNIST: downloaded once per machine, and read from small files in the published formats."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import CHILD_ENV, TIMEOUT, as_nobody, assert_same, flipped
+from conftest import CHILD_ENV, TIMEOUT, as_nobody, assert_same
 from mirror import Mirror
 from torchvision import datasets
 
-from lit_mnist.data import download, torch_internals
 from lit_mnist.data.dataset import Dataset, class_names, load_dataset
 from lit_mnist.data.digits import family
 from lit_mnist.errors import InputError
@@ -68,12 +67,13 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bytes]]:
 
     def make(name: str, split: str = "balanced", first: int = 0) -> dict[str, bytes]:
         cls = CLASSES[name]
-        monkeypatch.setitem(family.COUNTS, f"emnist/{split}" if name == "emnist" else name, SIZES)
         contents = [idx(array) for count in SIZES for array in small_split(name, count, first)]
         if name == "emnist":
             with tempfile.TemporaryFile() as file:
                 with zipfile.ZipFile(file, "w") as archive:
-                    for stem, content in zip(torch_internals.digit_archives(name, split), contents, strict=True):
+                    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+                    stems = [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in kinds]
+                    for stem, content in zip(stems, contents, strict=True):
                         archive.writestr(f"gzip/{stem}.gz", gzip.compress(content))
                 file.seek(0)
                 packed = file.read()
@@ -106,10 +106,8 @@ def test_family_is_read_from_its_archives(
 ) -> None:
     first = int(split == "letters")
     folder = place(tmp_path, name, publish(name, split, first))
-    before = sorted(tmp_path.rglob("*"))
     data = load(name, tmp_path, split or "balanced")
-    assert data.source == f"{folder} (MD5 verified)"
-    assert sorted(tmp_path.rglob("*")) == before  # neither a lock nor an extracted file
+    assert data.source == str(folder.parent)
     digest = hashlib.sha256()
     for part, count in ((data.train, SIZES[0]), (data.test, SIZES[1])):
         stored, _ = small_split(name, count, first)
@@ -122,48 +120,24 @@ def test_family_is_read_from_its_archives(
     assert data.sha256 == digest.hexdigest()
     assert data.class_names == class_names(DataSettings(name=name, emnist_split=split or "balanced"))
 
-    # The same folder serves torchvision's own class, which extracts; and what it extracted serves without archives.
+    # The same folder serves torchvision's own class.
     options = {"split": split} if name == "emnist" else {}
-    theirs = CLASSES[name](tmp_path, train=True, download=True, **options)
+    theirs = CLASSES[name](tmp_path, train=True, **options)
     assert [int(theirs[i][1]) - first for i in range(len(theirs))] == data.train.labels.tolist()
-    CLASSES[name](tmp_path, train=False, download=True, **options)
-    for archive in [*folder.glob("*.gz"), *folder.glob("*.zip")]:
-        archive.unlink()
-    again = load(name, tmp_path, split or "balanced")
-    assert again.source == f"{folder} (only the sizes of extracted files verified)"
-    assert_same(again, data)
-
-
-def test_damaged_archive_is_rejected_even_next_to_a_valid_extracted_file(
-    tmp_path: Path, publish: Callable[..., dict[str, bytes]]
-) -> None:
-    files = publish("kmnist")
-    folder = place(tmp_path, "kmnist", files)
-    name, content = next(iter(files.items()))
-    (folder / Path(name).stem).write_bytes(gzip.decompress(content))
-    (folder / name).write_bytes(flipped(content, 4))  # the time stamp: gzip itself sees no harm in it
-    with pytest.raises(
-        InputError, match=f"{folder / name} is damaged: expected the MD5 [0-9a-f]{{32}}, found .*Delete"
-    ):
-        load("kmnist", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".download.lock", folder.parent.name]
 
 
 @pytest.mark.parametrize(
     ("position", "content", "found"),
     [
-        (0, idx(np.zeros((4, 28, 28), np.uint8)), "found 3152 bytes"),
-        (0, idx(np.zeros((6, 28, 28), np.uint8)), "found more than 3936 bytes"),
-        (0, idx(np.zeros((5, 14, 56), np.uint8)), "found the header 00000803 00000005 0000000e 00000038 instead of"),
-        (
-            1,
-            idx(np.zeros(5, np.uint8))[:7] + b"\x09" + bytes(5),
-            "found the header 00000801 00000009 instead of 00000801 00000005",
-        ),
-        (1, b"\0\0\x09\x01" + idx(np.zeros(5, np.uint8))[4:], "found the header 00000901 00000005 instead of"),
-        (1, idx(np.full(5, 10, np.uint8)), "expected 10 classes from 0, found labels from 10 to 10"),
+        (0, idx(np.zeros((5, 28, 28), np.uint8))[:-1], "FashionMNIST cannot be read .*Remove it"),
+        (0, idx(np.zeros((4, 28, 28), np.uint8)), "FashionMNIST is damaged: its images .4, 28, 28. and 5 labels"),
+        (0, idx(np.zeros((5, 14, 56), np.uint8)), "FashionMNIST is damaged: its images .5, 14, 56."),
+        (1, b"", "FashionMNIST cannot be read"),
+        (1, idx(np.full(5, 10, np.uint8)), "5 labels from 10 to 10 are not 10 classes from 0"),
     ],
 )
-def test_damaged_extracted_files_are_rejected(
+def test_damaged_files_are_rejected(
     tmp_path: Path, publish: Callable[..., dict[str, bytes]], position: int, content: bytes, found: str
 ) -> None:
     files = {Path(name).stem: gzip.decompress(packed) for name, packed in publish("fashion_mnist").items()}
@@ -173,17 +147,9 @@ def test_damaged_extracted_files_are_rejected(
         load("fashion_mnist", tmp_path)
 
 
-def test_table_of_another_type_is_rejected(tmp_path: Path, publish: Callable[..., dict[str, bytes]]) -> None:
-    files = {Path(name).stem: gzip.decompress(packed) for name, packed in publish("qmnist").items()}
-    files["qmnist-test-labels-idx2-int"] = idx(np.zeros((3, 8), np.float32))
-    place(tmp_path, "qmnist", files)
-    with pytest.raises(InputError, match="found the header 00000d02 00000003 00000008 instead of 00000c02"):
-        load("qmnist", tmp_path)
-
-
 def test_emnist_letters_that_start_at_0_are_rejected(tmp_path: Path, publish: Callable[..., dict[str, bytes]]) -> None:
     place(tmp_path, "emnist", publish("emnist", "letters", first=0))
-    with pytest.raises(InputError, match="expected 26 classes from 0, found labels from -1 to 1"):
+    with pytest.raises(InputError, match="labels from -1 to 1 are not 26 classes from 0"):
         load("emnist", tmp_path, "letters")
 
 
@@ -208,19 +174,17 @@ import json, sys, threading
 from pathlib import Path
 from torchvision import datasets
 from lit_mnist.data.dataset import load_dataset
-from lit_mnist.data.digits import family
 from lit_mnist.experiment import DataSettings
-root, address, resources, counts = sys.argv[1:]
+root, address, resources = sys.argv[1:]
 datasets.FashionMNIST.mirrors = [address]
 datasets.FashionMNIST.resources = json.loads(resources)
-family.COUNTS["fashion_mnist"] = tuple(json.loads(counts))
 print(load_dataset(DataSettings(name="fashion_mnist", root=root)).sha256, threading.active_count())
 """
 
 
 @contextmanager
 def loader(root: Path, mirror: Mirror) -> Iterator[subprocess.Popen[str]]:
-    arguments = [str(root), mirror.address, json.dumps(datasets.FashionMNIST.resources), json.dumps(SIZES)]
+    arguments = [str(root), mirror.address, json.dumps(datasets.FashionMNIST.resources)]
     process = subprocess.Popen(
         [sys.executable, "-c", LOADER, *arguments],
         stdout=subprocess.PIPE,
@@ -248,7 +212,8 @@ def test_two_processes_download_once_and_keep_no_thread(tmp_path: Path, mirror: 
         outputs = [process.communicate(timeout=TIMEOUT) for process in (first, second)]
         assert [first.returncode, second.returncode] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0] == f"{load('fashion_mnist', tmp_path).sha256} 1\n"
-    assert mirror.requested == FASHION
+    # torchvision asks for the redirects of an address before.
+    assert {mirror.requested.count(name) for name in FASHION} <= {1, 2}
     # The second process has printed its message once, before.
     assert "Waiting" not in outputs[0][1] + outputs[1][1]
 
@@ -269,36 +234,37 @@ def test_partial_files_of_a_killed_download_are_not_used(tmp_path: Path, mirror:
         assert mirror.started.wait(TIMEOUT)
         process.send_signal(signal.SIGKILL)
         process.wait(TIMEOUT)
-    assert [path.name for path in folder.iterdir()] == [".partial"]
+    assert not folder.exists()
     mirror.resume.set()
     data = load("fashion_mnist", tmp_path)
     assert np.array_equal(data.train.images.numpy(), small_split("fashion_mnist", SIZES[0], 0)[0])
-    assert sorted(path.name for path in folder.iterdir()) == sorted(FASHION)
+    assert set(FASHION) < {path.name for path in folder.iterdir()}
+    assert not (tmp_path / ".partial").exists()
 
 
 def test_next_load_needs_no_network(tmp_path: Path, mirror: Mirror) -> None:
     mirror.resume.set()
     data = load("fashion_mnist", tmp_path)
     mirror.files.clear()
+    mirror.requested.clear()
     assert_same(load("fashion_mnist", tmp_path), data)
-    assert mirror.requested == FASHION
+    assert not mirror.requested
 
 
 def test_wrong_download_is_rejected_and_deleted(tmp_path: Path, mirror: Mirror) -> None:
     mirror.resume.set()
     valid = mirror.files[FASHION[1]]
     mirror.files[FASHION[1]] = b"<html>Please log in</html>"
-    with pytest.raises(InputError, match=f"{FASHION[1]} could not be fetched .*{mirror.address}.*is damaged"):
+    with pytest.raises(InputError, match=f"cannot be downloaded to {tmp_path}.*corrupted"):
         load("fashion_mnist", tmp_path)
-    assert [path.name for path in (tmp_path / "FashionMNIST" / "raw").iterdir()] == [FASHION[0]]
+    assert [path.name for path in tmp_path.iterdir()] == [".download.lock"]
     mirror.files[FASHION[1]] = valid
-    assert load("fashion_mnist", tmp_path).source.endswith("(MD5 verified)")
-    assert mirror.requested.count(FASHION[0]) == 1
+    assert len(load("fashion_mnist", tmp_path).train) == SIZES[0]
 
 
 def test_silent_network_times_out(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "NETWORK_TIMEOUT", 0.2)
-    with pytest.raises(InputError, match=f"{FASHION[0]} could not be fetched .*timed out"):
+    monkeypatch.setattr(family, "NETWORK_TIMEOUT", 0.2)
+    with pytest.raises(InputError, match=r"fashion_mnist cannot be downloaded .*timed out"):
         load("fashion_mnist", tmp_path)
 
 
@@ -308,14 +274,11 @@ def test_message_without_network_explains_the_manual_download(tmp_path: Path, mo
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "lit_mnist" / "KMNIST" / "raw"
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(
+        InputError, match=f"kmnist cannot be downloaded .*kmnist.invalid.*put torchvision's files into {folder}"
+    ):
         load("kmnist", None)
-    message = str(caught.value)
-    assert message.startswith("train-images-idx3-ubyte.gz could not be fetched (http://kmnist.invalid/train-images")
-    assert f"put them, unchanged, into {folder}:" in message
-    for name in FASHION:
-        assert f"\n  http://kmnist.invalid/{name}" in message
-    assert list(folder.iterdir()) == []
+    assert not folder.exists()
 
 
 @pytest.mark.usefixtures("embedded")
@@ -324,14 +287,14 @@ def test_message_names_a_folder_that_cannot_be_written(
 ) -> None:
     files = publish("fashion_mnist")
     open_folder.chmod(0o555)
-    with as_nobody(), pytest.raises(InputError, match=f"cannot be written to {open_folder}.*data.root"):
+    with as_nobody(), pytest.raises(InputError, match=f"cannot be downloaded to {open_folder}.*data.root"):
         load("fashion_mnist", open_folder)
     open_folder.chmod(0o755)
     in_the_way = open_folder / "file"
     in_the_way.write_text("")
-    with pytest.raises(InputError, match=f"cannot be written to {in_the_way}.*data.root"):
+    with pytest.raises(InputError, match=f"cannot be downloaded to {in_the_way}.*data.root"):
         load("fashion_mnist", in_the_way)
     # What is there already needs no permission to write.
-    folder = place(open_folder, "fashion_mnist", files)
+    place(open_folder, "fashion_mnist", {Path(name).stem: gzip.decompress(packed) for name, packed in files.items()})
     with as_nobody():
-        assert load("fashion_mnist", open_folder).source.startswith(str(folder))
+        assert len(load("fashion_mnist", open_folder).train) == SIZES[0]

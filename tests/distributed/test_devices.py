@@ -13,7 +13,7 @@ from lit_mnist.cli.request import parse
 from lit_mnist.distributed.devices import choose_devices
 from lit_mnist.distributed.rank import Rank, threads_per_rank
 from lit_mnist.errors import InputError
-from lit_mnist.experiment import TrainerSettings
+from lit_mnist.run.trainer_settings import TrainerSettings
 
 
 @pytest.fixture
@@ -98,4 +98,4 @@ def test_the_next_step_reuses_freed_memory() -> None:
         print(json.dumps({"without": without, "kept": faults()}))
     """
     found = child(textwrap.dedent(script))
-    assert found["kept"] < 300 < found["without"], found
+    assert 2 * found["kept"] < found["without"], found

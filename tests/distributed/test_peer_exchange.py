@@ -7,9 +7,6 @@ import os
 import socket
 import stat
 import tempfile
-import threading
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ from lit_mnist.distributed.gather import all_gather_json
 from lit_mnist.distributed.peer_exchange import SENT, PeerExchange
 from lit_mnist.distributed.private_folder import VARIABLE, launch_private_folder
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.rendezvous import reachable_address
 from lit_mnist.errors import InputError
 from lit_mnist.training.examples import Examples
 
@@ -54,37 +50,71 @@ def test_every_rank_gets_every_rank_s_values_and_their_sum_in_rank_order(tmp_pat
     on_ranks(work, tmp_path, world_size)
 
 
-def listeners_of(exchange: PeerExchange) -> list[socket.socket]:
-    """Returns the listening sockets that this rank opens to connect."""
-    opened = []
-    listen = socket.socket.listen
+def listeners_of(exchange: PeerExchange) -> list[tuple[socket.socket, Path]]:
+    """Returns the listening sockets that this rank opens to connect, and their folders."""
+    opened: list[tuple[socket.socket, Path]] = []
+    listen, make_folder = socket.socket.listen, tempfile.mkdtemp
+    folders: list[Path] = []
+
+    def noted_folder(*words: str | None, **options: str) -> str:
+        folders.append(Path(make_folder(*words, **options)))
+        assert stat.S_IMODE(folders[-1].stat().st_mode) == 0o700
+        return str(folders[-1])
 
     def noted(self: socket.socket, *backlog: int) -> None:
         listen(self, *backlog)
-        opened.append(self)
+        opened.append((self, folders[-1]))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "listen", noted)
+        patch.setattr(tempfile, "mkdtemp", noted_folder)
         exchange.all_gather(torch.ones(1))
     return opened
 
 
-def test_the_ranks_of_a_launch_use_private_sockets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["own", "external"])
+def test_the_ranks_of_a_machine_use_private_sockets_only_while_they_connect(tmp_path: Path, launcher: str) -> None:
     def work(rank: Rank) -> None:
-        folder = launch_private_folder()
-        assert folder is not None
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        place = launch_private_folder()
+        assert place is not None
+        if launcher == "external":
+            leave_private_folder()
+            place = Path(tempfile.gettempdir())
         exchange = PeerExchange(timeout=20)
-        opened = listeners_of(exchange)
-        assert [server.family for server in opened] == [socket.AF_UNIX]
-        assert [server.fileno() for server in opened] == [-1]
+        [(server, folder)] = listeners_of(exchange)
+        assert server.family == socket.AF_UNIX
+        assert server.fileno() == -1
+        assert folder.parent == place
         assert exchange._peers is not None
         assert {peer.family for peer in exchange._peers.values()} == {socket.AF_UNIX}
         assert len(exchange._peers) == 2
         dist.barrier()
-        assert not [path for path in folder.iterdir() if path.is_socket()]
+        assert not folder.exists()
 
     on_ranks(work, tmp_path, 3)
+
+
+def test_the_ranks_of_several_machines_exchange_the_same_values_by_gloo(tmp_path: Path) -> None:
+    def work(rank: Rank) -> None:
+        socket.gethostname = lambda: f"host-{rank.rank // 2}"  # type: ignore[assignment]
+        exchange = PeerExchange(timeout=20)
+        assert exchange.all_gather(torch.tensor([rank.rank, 0.5])).tolist() == [[0, 0.5], [1, 0.5], [2, 0.5]]
+        assert exchange.all_reduce(torch.tensor([0.1 * rank.rank])) == torch.tensor(0.1) + torch.tensor(0.2)
+        assert exchange._peers is None
+        assert not SENT
+
+    on_ranks(work, tmp_path, 3)
+
+
+def test_a_folder_without_sockets_is_named_on_every_rank(tmp_path: Path) -> None:
+    def work(rank: Rank) -> None:
+        leave_private_folder()
+        if rank.rank == 1:
+            tempfile.tempdir = str(tmp_path / "missing")
+        with pytest.raises(InputError, match="missing"):
+            PeerExchange(timeout=20).all_gather(torch.ones(1))
+
+    on_ranks(work, tmp_path, 2)
 
 
 def test_the_temporary_folder_can_have_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,32 +126,9 @@ def test_the_temporary_folder_can_have_a_long_path(tmp_path: Path, monkeypatch: 
     def work(rank: Rank) -> None:
         exchange = PeerExchange(timeout=20)
         assert exchange.all_gather(torch.tensor([float(rank.rank)])).tolist() == [[0.0], [1.0]]
-        assert [server.family for server in listeners_of(PeerExchange(timeout=20))] == [socket.AF_UNIX]
+        assert [server.family for server, _ in listeners_of(PeerExchange(timeout=20))] == [socket.AF_UNIX]
 
     on_ranks(work, tmp_path, 2)
-
-
-def test_ranks_listen_on_loopback_only_and_only_while_they_connect(tmp_path: Path) -> None:
-    def work(rank: Rank) -> None:
-        leave_private_folder()
-        exchange = PeerExchange(timeout=20)
-        addresses = []
-        create = socket.create_server
-
-        def noted(address: tuple[str, int], **options: int) -> socket.socket:
-            addresses.append(address[0])
-            return create(address, **options)
-
-        socket.create_server = noted  # type: ignore[assignment]
-        opened = listeners_of(exchange)
-        assert addresses == ["127.0.0.1"]
-        assert [server.fileno() for server in opened] == [-1]
-        assert exchange._peers is not None
-        peers = list(exchange._peers.values())
-        assert len(peers) == 2
-        assert {peer.getpeername()[0] for peer in peers} == {"127.0.0.1"}
-
-    on_ranks(work, tmp_path, 3)
 
 
 def test_the_other_ranks_do_not_wait_for_a_rank_that_has_exited(tmp_path: Path) -> None:
@@ -165,67 +172,6 @@ def test_a_rank_that_is_at_another_call_causes_an_error(tmp_path: Path) -> None:
     on_ranks(work, tmp_path, 2)
 
 
-def call(address: tuple[str, int], sent: bytes | None, *, slowly: bool) -> socket.socket:
-    """Connects to a rank as another program, and sends something other than the rank's secret."""
-    client = socket.create_connection(address)
-    if sent is None:
-        client.close()
-    elif not slowly:
-        client.sendall(sent)
-    else:
-
-        def trickle() -> None:
-            with suppress(OSError):
-                for byte in sent:
-                    client.send(bytes([byte]))
-                    time.sleep(1)
-
-        threading.Thread(target=trickle, daemon=True).start()
-    return client
-
-
-@pytest.mark.parametrize(
-    ("sent", "count", "slowly"),
-    [
-        # Without the secret, but with the number of a rank that has not connected yet.
-        pytest.param(bytes(19) + b"\2", 1, False, id="wrong"),
-        pytest.param(b"half", 1, False, id="half"),
-        pytest.param(None, 3, False, id="gone"),
-        pytest.param(b"", 8, False, id="8 idle"),
-        pytest.param(bytes(20), 8, True, id="8 slow"),
-        pytest.param(b"", 200, False, id="200 idle"),
-    ],
-)
-def test_unknown_clients_that_connect_first_are_rejected(
-    tmp_path: Path, sent: bytes | None, count: int, slowly: bool
-) -> None:
-    """Other programs, which do not know the secret, connect before and during the connection of the ranks.
-
-    The ranks wait for each other for 10 seconds in all, which no other program uses up.
-    """
-
-    def work(rank: Rank) -> None:
-        leave_private_folder()
-        create = socket.create_server
-        clients = []
-
-        def watched(address: tuple[str, int], **options: int) -> socket.socket:
-            server = create(address, **options)
-            if rank.rank < 2:
-                clients.extend(call(server.getsockname(), sent, slowly=slowly) for _ in range(count))
-            return server
-
-        socket.create_server = watched  # type: ignore[assignment]
-        exchange = PeerExchange(timeout=10)
-        own = torch.tensor([float(rank.rank)])
-        assert exchange.all_gather(own).tolist() == [[0.0], [1.0], [2.0]]
-        if rank.rank == 0 and sent:
-            with suppress(ConnectionResetError):
-                assert clients[0].recv(1) == b""
-
-    on_ranks(work, tmp_path, 3)
-
-
 def test_all_gather_json_is_exact_and_uses_no_pickle(tmp_path: Path) -> None:
     values: list[Any] = ["", [], {"a": [1e-310, 0.1, -0.0, 2**63, None, True, "\u00e4"]}, list(range(100_000))]
 
@@ -241,14 +187,3 @@ def test_all_gather_json_is_exact_and_uses_no_pickle(tmp_path: Path) -> None:
         assert wrong == [(other, 7, 0.1 * other) for other in (3, 2, 1, 0)]
 
     on_ranks(work, tmp_path, 4)
-
-
-def test_the_address_belongs_to_the_interface_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GLOO_SOCKET_IFNAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert reachable_address() == "127.0.0.1"
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth0")
-    assert reachable_address() == "127.0.0.1"
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
-    with pytest.raises(InputError, match="nowhere0"):
-        reachable_address()

@@ -135,7 +135,8 @@ def test_every_engine_passes_the_ddp_arguments_for_gpus_with_bit_identical_resul
     assert_equal(runs)
 
 
-@pytest.mark.parametrize("variable", [None, pytest.param("4", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", [None, "4"])
 def test_two_threads_for_each_rank_train_the_same_bits(
     program: Program, monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:

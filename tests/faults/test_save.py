@@ -27,7 +27,7 @@ from faults.ptrace import run_until
 from lit_mnist.checkpoint.atomic_io import atomic_link, remove_temporary_files, write_text
 from lit_mnist.checkpoint.format import read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.store import CheckpointFolder, find_newest_valid
-from lit_mnist.data.download import exclusive
+from lit_mnist.data.digits.family import locked_folder
 from lit_mnist.run.folder import RunFolder
 from lit_mnist.training.resume import SavedExperiment
 from lit_mnist.training.state import MANAGER_STATE
@@ -346,7 +346,7 @@ def test_a_file_system_without_locks_is_named_in_the_error(
     assert f"cannot be locked: {os.strerror(code)}" in done.err
     assert "on another file system" in done.err
     assert "in use" not in done.err
-    with pytest.raises(OSError, match=os.strerror(code)), exclusive(program.folder, "download data into"):
+    with pytest.raises(OSError, match=os.strerror(code)), locked_folder(program.folder):
         pytest.fail("the folder is not locked")
 
 

@@ -1,5 +1,7 @@
 """Two machines, made of network namespaces: a run that loses a rank, an agent or the link ends bit-identical.
 
+It holds for MNIST and for a user's module: there is one run system.
+
 The commands are those of docs/cluster.md. Each machine has its own name, which resolves to 127.0.1.1 on it, as many
 installations do: what listens there is reached by no other machine.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,8 +28,19 @@ from faults.conftest import SMALL, RecordMetric
 
 pytestmark = pytest.mark.needs("namespaces")
 
-WORDS = (*SMALL, "--run.timeout", 15)
-# 20 steps per epoch: enough for a fault and for a resume.
+USER = ROOT / "examples" / "user_module"
+MNIST = (*SMALL, "--run.timeout", 15)
+# What is trained: the program in the place of `train.py`, its engine, and the words of a run.
+TRAINED: dict[str, tuple[str, str, tuple[object, ...]]] = {
+    "lightning": ("train.py", "lightning", MNIST),
+    "raw_ddp": ("-m lit_mnist.engines.raw_ddp", "raw_ddp", MNIST),
+    "user": (
+        "train.py",
+        "lightning",
+        ("--config", USER / "spirals.yaml", "--import", "spirals", "--run.threads", 1, "--run.timeout", 15),
+    ),
+}
+# 20 steps per epoch, or 18 of the user's module: enough for a fault and for a resume.
 SHORT, LONG = ("--epochs", 2), ("--epochs", 25)
 ENTER = """
 set -e
@@ -73,6 +87,7 @@ class Host:
         """Starts the command of this machine, whose output is appended to `output`."""
         enter = ["ip", "netns", "exec", self.space, "unshare", "--uts", "bash", "-c", ENTER, "enter"]
         own = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+        own["PYTHONPATH"] = str(USER)
         own["PATH"] = f"{Path(sys.executable).parent}:{own['PATH']}"
         with self.output.open("a") as output:
             self.agent = subprocess.Popen(
@@ -124,9 +139,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
             host.remove()
 
 
-ENGINES = {"lightning": "train.py", "raw_ddp": "-m lit_mnist.engines.raw_ddp"}
-
-
 def documented(marker: str) -> str:
     """Returns the commands of docs/cluster.md that contain a word."""
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / "cluster.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -134,17 +146,18 @@ def documented(marker: str) -> str:
     return str(found)
 
 
-def started(hosts: Hosts, *words: object, engine: str, marker: str = "--rdzv-endpoint") -> Path:
+def started(hosts: Hosts, *words: object, trained: str, marker: str = "--rdzv-endpoint") -> Path:
     """Starts a run on both machines by the documented commands, with these words at their end; returns its folder."""
     found = re.search(r"/shared/runs/\S+", documented(marker))
     assert found
     folder = hosts[0].folder / "run"
+    program, _, own = TRAINED[trained]
     for host in hosts:
         # In a separate process, so that a test kills the agent.
         command = documented(marker).strip().replace("torchrun ", "exec torchrun ", 1)
         command = command.replace("--node-rank 0", f"--node-rank {host.number - 1}").replace(found[0], str(folder))
-        command = command.replace("train.py", ENGINES[engine]).replace("--save-every 60s", "--save-every 5")
-        host.command = f"{command} {shlex.join(map(str, (*WORDS, *words)))}"
+        command = command.replace("train.py", program).replace("--save-every 60s", "--save-every 5")
+        host.command = f"{command} {shlex.join(map(str, (*own, *words)))}"
         host.start()
     return folder
 
@@ -199,42 +212,48 @@ def until_saved(hosts: Hosts, folder: Path, timeout: float = 90) -> None:
     wait_until((folder / "checkpoints" / "last.ckpt").exists, timeout, hosts)
 
 
-def undisturbed(program: Program, *words: object) -> str:
+def undisturbed(program: Program, *words: object, trained: str) -> str:
     """Returns the digest of the weights of an uninterrupted run on one machine."""
-    return str(result_of(program.train("--devices", 2, *WORDS, *words, engine="raw_ddp"))["weights_sha256"])
+    _, engine, own = TRAINED[trained]
+    shutil.copytree(USER / "spirals", program.folder / "spirals")
+    return str(result_of(program.train("--devices", 2, *own, *words, engine=engine))["weights_sha256"])
 
 
 @pytest.mark.timeout(180)
-def test_two_machines_are_bit_identical_to_one(hosts: Hosts, program: Program, record_metric: RecordMetric) -> None:
-    folder = started(hosts, *SHORT, engine="raw_ddp")
+@pytest.mark.parametrize("trained", ["raw_ddp", "user"])
+def test_two_machines_are_bit_identical_to_one(
+    hosts: Hosts, program: Program, trained: str, record_metric: RecordMetric
+) -> None:
+    folder = started(hosts, *SHORT, trained=trained)
     began = time.monotonic()
     until_done(hosts, 150)
     seconds = time.monotonic() - began
-    assert result_of(folder)["weights_sha256"] == undisturbed(program, *SHORT)
-    record_metric("two hosts, undisturbed", f"the bits of one host; {seconds:.0f} s from start to end")
+    assert result_of(folder)["weights_sha256"] == undisturbed(program, *SHORT, trained=trained)
+    record_metric(f"two hosts, undisturbed, {trained}", f"the bits of one host; {seconds:.0f} s from start to end")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("trained", TRAINED)
 def test_a_rank_killed_on_one_machine_is_replaced(
-    hosts: Hosts, program: Program, engine: str, record_metric: RecordMetric
+    hosts: Hosts, program: Program, trained: str, record_metric: RecordMetric
 ) -> None:
-    folder = started(hosts, *SHORT, "--inject", "kill:rank=1,step=20", engine=engine)
+    folder = started(hosts, *SHORT, "--inject", "kill:rank=1,step=20", trained=trained)
     began = time.monotonic()
     until_done(hosts, 250)
     seconds = time.monotonic() - began
     assert (folder / "logs" / "injected").exists()
     assert "resuming from" in read_output(hosts)
-    assert result_of(folder)["weights_sha256"] == undisturbed(program, *SHORT)
-    record_metric(f"two hosts, rank killed, {engine}", f"bit-identical; {seconds:.0f} s from start to end")
+    assert result_of(folder)["weights_sha256"] == undisturbed(program, *SHORT, trained=trained)
+    record_metric(f"two hosts, rank killed, {trained}", f"bit-identical; {seconds:.0f} s from start to end")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("trained", ["raw_ddp", "user"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_agent_can_be_restarted(
-    hosts: Hosts, program: Program, victim: int, record_metric: RecordMetric
+    hosts: Hosts, program: Program, victim: int, trained: str, record_metric: RecordMetric
 ) -> None:
-    folder = started(hosts, *LONG, engine="raw_ddp")
+    folder = started(hosts, *LONG, trained=trained)
     until_saved(hosts, folder)
     began = time.monotonic()
     kill(hosts[victim])
@@ -245,15 +264,16 @@ def test_a_killed_agent_can_be_restarted(
     # The agent of the first machine holds the store. Without it the other agent ends, too.
     assert again == 1 - victim, read_output(hosts)
     assert "resuming from" in read_output(hosts)
-    assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG)
-    record_metric(f"two hosts, agent {victim} killed", f"bit-identical, {seconds:.0f} s after the kill")
+    assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG, trained=trained)
+    record_metric(f"two hosts, agent {victim} killed, {trained}", f"bit-identical, {seconds:.0f} s after the kill")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("trained", ["raw_ddp", "user"])
 def test_without_elastic_rendezvous_a_lost_rank_ends_all_and_the_same_commands_resume(
-    hosts: Hosts, program: Program, record_metric: RecordMetric
+    hosts: Hosts, program: Program, trained: str, record_metric: RecordMetric
 ) -> None:
-    folder = started(hosts, *LONG, engine="raw_ddp", marker="--master-addr")
+    folder = started(hosts, *LONG, trained=trained, marker="--master-addr")
     until_saved(hosts, folder)
     began = time.monotonic()
     for pid in ranks(hosts[1]):
@@ -264,17 +284,20 @@ def test_without_elastic_rendezvous_a_lost_rank_ends_all_and_the_same_commands_r
     for host in hosts:
         host.start()
     until_done(hosts, 150)
-    assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG)
-    record_metric("two hosts, static, rank killed", f"ended after {seconds:.0f} s, and resumed bit-identically")
+    assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG, trained=trained)
+    record_metric(
+        f"two hosts, static, rank killed, {trained}", f"ended after {seconds:.0f} s, and resumed bit-identically"
+    )
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("trained", ["raw_ddp", "user"])
 @pytest.mark.parametrize("fault", ["link down", "packets dropped"])
 def test_a_broken_link_ends_or_restarts_both_machines(
-    hosts: Hosts, program: Program, fault: str, record_metric: RecordMetric
+    hosts: Hosts, program: Program, fault: str, trained: str, record_metric: RecordMetric
 ) -> None:
     first, second = hosts
-    folder = started(hosts, *LONG, engine="raw_ddp")
+    folder = started(hosts, *LONG, trained=trained)
     until_saved(hosts, folder)
     # The ranks send a heartbeat every second. Its absence is noticed only after the first one.
     time.sleep(3)
@@ -301,10 +324,10 @@ def test_a_broken_link_ends_or_restarts_both_machines(
         second.lose_nothing(first)
     mended = time.monotonic()
     again = until_done(hosts, 250, supervised=True)
-    assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG)
+    assert result_of(folder)["weights_sha256"] == undisturbed(program, *LONG, trained=trained)
     gone = ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
     record_metric(
-        f"two hosts, {fault}",
+        f"two hosts, {fault}, {trained}",
         f"the ranks are gone after: {gone}; agents started again: {again}; "
         f"bit-identical, {time.monotonic() - mended:.0f} s after the link is mended",
     )

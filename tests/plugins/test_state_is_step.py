@@ -171,7 +171,7 @@ def _assert_resumes_on_any_number(training: Training, kill: int, metrics: list[s
             assert found["metrics"][name] == pytest.approx(expected["metrics"][name], rel=1e-6), (name, ranks)
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_the_project_s_module_resumes_bit_identically(accumulate: int, tmp_path: Path) -> None:
     """Killed at the first, a middle and the last step of an epoch, and within an accumulation window."""
     training = _classifier(tmp_path / "run", accumulate_grad_batches=accumulate)
@@ -179,6 +179,7 @@ def test_the_project_s_module_resumes_bit_identically(accumulate: int, tmp_path:
     assert "ranks" not in _saved(training.folder)["ExactCheckpoint"]
 
 
+@pytest.mark.slow
 def test_the_project_s_module_resumes_bit_identically_in_float16(tmp_path: Path) -> None:
     """The scale, and the steps that were skipped, are those of the uninterrupted training."""
     plugins = [Float16OnCPU(init_scale=2.0**19), PortableSyncBatchNorm()]
@@ -191,13 +192,20 @@ def test_the_project_s_module_resumes_on_any_number_of_ranks(tmp_path: Path) -> 
     _assert_resumes_on_any_number(training, 17, ["val_loss", "val_accuracy"])
 
 
-@pytest.mark.parametrize("make", [Declared, WithSampler])
+@pytest.mark.parametrize("make", [Declared, pytest.param(WithSampler, marks=pytest.mark.slow)])
 def test_a_user_s_module_resumes_bit_identically(make: Any, tmp_path: Path) -> None:
     training = _user(tmp_path / "run", make, accumulate_grad_batches=3)
     assert_resumes(training, training.complete(), [8, 12, 15])
 
 
-@pytest.mark.parametrize(("make", "world_size"), [(Declared, 2), (WithSampler, 2), (Declared, 1)])
+@pytest.mark.parametrize(
+    ("make", "world_size"),
+    [
+        (Declared, 2),
+        pytest.param(WithSampler, 2, marks=pytest.mark.slow),
+        pytest.param(Declared, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_user_s_module_resumes_on_any_number_of_ranks(make: Any, world_size: int, tmp_path: Path) -> None:
     """The epoch in which it was killed has the sums that it would have had."""
     training = replace(_user(tmp_path / "run", make, max_epochs=2), world_size=world_size)

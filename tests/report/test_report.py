@@ -48,7 +48,7 @@ def test_is_a_balanced_page_with_the_sections_in_order(tmp_path: Path) -> None:
     assert page.content.startswith("<!DOCTYPE html>")
     assert page.balanced
     assert [e["text"] for e in page.find("h2")] == ["Learning", "Confusion", "Worst mistakes", "The run"]
-    assert [e["text"] for e in page.find("h3")][:3] == ["Loss", "Accuracy", "Learning rate"]
+    assert [e["text"] for e in page.find("h3")][:3] == ["loss", "lr", "accuracy"]
     assert not Page("<p><b></p>").balanced
     assert not Page("<p>").balanced
 

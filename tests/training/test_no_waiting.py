@@ -234,7 +234,7 @@ def test_no_step_reads_a_number_between_two_figures(
     assert not any(reads_of(engine, devices, "bf16-mixed"))
 
 
-@pytest.mark.parametrize(("engine", "devices"), [pytest.param("single", 1, marks=pytest.mark.slow), ("lightning", 2)])
+@pytest.mark.parametrize(("engine", "devices"), [("single", 1), pytest.param("lightning", 2, marks=pytest.mark.slow)])
 def test_in_float16_the_scaler_alone_reads_whether_a_gradient_overflowed(
     reads_of: Callable[..., list[list[str]]], monkeypatch: pytest.MonkeyPatch, engine: str, devices: int
 ) -> None:

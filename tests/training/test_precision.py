@@ -95,11 +95,11 @@ class Overflowing(torch.autograd.Function):
 
 NEVER_FINITE = [
     ("lightning", "lit_mnist.training.classifier", 2, 17, "0.5"),
-    ("raw_ddp", "lit_mnist.engines.raw_ddp", 2, 17, "0.5"),
+    pytest.param("raw_ddp", "lit_mnist.engines.raw_ddp", 2, 17, "0.5", marks=pytest.mark.slow),
     # As on a GPU: with the metrics of the epoch's end, and before anything is saved.
     ("raw_ddp", "lit_mnist.engines.raw_ddp", 2, 20, "0.0625"),
-    ("single", "lit_mnist.engines.single", 1, 17, "0.5"),
-    ("fabric", "lit_mnist.engines.fabric", 2, 17, "0.5"),
+    pytest.param("single", "lit_mnist.engines.single", 1, 17, "0.5", marks=pytest.mark.slow),
+    pytest.param("fabric", "lit_mnist.engines.fabric", 2, 17, "0.5", marks=pytest.mark.slow),
 ]
 
 
