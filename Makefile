@@ -1,4 +1,4 @@
-# make train | make test | make soak | make lint | make docs | make browser | make bench: each makes the environment in .venv first where there is none.
+# make train | make test | make soak | make lint | make docs | make browser | make bench | make doctor-corpus: each makes the environment in .venv first where there is none.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 DEVICES := $(if $(filter 1,$(GPUS)),1,2)
 
-.PHONY: train test soak lint docs browser bench clean
+.PHONY: train test soak lint docs browser bench doctor-corpus clean
 
 train: $(VENV)/.installed
 	@echo "$(GPUS) GPUs found: training on $(DEVICES) device(s)"
@@ -47,6 +47,11 @@ browser: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
+
+# Examines public programs; CORPUS holds words of corpus.py, such as --checkouts DIR.
+doctor-corpus: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --requirement tests/ddp_doctor/corpus/requirements.txt
+	$(BIN)/python tests/ddp_doctor/corpus/corpus.py $(CORPUS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -11,10 +11,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from lit_mnist.errors import InputError
+from lit_mnist.plugins.random_numbers import permutation
 from segmentation import shapes, voc
 from segmentation.dataset import EpochSampler, SegmentationDataset, Split, collate
 from segmentation.images import read_user_image
-from segmentation.random_numbers import permutation
 from segmentation.verification import verify
 
 _CLASSES = {"shapes": shapes.CLASSES, "voc2012": voc.CLASSES}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from segmentation.random_numbers import derive_seed
+from lit_mnist.plugins.random_numbers import derive_seed
 
 
 class DropoutKey(NamedTuple):

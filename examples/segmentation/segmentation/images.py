@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lit_mnist.errors import InputError
-from segmentation.random_numbers import uniform
+from lit_mnist.plugins.random_numbers import uniform
 
 # The target of pixels that count in no loss and no metric.
 IGNORED = 255

@@ -12,13 +12,13 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torchmetrics import CatMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassJaccardIndex
 
+from lit_mnist.plugins.random_numbers import derive_seed
 from segmentation.dataset import Batch
 from segmentation.deeplab import DeepLab, Net, published_backbone
 from segmentation.dropout import DropoutKey
 from segmentation.images import IGNORED, MEAN, STD
 from segmentation.loss import MeanPixelLoss, Schedule, lr_factor, pixel_loss
 from segmentation.masks import WriteMasks
-from segmentation.random_numbers import derive_seed
 from segmentation.scores import BestAndWorst, image_scores
 
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from lit_mnist.errors import InputError
+from lit_mnist.plugins.random_numbers import uniform
 from segmentation.images import IGNORED, Pixels
 from segmentation.palette import palette_png
-from segmentation.random_numbers import uniform
 from segmentation.verification import content_sha256
 from segmentation.voc import IMAGES, LISTS, MASKS, read_splits
 

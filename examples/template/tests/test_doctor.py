@@ -1,0 +1,13 @@
+"""The training has none of the known silent faults of distributed training, and equals that of one process."""
+
+from pathlib import Path
+
+from ddp_doctor.pytest import examine_command
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_training_has_no_silent_fault() -> None:
+    command = "torchrun --standalone --nproc-per-node 2 train.py --folder runs/doctor"
+    report = examine_command(command, cwd=ROOT, timeout=300)
+    assert report.comparison.made, report.comparison.reason
