@@ -31,6 +31,7 @@ from ddp_doctor.launch.gpus import device_changes
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.observations import Stage
 from ddp_doctor.records.spec import Spec, Target, target_name
+from ddp_doctor.request import check_limits
 
 _LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
 _ORDER = list(Verdict)
@@ -81,7 +82,7 @@ def examine(
     what = Target(target_name(target), target_name(data), tuple(map(str, args)), config, tuple(command))
     if sum(map(bool, (what.name, what.config, what.command))) != 1:
         raise InputError("The doctor needs one target: a module or function, a configuration, or a command.")
-    _check_limits(devices=devices, steps=steps, samples=samples, timeout=timeout)
+    check_limits(devices=devices, steps=steps, samples=samples, timeout=timeout)
     checks = choose_checks(only, skip)
     if baseline:
         read_baseline(baseline)
@@ -100,13 +101,6 @@ def examine(
     report = examination.report(str(what), time.monotonic() - begun, protection)
     report = accept_comments(report, examination.evidence.files)
     return accept_baseline(report, baseline) if baseline else report
-
-
-def _check_limits(**limits: float) -> None:
-    least = {"devices": 2, "steps": 2}
-    for name, value in limits.items():
-        if not value >= least.get(name, 1):
-            raise InputError(f"{name} must be at least {least.get(name, 1)}, but is {value}.")
 
 
 class _Examination:

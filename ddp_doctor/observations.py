@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# The first words of `error` or `hang` of a report if the fault is the doctor's.
+DEFECT = "The program runs without the doctor, but fails under it"
+
 
 @dataclass(frozen=True)
 class Stage:

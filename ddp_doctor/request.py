@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddp_doctor.errors import InputError
 
+_LEAST = {"devices": 2, "steps": 2}
 _LAUNCHED = ({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}, {"SLURM_STEP_ID", "SLURM_PROCID"})
 
 
@@ -31,6 +32,7 @@ def check_request(request: argparse.Namespace) -> None:
         raise InputError(f"There is no file {request.config}.")
     if request.baseline and not Path(request.baseline).is_file():
         raise InputError(f"--baseline {request.baseline}: there is no such file; --write-baseline writes it.")
+    check_limits(**{name: getattr(request, name) for name in ("devices", "steps", "samples", "timeout")})
     names = ("json", "html", "output", "write_baseline")
     written = {f"--{name.replace('_', '-')}": getattr(request, name) for name in names}
     for flag, name in written.items():
@@ -40,6 +42,13 @@ def check_request(request: argparse.Namespace) -> None:
         if name and (file.is_dir() or not os.access(file.parent, os.W_OK)):
             raise InputError(f"{flag} {name}: the file cannot be written.")
     _check_different({flag: Path(name).absolute() for flag, name in written.items() if name})
+
+
+def check_limits(**limits: float) -> None:
+    """Raises an InputError for a number that is too small."""
+    for name, value in limits.items():
+        if not value >= _LEAST.get(name, 1):
+            raise InputError(f"{name} must be at least {_LEAST.get(name, 1)}, but is {value}.")
 
 
 def _check_different(files: dict[str, Path]) -> None:

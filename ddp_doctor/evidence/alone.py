@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.observations import DEFECT
 
-_TEXT = (
-    "The program runs without the doctor, but fails under it: this is a defect of the doctor, not a fault of the "
-    "program. Please report it with these lines:\n"
-)
+_TEXT = f"{DEFECT}: this is a defect of the doctor, not a fault of the program. Please report it with these lines:\n"
 # Longer than the failed run, the program has come past the place.
 _SECONDS_MORE = 10.0
 

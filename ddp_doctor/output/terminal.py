@@ -13,7 +13,7 @@ from typing import TextIO
 
 from ddp_doctor.checks import describe
 from ddp_doctor.findings import CheckState, Finding, Report, State, Verdict
-from ddp_doctor.observations import Comparison, Files
+from ddp_doctor.observations import DEFECT, Comparison, Files
 
 MARKS = {
     Verdict.FAULT: "✗",
@@ -131,6 +131,8 @@ def verdict(report: Report) -> str:
     faults = len(report.faults)
     if faults:
         return f"{faults} {'fault' if faults == 1 else 'faults'} found"
+    if DEFECT in (report.error or report.hang):
+        return "The doctor failed on this program, which runs without it"
     if report.hang:
         return "A rank failed, hung or was lost"
     if report.error:
