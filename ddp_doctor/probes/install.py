@@ -116,7 +116,12 @@ class Probes:
         else:
             self.loaders.samples.call_datasets()
         recorder.add(
-            "end", reached_end=reached_end, failures=failures[:10], libraries=sorted(_loaded_libraries()), **self.facts
+            "end",
+            reached_end=reached_end,
+            shortened=self.loaders.shortened,
+            failures=failures[:10],
+            libraries=sorted(_loaded_libraries()),
+            **self.facts,
         )
         recorder.write()
         (recorder.folder / f"done{recorder.rank}").touch()

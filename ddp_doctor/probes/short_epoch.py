@@ -116,6 +116,8 @@ class ShortEpoch(Iterator[Any]):
 
     def _is_over(self) -> bool:
         spec = self.probe.spec
+        if spec.whole_epochs and spec.purpose == "train" and not self.indices.is_iterable:
+            return False
         late = self.probe.training_epochs > spec.epochs
         if self.event["trains"]:
             steps = 1 if late else spec.steps
@@ -124,11 +126,13 @@ class ShortEpoch(Iterator[Any]):
         if self.event["gradients"]:
             # Whether it trains is not known yet.
             return self.yielded >= _MOST_MICRO_BATCHES * spec.steps
-        if late or spec.purpose == "numbers":
+        if spec.purpose == "numbers":
             return self.yielded >= 1
         size = self.event["samples"]
-        if size is not None and size <= _COMPLETE * spec.samples:
+        if size is not None and size <= (1 if late else _COMPLETE) * spec.samples:
             return False
+        if late:
+            return self.yielded >= 1
         return (
             sum(len(part) for part in self.indices.lists[: self.yielded]) >= spec.samples
             or self.yielded >= spec.samples

@@ -11,7 +11,7 @@ import torch
 
 from ddp_doctor.records.spec import PACKAGE, Spec
 
-_NO_END = {"reached_end": False, "failures": [], "libraries": []}
+_NO_END = {"reached_end": False, "shortened": False, "failures": [], "libraries": []}
 
 
 @dataclass

@@ -55,6 +55,7 @@ class Spec:
         same_seed: Whether all ranks have the same seed.
         timeout: Seconds after which the run counts as hung.
         feed: Folder of the run whose batches and draws this process is given, concatenated; or empty.
+        whole_epochs: Whether the epochs of a `train` run are not shortened, for code that counts its own samples.
         gpus: Number of GPUs that are emulated on the CPU; 0 if torch is as it is.
         real_gpus: Whether the code sees the GPUs of the machine.
         may_emulate: Whether GPUs may be emulated, so that a run may end as soon as it is seen to need one.
@@ -72,6 +73,7 @@ class Spec:
     same_seed: bool = False
     timeout: float = 60.0
     feed: str = ""
+    whole_epochs: bool = False
     gpus: int = 0
     real_gpus: bool = False
     may_emulate: bool = False

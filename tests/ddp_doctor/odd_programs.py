@@ -101,6 +101,26 @@ def saves(rank, world_size):
         time.sleep(float(os.environ.get("WAIT", "0")))
 
 
+def counts_its_samples(rank, world_size):
+    """Expects that each epoch has all batches of its loader, as programs do that check themselves."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    dataset = TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
+    sampler = DistributedSampler(dataset, world_size, rank)
+    model = DistributedDataParallel(nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        seen = 0
+        for x, y in DataLoader(dataset, 4, sampler=sampler):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            seen += len(x)
+        assert seen == len(sampler), f"{seen} samples in epoch {epoch}"
+    dist.destroy_process_group()
+
+
 def does_nothing(rank, world_size):
     pass
 

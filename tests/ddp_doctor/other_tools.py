@@ -29,6 +29,8 @@ from ddp_doctor.launch.rank import load_object, takes_rank
 
 RANKS, SECONDS = 2, 60
 # Findings below this are information in both tools.
+# The code of the doctor's check that describes what a rule of a tool says.
+NAMES = {"DDP-001": "LD029", "DDP-002": "LD012", "DDP-003": "LD009", "OPT-001": "LD019", "TA304": "LD012"}
 AUDITORS: list[Any] = []
 LEVELS = {"WARN", "WARNING", "ERROR", "FATAL", "CRITICAL", "FAIL"}
 
@@ -153,16 +155,16 @@ def programs(words: list[str]) -> Iterator[Case]:
 
 
 def main(tool: str, words: list[str]) -> None:
-    """Prints a line of JSON for each program."""
+    """Prints a line of JSON for each program, and the sums."""
     __import__(tool)
+    faulty = healthy = named = alarms = 0
     for case in programs(words):
-        # Each program in a process of its own, which has imported the tool.
-        child = os.fork()
-        if child == 0:
-            found, ended = findings(case, tool)
-            print(json.dumps({"name": case.name, "codes": case.codes, "found": found, "ended": ended}), flush=True)
-            os._exit(0)
-        os.waitpid(child, 0)
+        found, ended = findings(case, tool)
+        print(json.dumps({"name": case.name, "codes": case.codes, "found": found, "ended": ended}), flush=True)
+        faulty, healthy = faulty + bool(case.codes), healthy + (not case.codes)
+        named += any(NAMES.get(rule) in case.codes for rule in found)
+        alarms += bool(found) and not case.codes
+    print(f"{named} of {faulty} faults named, warnings for {alarms} of {healthy} healthy programs")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(200)
 def test_a_rank_that_hangs_is_reported_with_its_stack() -> None:
-    report = examined("hangs", timeout=25)
+    report = examined("hangs", timeout=15)
     assert report.exit_code == 3
     assert "Rank 1 waited or hung in step 1" in report.hang, report.hang
     assert "in wait" in report.hang
@@ -79,6 +79,16 @@ def test_a_program_without_64_bits_is_compared_in_32() -> None:
     report = examined("has_no_64_bits")
     assert not report.faults
     assert any("in 32 bits" in stage.outcome for stage in report.stages)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_program_that_counts_its_samples_is_run_with_whole_epochs() -> None:
+    report = examined("counts_its_samples")
+    assert (report.faults, report.error, report.hang) == ([], "", "")
+    assert "whole epochs" in report.stages[0].outcome
+    assert report.comparison is not None
+    assert report.comparison.made
 
 
 @pytest.mark.slow

@@ -27,10 +27,9 @@ def test_the_template_is_healthy() -> None:
     assert report.exit_code == 0, report.error + report.hang
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "engine", [pytest.param(name, marks=() if name == "raw_ddp" else pytest.mark.slow) for name in ENGINES]
-)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_each_engine_is_healthy(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("-m", f"lit_mnist.engines.{engine}", *SMALL, "--precision", "32-true")
