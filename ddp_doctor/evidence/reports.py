@@ -1,8 +1,8 @@
 """Evaluation metrics of any program: the numbers that rank 0 reports, with weights that do not change.
 
 The optimizers do nothing in these runs, so that several ranks and one process evaluate the same weights. A number that
-changes with the samples of the evaluation is a metric. If the samples of the other ranks do not change it, it is that
-of rank 0 alone.
+changes with the samples of the evaluation, and that a repeated run reports again, is a metric: a time is none. If the
+samples of the other ranks do not change it, it is that of rank 0 alone.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         return [], ""
     if not evidence.trained[0].of_kind("reported"):
         return [], "Rank 0 prints or logs no number, so no metric was compared."
+    repeated = _repeated(evidence)
+    if not repeated:
+        return [], "No number that rank 0 prints or logs was the same in two runs, so no metric was compared."
     still: dict[str, Any] = {"same_seed": True, "interventions": {"still": True}}
     one, several = evidence.run("still alone", world_size=1, **still), evidence.run("still", **still)
     if not one.worked or not several.worked:
@@ -63,7 +66,7 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     others = {key for rank in several.ranks[1:] for key in _numbers(rank)}
     differ = [
         key
-        for key in ours.keys() & alone.keys() - others
+        for key in (ours.keys() & alone.keys() & repeated) - others
         if abs(ours[key][0] - alone[key][0]) > max(ours[key][1], alone[key][1], _SAME * abs(alone[key][0]))
     ]
     if not differ:
@@ -84,6 +87,16 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         for key in sorted(metrics, key=lambda key: (ours[key][4], key))
     ]
     return found, ""
+
+
+def _repeated(evidence: Evidence) -> set[tuple[str, int, int]]:
+    """Returns the numbers of rank 0 that two runs report alike; all of them if there was no second run."""
+    first = _numbers(evidence.trained[0])
+    again = evidence.worked("again")
+    if again is None:
+        return set(first)
+    second = _numbers(again.ranks[0])
+    return {key for key in first.keys() & second.keys() if abs(first[key][0] - second[key][0]) <= first[key][1]}
 
 
 def _perturbed(evidence: Evidence, loaders: Sequence[int], first: int) -> Run:

@@ -4,6 +4,7 @@ Each function is a training of its own, on each rank.
 """
 
 import logging
+import time
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ EXPECTED = {
     "each_rank_prints": ("", "", "each rank prints its own loss with its number"),
     "gathers_predictions": ("", "", "all predictions are gathered before the metric"),
     "prints_training_loss": ("", "", "rank 0 prints its own training loss beside a reduced validation loss"),
+    "reports_its_times": ("", "", "rank 0 prints the seconds and the samples per second of an evaluation"),
 }
 
 
@@ -190,5 +192,20 @@ def prints_training_loss():
         dist.all_reduce(found)
         if rank == 0:
             print(f"{epoch}: train {training:.4f} validation {(found[0] / found[2]).item():.4f}")
+
+    train(model, loader, evaluate)
+
+
+def reports_its_times():
+    rank, model, loader, held = setting()
+
+    def evaluate(epoch, _):
+        begun = time.perf_counter()
+        found = sums(model, held)
+        dist.all_reduce(found)
+        seconds = time.perf_counter() - begun
+        if rank == 0:
+            speed = found[2].item() / seconds
+            print({"epoch": epoch, "validation": (found[0] / found[2]).item(), "s": seconds, "samples/s": speed})
 
     train(model, loader, evaluate)
