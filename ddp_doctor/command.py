@@ -192,9 +192,10 @@ def program() -> str:
 
 
 def explain(code: str) -> str:
-    """Returns the cause, the fix and the threads of a check."""
+    """Returns the cause, wrong code, the fix and the threads of a check."""
     check = describe()[code]
-    parts = [f"{code}  {check.title}", "", *textwrap.wrap(check.cause, 100), "", "Fix:"]
+    parts = [f"{code}  {check.title}", "", *textwrap.wrap(check.cause, 100), ""]
+    parts += ["Wrong:", *(f"  {line}" for line in check.wrong.splitlines()), "", "Fix:"]
     for line in check.fix.splitlines():
         # Lines of code keep their indentation.
         parts += textwrap.wrap(line, 98, initial_indent="  ", subsequent_indent="  ", drop_whitespace=False) or [""]

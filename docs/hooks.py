@@ -4,6 +4,7 @@
 - A link to a file outside `docs/` leads to a copy of that file in the site.
 - A line that consists of a link such as [`run` in `train.py`](../train.py) is replaced by the code of that function or
   class, and [`run`, section `data`, in `train.py`](../train.py) by the part of it below the comment `# --- data`.
+- Each check of the doctor has a page with what `ddp-doctor --explain` prints; a link to its file leads there.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 
+from ddp_doctor.checks import Description, describe
+
 ROOT = Path(__file__).parents[1]
 # The folder of the site with the files from outside `docs/`.
 SOURCE = "source"
+CHECKS = ROOT / "ddp_doctor" / "checks"
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
 CODE = re.compile(
     r"^\[`(?P<name>[\w.]+)`(?:, section `(?P<section>[^`]+)`,)? in `(?P<path>[\w/.-]+)`\]\((?P<target>[^)]+)\)$",
@@ -33,6 +37,9 @@ def on_files(files: Files, config: Any) -> Files:
     """Adds the README and the files outside `docs/` that a page links to."""
     files.append(File.generated(config, "index.md", abs_src_path=str(ROOT / "README.md")))
     waiting = [file.src_uri for file in files if file.is_documentation_page()]
+    for check in describe().values():
+        uri = f"checks/{check.code}.md"
+        files.append(File.generated(config, uri, content=page_of(check), inclusion=InclusionLevel.NOT_IN_NAV))
     while waiting:
         origin = origin_of(waiting.pop())
         for target in targets_of(origin):
@@ -44,6 +51,46 @@ def on_files(files: Files, config: Any) -> Files:
             if uri.endswith(".md"):
                 waiting.append(uri)
     return files
+
+
+def page_of(check: Description) -> str:
+    """Returns the page of a check, as Markdown."""
+    lines: list[str] = []
+    for line in check.fix.splitlines():
+        code = line.startswith(" ")
+        if code is not bool(lines and lines[-1].startswith(" ")):
+            lines.append("")
+        lines.append(line)
+    threads = "\n".join(f"- [{name}]({_address(name)})" for name in check.threads)
+    kind = "This check reads indices, sequences and modes only" if check.structural else "This check compares numbers"
+    return f"""# {check.code}: {check.title}
+
+{check.cause}
+## Wrong
+
+```python
+{check.wrong}```
+
+## Fix
+
+{chr(10).join(lines)}
+
+## Reported in
+
+{threads}
+
+## In the report
+
+{kind}. `ddp-doctor --explain {check.code}` prints this page, `--skip {check.code}` leaves the check out, and a comment
+`# ddp-doctor: ignore[{check.code}] reason` in the reported line [accepts it](../doctor-daily.md). All checks:
+[the doctor](../doctor.md#the-checks).
+"""
+
+
+def _address(thread: str) -> str:
+    """Returns the address of `owner/repository#number`."""
+    name, mark, number = thread.partition("#")
+    return f"https://github.com/{name}/issues/{number}" if mark and ":" not in name else thread
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -115,6 +162,10 @@ def uri_of(target: Path) -> str | None:
     path = target.relative_to(ROOT).as_posix()
     if path == "README.md":
         return "index.md"
+    if target.parent == CHECKS and target.stem in (
+        codes := {check.module: check.code for check in describe().values()}
+    ):
+        return f"checks/{codes[target.stem]}.md"
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{SOURCE}/{path}"
 
 

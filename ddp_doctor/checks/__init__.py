@@ -3,6 +3,7 @@
 A check is a module with
     CODE                the code that reports and commands use, such as `LD012`
     TITLE, CAUSE, FIX   texts; TITLE has at most nine words
+    WRONG               code that has the fault, a few lines
     THREADS             `owner/repository#number` or addresses where others reported the fault
     STRUCTURAL          whether it reads indices, sequences and modes only, which needs no equal numbers
     NEEDS               optional: what the program must do before silence says something (`evidence.requirements`)
@@ -21,15 +22,18 @@ from types import ModuleType
 
 from ddp_doctor.errors import InputError, nearest
 
+_FIELDS = ("CODE", "TITLE", "CAUSE", "WRONG", "FIX", "THREADS", "STRUCTURAL")
+
 
 @dataclass(frozen=True)
 class Description:
-    """What a check says of itself: its module, its code, what is wrong, why nobody notices, and the fix."""
+    """What a check says of itself: its module, its code, what is wrong, why nobody notices, wrong code, and the fix."""
 
     module: str
     code: str
     title: str
     cause: str
+    wrong: str
     fix: str
     threads: tuple[str, ...]
     structural: bool
@@ -49,7 +53,10 @@ def describe() -> dict[str, Description]:
     for path in Path(__file__).parent.glob("[a-z]*.py"):
         nodes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
         values = {node.targets[0].id: node.value for node in nodes if isinstance(node.targets[0], ast.Name)}
-        fields = [ast.literal_eval(values[name]) for name in ("CODE", "TITLE", "CAUSE", "FIX", "THREADS", "STRUCTURAL")]
+        fields = [
+            ast.literal_eval(values[name])
+            for name in ("CODE", "TITLE", "CAUSE", "WRONG", "FIX", "THREADS", "STRUCTURAL")
+        ]
         found.append(Description(path.stem, *fields))
     return {check.code: check for check in sorted(found, key=lambda check: check.code)}
 

@@ -17,6 +17,11 @@ Workers are started again in each epoch and copy the state of the generators tha
 such as one that the data set created itself. They draw the same numbers in each worker, or in each epoch. The
 augmented data then has a fraction of the intended variety, which no metric shows directly.
 """
+WRONG = """\
+class Images(Dataset):
+    def __init__(self):
+        self.rng = np.random.default_rng(0)    # each worker and epoch has a copy
+"""
 FIX = """\
 Use the global generators, which the loader seeds for each worker and epoch, or seed your own there:
     def seed(worker_id):

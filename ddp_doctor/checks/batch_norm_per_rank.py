@@ -14,6 +14,10 @@ Batch norm computes its statistics over the samples of one rank, not over the gl
 per rank, the statistics are noisy and training differs from that on one device. DDP copies only the running
 statistics of rank 0, so the others are lost. With large batches per rank this may be intended.
 """
+WRONG = """\
+model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), head)
+model = DistributedDataParallel(model)    # each rank normalizes with its own samples
+"""
 FIX = """\
 Convert batch norm before wrapping the module:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)

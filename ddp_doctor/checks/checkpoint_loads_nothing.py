@@ -15,6 +15,10 @@ The state of a DDP wrapper has the prefix `module.` in its keys. Loaded into the
 `strict=False`, no key matches, and the module silently keeps its random weights. The same occurs with other
 prefixes, such as `model.` or `_orig_mod.`. Fine-tuning from such a checkpoint trains from scratch.
 """
+WRONG = """\
+torch.save(ddp.state_dict(), path)    # all names begin with 'module.'
+model.load_state_dict(torch.load(path), strict=False)    # none of them is found
+"""
 FIX = """\
 Save the bare module, and load strictly:
     torch.save(ddp.module.state_dict(), path)

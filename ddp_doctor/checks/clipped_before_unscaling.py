@@ -15,6 +15,11 @@ A `GradScaler` multiplies the loss by a large number. Before `unscale_`, the nor
 thousands of times too large, so clipping reduces every gradient to the limit. With SGD, the update then
 depends on the scale and is far too small. The loss falls slowly, without an error.
 """
+WRONG = """\
+scaler.scale(loss).backward()
+clip_grad_norm_(model.parameters(), 1.0)    # the gradients are still scaled
+scaler.step(optimizer)
+"""
 FIX = """\
 Unscale the gradients before clipping them:
     scaler.unscale_(optimizer)

@@ -18,6 +18,11 @@ checkpoint on rank 0 alone breaks the order, and so does a number of collectives
 own samples. Collectives of the same shape then pair up incorrectly, which silently mixes values, and the hang
 comes later or never.
 """
+WRONG = """\
+if dist.get_rank() == 0:
+    dist.all_reduce(loss)    # the other ranks do not call it
+    print(loss)
+"""
 FIX = """\
 Call collectives on all ranks, and restrict only the output to rank 0:
     loss = all_reduce_mean(loss)    # every rank

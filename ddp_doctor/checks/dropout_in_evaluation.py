@@ -16,6 +16,10 @@ Functional dropout and `scaled_dot_product_attention` do not know the module's m
 by default. Evaluation then draws random numbers, its metric changes from pass to pass and is worse than it
 should be. The same occurs without `model.eval()`. A single number per epoch does not show it.
 """
+WRONG = """\
+def forward(self, x):
+    return F.dropout(self.layer(x), 0.5)    # training=True is the default
+"""
 FIX = """\
 Pass the module's mode to functional dropout:
     F.dropout(x, p, training=self.training)

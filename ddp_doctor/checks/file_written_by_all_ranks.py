@@ -15,6 +15,9 @@ Code that saves without a test of the rank runs on every rank. The ranks truncat
 same time, and the checkpoint may be a mixture that cannot be read. A process group that is not destroyed can
 end while another rank still communicates, which fails only now and then.
 """
+WRONG = """\
+torch.save(model.state_dict(), 'model.pt')    # by all ranks at the same time
+"""
 FIX = """\
 Write on rank 0, and destroy the group at the end:
     if dist.get_rank() == 0:

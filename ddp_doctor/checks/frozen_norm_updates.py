@@ -16,6 +16,11 @@ CAUSE = """\
 training mode they follow the new data, on several ranks those of rank 0 alone. The frozen backbone then computes
 other features from step to step, and in evaluation others than in training.
 """
+WRONG = """\
+for parameter in model.backbone.parameters():
+    parameter.requires_grad_(False)
+model.train()    # the running statistics of the backbone still change
+"""
 FIX = """\
 Put the frozen part into evaluation mode after each call of train():
     model.train()

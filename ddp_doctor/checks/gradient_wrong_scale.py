@@ -15,6 +15,10 @@ DDP averages the gradients. A loss that sums over the batch, or that is divided 
 more, gives a gradient that is too large or too small by this number. Adam hides it in the updates, but
 clipping, weight decay and SGD do not. The effect resembles a wrong learning rate.
 """
+WRONG = """\
+loss = cross_entropy(logits, labels) / dist.get_world_size()    # DDP divides as well
+loss.backward()
+"""
 FIX = """\
 Use the mean over the local batch, and leave the average over the ranks to DDP:
     loss = cross_entropy(logits, labels)    # reduction='mean'; no further '/ world_size'

@@ -14,6 +14,11 @@ DDP prepares its all-reduce in its own `forward`. A call of `ddp.module(x)`, or 
 module, computes the same output and the same local gradient, but the gradients are not averaged reliably.
 Each rank trains its own model, and rank 0 saves only its own.
 """
+WRONG = """\
+ddp = DistributedDataParallel(model)
+loss = model(images, labels)    # not the wrapper: nothing is averaged
+loss.backward()
+"""
 FIX = """\
 Call the wrapper, and dispatch in `forward`:
     loss = ddp(batch)       # not ddp.module.loss(batch)

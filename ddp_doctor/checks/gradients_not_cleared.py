@@ -18,6 +18,10 @@ CAUSE = """\
 earlier gradients. This resembles a strong momentum, so that training may still make progress. In an
 accumulation window, gradients are left on purpose.
 """
+WRONG = """\
+loss.backward()
+optimizer.step()    # the gradients of all steps so far are added
+"""
 FIX = """\
 Set the gradients to zero after each optimizer step:
     optimizer.step()

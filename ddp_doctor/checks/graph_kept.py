@@ -17,6 +17,9 @@ CAUSE = """\
 `total += loss` keeps the graph of every step, with all activations, until the sum is deleted. Memory grows
 from step to step, and the process is killed hours later or at a larger batch. Short tests pass.
 """
+WRONG = """\
+total += loss    # keeps the graph of each step
+"""
 FIX = """\
 Detach what outlives the step:
     total += loss.detach()    # or loss.item()

@@ -15,6 +15,10 @@ differ between ranks. Classes, vocabularies or file lists built from them give t
 on each rank. The ranks train on contradictory labels, and the loss is only somewhat worse. A launcher that
 forks its ranks hides the fault on one machine.
 """
+WRONG = """\
+# A set has another order in each process.
+classes = {name: number for number, name in enumerate(set(names))}
+"""
 FIX = """\
 Sort before numbering, and never store `hash()` of a string:
     classes = {name: n for n, name in enumerate(sorted(set(names)))}

@@ -15,6 +15,11 @@ ones, unless the embeddings are gathered. `dist.all_gather` returns tensors with
 gathered loss still lacks the gradient through the other ranks. The loss value is right in this case, and only
 the gradient is wrong.
 """
+WRONG = """\
+parts = [torch.empty_like(local) for _ in range(world_size)]
+dist.all_gather(parts, local)    # returns no gradient
+loss = contrastive(torch.cat(parts))
+"""
 FIX = """\
 Gather the embeddings with a gradient:
     from torch.distributed.nn.functional import all_gather

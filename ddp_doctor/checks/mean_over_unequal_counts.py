@@ -15,6 +15,11 @@ padding or ignored labels make the counts unequal, a token on a rank with few to
 occurs between the micro-batches of an accumulation window. The error depends on the batch and vanishes in the
 noise of the loss.
 """
+WRONG = """\
+# The mean over the labels of this rank: ranks with few labels count as much as ranks with many.
+loss = cross_entropy(logits, labels, ignore_index=-100)
+loss.backward()
+"""
 FIX = """\
 Divide the sum by the global count:
     count = (labels != -100).sum()

@@ -20,6 +20,11 @@ an F1 score or of a perplexity over batches is not the score at all. `self.log(.
 the ranks, and in Lightning 2.6.6 also rounds the number of samples, which makes the value too large when the
 ranks have different numbers. The curve looks normal.
 """
+WRONG = """\
+accuracy = (logits.argmax(1) == labels).float().mean()
+dist.all_reduce(accuracy)
+accuracy /= world_size    # the mean of means over unequal numbers of samples
+"""
 FIX = """\
 Combine sums and counts, or log the metric object:
     self.accuracy(logits, labels)              # a torchmetrics object

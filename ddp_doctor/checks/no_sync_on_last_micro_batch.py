@@ -14,6 +14,10 @@ DDP decides in the forward pass whether the next backward reduces the gradients.
 alone has no effect: each micro-batch is reduced, which only costs time. `no_sync` around the last
 micro-batch, too, means that no gradient is reduced, and the ranks drift apart.
 """
+WRONG = """\
+with ddp.no_sync() if last else contextlib.nullcontext():    # the wrong way round
+    (loss_of(ddp(batch)) / micro_batches).backward()
+"""
 FIX = """\
 Put forward and backward of all but the last micro-batch into `no_sync`:
     with contextlib.nullcontext() if last else ddp.no_sync():

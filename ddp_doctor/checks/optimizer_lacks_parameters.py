@@ -14,6 +14,10 @@ The optimizer holds the parameters that it was given. If the model was wrapped, 
 later, some trainable parameters are in no group, or the groups hold tensors that the model does not use.
 These weights keep their initial values. The other parameters still reduce the loss.
 """
+WRONG = """\
+optimizer = AdamW(model.parameters())
+model.encoder = load_encoder()    # its parameters are in no optimizer
+"""
 FIX = """\
 Create the optimizer last, from the final model:
     model = prepare(model)

@@ -14,6 +14,10 @@ DDP registers its hooks on the parameters that exist when it wraps the module. A
 moved or converted later is a new tensor without a hook. Its gradient is never averaged, and the ranks drift
 apart in this parameter. No message appears, and the loss of each rank falls.
 """
+WRONG = """\
+model = DistributedDataParallel(model)
+model.module.head = nn.Linear(512, classes)    # DDP does not know its parameters
+"""
 FIX = """\
 Change the module before wrapping it, and wrap it again after a change:
     model = Net().to(device)

@@ -14,6 +14,11 @@ Each rank predicts only its part, which a sampler has interleaved and padded. A 
 part, and ranks' parts put one after the other are in the wrong order, with repeated samples at the end. The
 number of rows may still be right.
 """
+WRONG = """\
+# Those of one rank, in the order of its sampler.
+predictions = torch.cat([model(batch) for batch in loader])
+torch.save(predictions, 'predictions.pt')
+"""
 FIX = """\
 Save the index with each prediction, and sort:
     order = torch.cat(indices).argsort()

@@ -15,6 +15,11 @@ DDP gives all ranks the same gradient, but does not compare their weights. If on
 steps differently, its weights differ from then on, and nothing equalizes them. Later gradients are averages
 over different models. The saved checkpoint is that of rank 0, which nobody evaluated as a whole.
 """
+WRONG = """\
+if dist.get_rank() == 0:
+    clip_grad_norm_(model.parameters(), 1.0)
+optimizer.step()
+"""
 FIX = """\
 Take every decision about the step on all ranks, from a reduced value:
     norm = clip_grad_norm_(model.parameters(), 1.0)    # on each rank, after backward()

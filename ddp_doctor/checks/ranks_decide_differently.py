@@ -15,6 +15,10 @@ Each rank sees its own samples, so a loss or a metric that is not reduced differ
 skips or saves by it, the others do not. They wait for it in their next collective until the timeout ends the job with
 a message about a closed connection, or the best checkpoint is the best for a part of the samples only.
 """
+WRONG = """\
+if validation_loss(model, own_samples) > best:    # differs between the ranks
+    break
+"""
 FIX = """\
 Reduce the value before the decision, so that all ranks decide alike:
     sums = torch.stack([loss_sum, count])

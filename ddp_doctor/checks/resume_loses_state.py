@@ -21,6 +21,10 @@ A checkpoint that lacks the scheduler, the scaler, the averaged weights or the o
 initial values. The learning rate jumps, moments are zero, or training continues from averaged weights. The
 loss has a small bump and recovers, so that the difference is attributed to chance.
 """
+WRONG = """\
+torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, path)
+# the scheduler, the scaler and the average of the weights begin again
+"""
 FIX = """\
 Save and load everything that changes in a step:
     state = {'model': model, 'optimizer': optimizer, 'scheduler': scheduler, 'scaler': scaler}

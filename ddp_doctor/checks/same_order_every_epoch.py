@@ -18,6 +18,12 @@ so every epoch has the same order and the same batches. The loss falls anyway, a
 shuffled. Lightning's Trainer calls `set_epoch` for samplers that it can reach; your own loop has to call
 it.
 """
+WRONG = """\
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size, sampler=sampler)
+for epoch in range(epochs):
+    for batch in loader:    # the same order in each epoch
+"""
 FIX = """\
 Call `set_epoch` at the start of every epoch, before iterating over the loader:
     for epoch in range(epochs):

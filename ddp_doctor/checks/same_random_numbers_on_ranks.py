@@ -20,6 +20,10 @@ the draws decide which data a rank sees, such as noise on samples, augmentations
 variety within a global batch is smaller by the number of ranks. The loss falls, so that only the final quality
 shows it. Equal dropout masks alone are a note: they meet different samples.
 """
+WRONG = """\
+seed_everything(0)    # on all ranks
+noise = torch.randn_like(images)    # the same noise on each rank
+"""
 FIX = """\
 Seed by rank after the model is built:
     model = build()

@@ -14,6 +14,11 @@ With several ranks, a framework may put a distributed sampler in the place of th
 balances classes, weights samples or selects a subset is then lost, and the model sees another distribution
 than on one device. Training continues without an error.
 """
+WRONG = """\
+sampler = WeightedRandomSampler(weights, len(dataset))
+loader = DataLoader(dataset, batch_size, sampler=sampler)
+Trainer(devices=2).fit(module, loader)    # a DistributedSampler takes its place
+"""
 FIX = """\
 Split in your own sampler, and tell the framework to keep it:
     Trainer(use_distributed_sampler=False)

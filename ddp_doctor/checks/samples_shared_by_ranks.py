@@ -24,6 +24,10 @@ data set: with equal seeds in the same order, and with different seeds in differ
 epoch then processes each sample once per rank, and some steps average a gradient with itself. Nothing fails,
 because the shapes are right and the loss falls.
 """
+WRONG = """\
+loader = DataLoader(dataset, batch_size, shuffle=True)    # on each rank, over all samples
+model = DistributedDataParallel(model)
+"""
 FIX = """\
 Give the loader a sampler that splits the indices:
     sampler = DistributedSampler(dataset, shuffle=True)

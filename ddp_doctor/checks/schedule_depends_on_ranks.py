@@ -17,6 +17,11 @@ A scheduler that a library prepares may step once per process for each optimizer
 computed from the loader of one process. On N ranks, warm-up and decay are N times too short or too long. The
 loss curve looks plausible, because the schedule still has its shape.
 """
+WRONG = """\
+scheduler = OneCycleLR(optimizer, max_lr, total_steps=epochs * len(dataset) // batch_size)
+# The prepared scheduler steps once per process.
+model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+"""
 FIX = """\
 Compute the length in optimizer steps, and step once:
     steps = epochs * len(prepared_loader) // accumulation

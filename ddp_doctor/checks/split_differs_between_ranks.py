@@ -14,6 +14,9 @@ CAUSE = """\
 makes a different split, and the validation samples of one rank are training samples of another. The model
 trains on its validation set, and the validation metric is too good.
 """
+WRONG = """\
+train, validation = random_split(dataset, [0.9, 0.1])    # drawn on each rank for itself
+"""
 FIX = """\
 Split with a separate generator:
     random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))

@@ -17,6 +17,11 @@ An `IterableDataset` has no indices, so no sampler can split it. Each rank, and 
 iterates over a full copy unless `__iter__` selects a part. Each sample then occurs once per rank and worker
 in an epoch. The loss falls as usual; only an epoch is too long.
 """
+WRONG = """\
+class Stream(IterableDataset):
+    def __iter__(self):
+        return read(self.path)    # all samples, in each worker of each rank
+"""
 FIX = """\
 Select by rank and worker in `__iter__`:
     info = torch.utils.data.get_worker_info()

@@ -17,6 +17,11 @@ CAUSE = """\
 mode, dropout is off and batch norm no longer updates its statistics. If only rank 0 evaluates, the ranks
 train in different modes. The training loss even looks better.
 """
+WRONG = """\
+for epoch in range(epochs):
+    train_one_epoch(model)
+    evaluate(model)    # calls model.eval(), and nothing calls model.train() again
+"""
 FIX = """\
 Restore the mode at the end of the evaluation, on each rank:
     was_training = model.training

@@ -18,6 +18,11 @@ An iterable data set, a filter or an early stop can give one rank fewer batches.
 next all-reduce, until the timeout of 10 or 30 minutes ends the job. Or the collectives of the next epoch pair
 up with those of this one, and ranks are one step apart.
 """
+WRONG = """\
+shards = files[rank::world_size]    # 5 files on 2 ranks: one rank has more batches
+for batch in read(shards):
+    step(ddp, batch)    # its last all-reduce waits for ever
+"""
 FIX = """\
 Make the numbers equal, or let DDP handle the rest:
     with Join([ddp]):    # torch.distributed.algorithms.join

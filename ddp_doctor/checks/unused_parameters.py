@@ -14,6 +14,12 @@ DDP waits for the gradient of every parameter. A parameter that does not influen
 torch ends the next step with an error that gives numbers, not names. With `find_unused_parameters=True`, the
 error disappears, but parameters that were forgotten by mistake never train.
 """
+WRONG = """\
+class Net(nn.Module):
+    def forward(self, x):
+        return self.head(self.body(x))    # self.auxiliary_head is not used
+model = DistributedDataParallel(Net())
+"""
 FIX = """\
 Remove or freeze the parameters before wrapping:
     model.head.requires_grad_(False)

@@ -18,6 +18,11 @@ A `DistributedSampler` repeats samples until each rank has the same number. In a
 twice, and with `drop_last` some are never evaluated. The metric depends on the number of ranks. The
 difference is small, so that it looks like noise.
 """
+WRONG = """\
+sampler = DistributedSampler(validation, shuffle=False)
+loader = DataLoader(validation, batch_size, sampler=sampler)
+# 103 samples on 2 ranks: 104 are evaluated
+"""
 FIX = """\
 Give each rank its part without padding, and combine sums and counts:
     indices = range(rank, len(dataset), world_size)

@@ -14,6 +14,9 @@ CAUSE = (
     "changed between the reduction and the step. Faulty hardware, drivers and communication hooks do this "
     "without an error."
 )
+WRONG = """\
+dist.all_reduce(gradient)    # gives other values than the sum over the ranks
+"""
 FIX = "Compare the result of an all-reduce with a known one before the training, and check hooks and the network."
 THREADS = ("pytorch/pytorch#84803", "pytorch/pytorch#96600")
 STRUCTURAL = True

@@ -159,7 +159,8 @@ def checks_table() -> str:
     lines = ["| code | finds | structural | reported in |", "|---|---|---|---|"]
     for code, check in describe().items():
         structural = "yes" if check.structural else ""
-        lines.append(f"| {code} | {check.title} | {structural} | {', '.join(check.threads)} |")
+        link = f"[{code}](../ddp_doctor/checks/{check.module}.py)"
+        lines.append(f"| {link} | {check.title} | {structural} | {', '.join(check.threads)} |")
     return "\n".join(lines) + "\n"
 
 

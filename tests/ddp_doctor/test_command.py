@@ -66,6 +66,7 @@ def test_every_check_explains_itself(program: Program) -> None:
         assert done.code == 0
         assert check.title in done.out
         assert all(thread in done.out for thread in check.threads)
+        assert all(line in done.out for line in check.wrong.splitlines())
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--explain", "LD013"], ["a:b", "--bogus"]])
