@@ -119,7 +119,8 @@ class Probes:
             "end", reached_end=reached_end, failures=failures[:10], libraries=sorted(_loaded_libraries()), **self.facts
         )
         recorder.write()
-        (recorder.folder / f"done{recorder.rank}").touch()
+        with (recorder.folder / f"done{recorder.rank}").open("a") as file:
+            file.write(f"{os.getpid()}\n")
 
     def _after_step(self) -> None:
         """Ends a run whose training takes its batches from no loader, and so has no epoch that could be shortened."""
