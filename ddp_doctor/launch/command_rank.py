@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from multiprocessing import util
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,10 @@ from ddp_doctor.launch.gpus import emulate, watch
 from ddp_doctor.launch.starters import Starters
 from ddp_doctor.records.spec import Spec, read
 
+# Programs that start ranks as other processes, and so never train themselves.
+_LAUNCHERS = {"torchrun", "accelerate"}
+_LAUNCHER_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+
 
 def start(folder: Path) -> None:
     """Installs the probes. The record is written when the process ends, if it has taken part in training."""
@@ -25,16 +30,29 @@ def start(folder: Path) -> None:
     Starters(spec.world_size).install()
     # The numbers of processes are those that the program itself names.
     watch(folder, spec)
-    _observe(folder, spec)
+    faulthandler.register(signal.SIGUSR2, file=(folder / f"stack-{os.getpid()}.txt").open("w"), all_threads=True)
+    # In a launcher, the probes would see nothing, and their imports take time.
+    if not is_launcher(sys.orig_argv):
+        _observe(folder, spec)
+
+
+def is_launcher(words: Sequence[str]) -> bool:
+    """Returns whether a Python that was started with these words only starts ranks as other processes."""
+    if "--multiprocessing-fork" in words:
+        return False
+    program = next((place for place, word in enumerate(words[1:], 1) if not word.startswith("-")), 0)
+    if words[program - 1] == "-m":
+        return words[program] in _LAUNCHER_MODULES
+    return program > 0 and Path(words[program]).name in _LAUNCHERS
 
 
 def _observe(folder: Path, spec: Spec) -> None:
     from ddp_doctor.probes.install import Probes
 
     probes = Probes(folder, spec)
-    faulthandler.register(signal.SIGUSR2, file=(folder / f"stack-{os.getpid()}.txt").open("w"), all_threads=True)
     probes.install()
     owners, failed, show = {os.getpid()}, dict[str, Any](), sys.excepthook
+    ended: set[int] = set()
 
     def keep(error: BaseException) -> None:
         trace = "".join(traceback.format_exception(error))
@@ -45,10 +63,9 @@ def _observe(folder: Path, spec: Spec) -> None:
         show(kind, error, trace)
 
     def on_exit() -> None:
-        # Not in the workers of a loader, and not in a launcher.
-        name = Path(sys.argv[0]).name if sys.argv else ""
-        launches = name in {"torchrun", "accelerate"} or "torch.distributed.run" in sys.orig_argv
-        if os.getpid() in owners and (probes.recorder.active or failed) and not launches:
+        # Not in the workers of a loader, and once, although both functions below call it in most processes.
+        if os.getpid() in owners - ended and (probes.recorder.active or failed):
+            ended.add(os.getpid())
             # A process of multiprocessing ends with the exception of its function, or exits because of it.
             error = sys.exception() if not failed else None
             if isinstance(error, SystemExit):

@@ -34,6 +34,8 @@ class CommandRunner(Runner):
 
     def __init__(self, folder: Path, protection: Protection) -> None:
         super().__init__(1, folder, protection)
+        # The number of processes that were each rank in turn, in the run of the user's own command.
+        self._turns: list[int] = []
 
     def preload(self, names: Sequence[str] = ()) -> None:
         """Does nothing: the command starts new interpreters."""
@@ -51,8 +53,10 @@ class CommandRunner(Runner):
             return Run(spec, folder, [load_record(folder, 0, code)], hung, time.monotonic() - begun)
         if spec.purpose not in {"train", "numbers"}:
             return Run(spec, folder)
-        # Commands do not end of themselves as soon as all ranks have recorded the numbers.
-        grace = 0.0 if spec.purpose == "numbers" else _GRACE
+        # Commands do not end of themselves as soon as all ranks have recorded the numbers. Of a repetition, only the
+        # records count, but a script may start its ranks several times.
+        repeats = bool(spec.interventions) and self._turns == [1] * spec.world_size
+        grace = 0.0 if spec.purpose == "numbers" or repeats else _GRACE
         own = {
             "RANK": "",
             "DDP_DOCTOR_PYTHON": sys.executable,
@@ -61,6 +65,8 @@ class CommandRunner(Runner):
         }
         (code,), hung = self.execute(spec, folder, [own], words, grace)
         records = [load_record(folder, rank, code) for rank in range(spec.world_size)]
+        if not spec.interventions:
+            self._turns = [_turns(folder / f"done{rank}") for rank in range(spec.world_size)]
         if any(not record.events for record in records):
             _explain_missing(folder, words)
         output = (folder / "output.txt").read_text(errors="replace")
@@ -68,6 +74,11 @@ class CommandRunner(Runner):
         for record in records:
             record.output, record.stack = output, stacks
         return Run(spec, folder, records, hung, time.monotonic() - begun)
+
+
+def _turns(path: Path) -> int:
+    """Returns how many processes have recorded their end in a file."""
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def _words(command: Sequence[str]) -> list[str]:

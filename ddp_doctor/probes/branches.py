@@ -21,6 +21,8 @@ class BranchProbe:
         self.lines: dict[str, list[int]] = {}
         self._left = _MOST_LINES
         self._last: dict[int, int] = {}
+        # Imports of libraries call functions by the million.
+        self._followed: dict[str, bool] = {}
 
     def install(self) -> None:
         """Begins to follow this thread, including the functions that run already."""
@@ -31,7 +33,11 @@ class BranchProbe:
             sys.settrace(self._on_call)
 
     def _on_call(self, frame: Any, event: str, arg: Any) -> Any:
-        return self._on_line if self._left > 0 and is_user_file(frame.f_code.co_filename) else None
+        path = frame.f_code.co_filename
+        followed = self._followed.get(path)
+        if followed is None:
+            followed = self._followed[path] = is_user_file(path)
+        return self._on_line if followed and self._left > 0 else None
 
     def _on_line(self, frame: Any, event: str, arg: Any) -> Any:
         self._left -= 1

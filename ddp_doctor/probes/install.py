@@ -124,7 +124,8 @@ class Probes:
             **self.facts,
         )
         recorder.write()
-        (recorder.folder / f"done{recorder.rank}").touch()
+        with (recorder.folder / f"done{recorder.rank}").open("a") as file:
+            file.write(f"{os.getpid()}\n")
 
     def _after_step(self) -> None:
         """Ends a run whose training takes its batches from no loader, and so has no epoch that could be shortened."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed.tensor import DTensor
 
 from ddp_doctor.records.spec import PACKAGE
 from ddp_doctor.torch_internals import without_modes
@@ -125,15 +124,21 @@ def is_called_by_user(through: str = PACKAGE) -> bool:
     return frame is not None and is_user_file(frame.f_code.co_filename)
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
+def own_part(tensor: Any) -> torch.Tensor:
     """Returns the part of a sharded tensor that this rank holds; any other tensor as it is."""
-    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    part: torch.Tensor = tensor.to_local() if _is_distributed(tensor) else tensor
     return part.wait() if hasattr(part, "wait") else part
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: Any) -> bool:
     """Returns whether each rank holds a part of a tensor only."""
-    return isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1
+    return _is_distributed(tensor) and tensor.device_mesh.size() > 1
+
+
+def _is_distributed(tensor: Any) -> bool:
+    """Returns whether a tensor is a DTensor, whose module takes long to import, so that only its users do."""
+    known = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return known is not None and isinstance(tensor, known)
 
 
 def digest(value: Any) -> str:

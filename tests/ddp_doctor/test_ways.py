@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import random
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from compared_command import compared
@@ -17,9 +19,11 @@ from conftest import CHILD_ENV
 import ddp_doctor
 from ddp_doctor.evidence.micro_batches import compare_micro_batches
 from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOLD
+from ddp_doctor.launch.command_rank import is_launcher
 from ddp_doctor.launch.srun import without_options
 from ddp_doctor.launch.world_constants import changed, changed_arguments, write_locals
 from ddp_doctor.probes.micro_batches import Turn, turns, weights_at
+from ddp_doctor.probes.samples import generators
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 
@@ -177,6 +181,31 @@ def test_a_local_variable_of_a_running_function_is_changed() -> None:
 @pytest.mark.parametrize("options", ["-n 2", "-n2", "--ntasks=2", "--ntasks 2", "--cpu-bind=none -N 1 -l", ""])
 def test_the_options_of_srun_are_removed(options: str) -> None:
     assert without_options([*options.split(), "python", "-u", "train.py"]) == ["python", "-u", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "launches"),
+    [
+        ("python /env/bin/torchrun --nproc-per-node 2 train.py", True),
+        ("python -u -m torch.distributed.run train.py", True),
+        ("python /env/bin/accelerate launch train.py", True),
+        ("python -u train.py torchrun", False),
+        ("python -m train -m torch.distributed.run", False),
+        ("python -c pass --multiprocessing-fork", False),
+        ("python /env/bin/torchrun --multiprocessing-fork", False),
+        ("python", False),
+    ],
+)
+def test_a_launcher_is_known_by_how_it_was_started(words: str, launches: bool) -> None:
+    assert is_launcher(words.split()) == launches
+
+
+def test_a_draw_changes_the_state_of_its_generator_alone() -> None:
+    draws = {"torch": lambda: torch.rand(1), "NumPy": np.random.rand, "Python": random.random}
+    for name, draw in draws.items():
+        before = generators()
+        draw()
+        assert {one for one, state in generators().items() if state != before[one]} == {name}
 
 
 def test_probes_are_installed_although_a_package_looked_for_torch_before(tmp_path: Path):
