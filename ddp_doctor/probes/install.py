@@ -57,7 +57,7 @@ class Probes:
         self.steps = StepProbe(self.recorder, spec)
         micro = MicroBatchProbe(self.recorder, self.steps)
         if by_turns:
-            micro.follow(Path(spec.feed), int(changes["ranks"]))
+            micro.follow(Path(spec.feed), int(changes["ranks"]), int(changes.get("begin", 0)))
         self.micro = micro if spec.purpose == "numbers" and not joined else None
         self.modules = ModuleProbe(self.recorder, spec, self.steps, self.micro)
         self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch, self.micro)

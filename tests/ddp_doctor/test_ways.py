@@ -15,7 +15,7 @@ from compared_command import compared
 from conftest import CHILD_ENV
 
 import ddp_doctor
-from ddp_doctor.evidence.micro_batches import compare_micro_batches
+from ddp_doctor.evidence.micro_batches import compare_micro_batches, missing_turns
 from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOLD
 from ddp_doctor.launch.srun import without_options
 from ddp_doctor.launch.world_constants import changed, changed_arguments, write_locals
@@ -136,9 +136,13 @@ def test_gradients_are_compared_only_if_the_losses_are_those_of_the_ranks(losses
 
     spec = Spec(Target(command=("x",)))
     ranks = Run(spec, Path(), [record([1.0], [0]), record([3.0], [0])])
-    found = compare_micro_batches(ranks, Run(spec, Path(), [record(losses, [0], [1])]), threshold=THRESHOLD)
-    assert said in found.cannot
-    assert bool(found.cannot) == bool(said)
+    whole = [Run(spec, Path(), [record(losses, [0], [1])])]
+    short = [Run(spec, Path(), [record([loss], [0])]) for loss in losses]
+    assert (missing_turns(ranks, whole), missing_turns(ranks, short[:1]), missing_turns(ranks, short)) == (0, 1, 0)
+    for references in (whole, short):
+        found = compare_micro_batches(ranks, references, threshold=THRESHOLD)
+        assert said in found.cannot
+        assert bool(found.cannot) == bool(said)
 
 
 def test_a_program_that_starts_another_number_of_ranks_is_named() -> None:
