@@ -28,6 +28,7 @@ from ddp_doctor.probes.flows import DrawFlow
 from ddp_doctor.probes.generators import States, values_drawn
 from ddp_doctor.probes.random_replay import RandomReplay
 from ddp_doctor.probes.written_files import Locks, is_cached, rows_of, rows_of_file
+from ddp_doctor.records.packing import packed, unpacked
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 
@@ -420,3 +421,11 @@ def test_code_that_fails_on_one_process_is_run_on_several(works: bool, tmp_path:
     assert report.exit_code == (0 if works else 2)
     assert "devices=2 does not match" in report.stages[0].outcome
     assert bool(report.error) is not works
+
+
+def test_long_lists_of_an_event_are_written_as_tensors() -> None:
+    epoch = event("epoch", indices=list(range(20_000)), sizes=[3], sampler=None)
+    written = packed(epoch)
+    assert isinstance(written["indices"], torch.Tensor)
+    assert written["sizes"] == [3]
+    assert unpacked(written) == epoch
