@@ -94,8 +94,7 @@ class Probes:
 
     def finish(self) -> None:
         """Writes the record, and waits for the end: other ranks may still need this one."""
-        if self.loaders.open:
-            self.loaders.close()
+        self.loaders.close()
         self.end(reached_end=False)
         time.sleep(self.spec.timeout + 60)
 
@@ -128,6 +127,8 @@ class Probes:
             if self.micro.turn is None:
                 self.finish()
             return
+        if self.loaders.ending:
+            self.finish()
         wanted = spec.epochs * spec.steps * max(1, len(self.steps.optimizers))
         if self.loaders.trains or step < wanted:
             return

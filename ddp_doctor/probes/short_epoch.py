@@ -177,7 +177,10 @@ class ShortEpoch(Iterator[Any]):
         self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
         self.event["sizes"] = [len(part) for part in self.indices.lists]
         done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
-        if done or probe.training_epochs > probe.spec.epochs + 10:
+        if done and probe.recorder.backwards - self.backwards_before < self.yielded:
+            # A loader that fetches a batch ahead, such as Accelerate's, ends before the program has used the last one.
+            probe.end_later({"loader": self.loader, "iteration": self.iteration, "number": self.yielded})
+        elif done or probe.training_epochs > probe.spec.epochs + 10:
             probe.finish()
 
     def _is_dear(self) -> bool:

@@ -55,6 +55,7 @@ BATCHING: dict[str, tuple[list[str], str]] = {
     "tensors sliced by rank": ([*_TORCHRUN, "sliced_by_rank.py"], MICRO_BATCHES),
     "an endless stream": ([*_TORCHRUN, "stream.py"], MICRO_BATCHES),
     "two loaders at once": ([*_TORCHRUN, "gan.py"], BATCHES),
+    "batches fetched ahead": ([*_TORCHRUN, "fetched_ahead.py"], BATCHES),
     "a batch sampler and mixup": ([*_TORCHRUN, "own_sampler.py"], MICRO_BATCHES),
     "unequal batches": ([*_TORCHRUN, "uneven_batches.py"], BATCHES),
 }
