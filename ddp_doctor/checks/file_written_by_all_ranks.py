@@ -77,4 +77,5 @@ def _groups(evidence: Evidence) -> list[Finding]:
         return []
     ranks = listed([rank for rank, _ in left])
     message = f"The process group is not destroyed on rank {ranks}: destroy_process_group is not called before the end."
-    return [fault(message, place=left[0][1]["place"])]
+    # The system frees what the group held; a rank that still communicates fails only now and then.
+    return [note(message, place=left[0][1]["place"])]

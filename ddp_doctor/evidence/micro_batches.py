@@ -19,11 +19,18 @@ _UNSEEN = (
 )
 
 
-def compare_micro_batches(ranks: Run, reference: Run, *, threshold: float) -> RankComparison:
-    """Compares a run of several ranks with one process that was given their micro-batches in turn."""
-    if not reference.worked:
-        return RankComparison(cannot=f"one process with the inputs of the ranks fails ({reference.short_reason})")
-    one = reference.ranks[0]
+def compare_micro_batches(ranks: Run, references: Sequence[Run], *, threshold: float) -> RankComparison:
+    """Compares a run of several ranks with one process that was given their micro-batches in turn.
+
+    Args:
+        ranks: The run of several ranks.
+        references: The runs of one process, each of which begins where the last one ended.
+        threshold: A larger difference is no rounding.
+    """
+    for reference in references:
+        if not reference.worked:
+            return RankComparison(cannot=f"one process with the inputs of the ranks fails ({reference.short_reason})")
+    one = _one_after_another([reference.ranks[0] for reference in references])
     plan = plan_of([rank.events for rank in ranks.ranks])
     if not plan or not one.of_kind("step"):
         return RankComparison(cannot="no optimizer step was seen on one process")
@@ -32,9 +39,44 @@ def compare_micro_batches(ranks: Run, reference: Run, *, threshold: float) -> Ra
     joined = _joined(ranks, one, plan, threshold)
     if isinstance(joined, str):
         return RankComparison(cannot=joined)
+    if not joined.tensors:
+        return RankComparison(cannot="one process ends before it has had all micro-batches of a step of the ranks")
     before_clipping = replace(ranks, ranks=[_before_clipping(rank) for rank in ranks.ranks])
     found = compare_records(before_clipping, joined, threshold=threshold, method=MICRO_BATCHES)
     return replace(found, limits=_UNSEEN)
+
+
+def missing_turns(ranks: Run, references: Sequence[Run]) -> int:
+    """Returns how many turns are over if one process must run again, because it ended within the first step; else 0."""
+    plan = plan_of([rank.events for rank in ranks.ranks])
+    if not plan or not references[-1].worked:
+        return 0
+    taken = [len(reference.ranks[0].of_kind("backward")) for reference in references]
+    whole = max(place for place, turn in enumerate(plan) if turn.step == plan[0].step) + 1
+    # A process that ended within an accumulation window has not stepped.
+    stepped = sum(len(event["passes"]) for event in references[-1].ranks[0].of_kind("step")) == taken[-1]
+    return sum(taken) if taken[-1] and stepped and sum(taken) < whole else 0
+
+
+def _one_after_another(records: Sequence[RankRecord]) -> RankRecord:
+    """Returns the records of processes as that of one, with the steps and backward passes counted on."""
+    if len(records) == 1:
+        return records[0]
+    events: list[dict[str, Any]] = []
+    tensors: dict[str, torch.Tensor] = {}
+    steps = passes = 0
+    for record in records:
+        for event in record.of_kind("step", "backward"):
+            own = {"passes": [number + passes for number in event["passes"]]} if event["kind"] == "step" else {}
+            events.append({**event, **own})
+        for name, tensor in record.tensors.items():
+            kind, _, rest = name.partition("/")
+            number, _, key = rest.partition("/")
+            if kind in {*_KINDS, "unclipped"}:
+                tensors[f"{kind}/{int(number) + steps}/{key}"] = tensor
+        steps += len(record.of_kind("step"))
+        passes += len(record.of_kind("backward"))
+    return replace(records[0], events=events, tensors=tensors)
 
 
 def _why_other_losses(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float) -> str:

@@ -57,7 +57,7 @@ class Probes:
         self.steps = StepProbe(self.recorder, spec)
         micro = MicroBatchProbe(self.recorder, self.steps)
         if by_turns:
-            micro.follow(Path(spec.feed), int(changes["ranks"]))
+            micro.follow(Path(spec.feed), int(changes["ranks"]), int(changes.get("begin", 0)))
         self.micro = micro if spec.purpose == "numbers" and not joined else None
         self.modules = ModuleProbe(self.recorder, spec, self.steps, self.micro)
         self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch, self.micro)
@@ -94,8 +94,7 @@ class Probes:
 
     def finish(self) -> None:
         """Writes the record, and waits for the end: other ranks may still need this one."""
-        if self.loaders.open:
-            self.loaders.close()
+        self.loaders.close()
         self.end(reached_end=False)
         time.sleep(self.spec.timeout + 60)
 
@@ -134,6 +133,8 @@ class Probes:
             if self.micro.turn is None:
                 self.finish()
             return
+        if self.loaders.ending:
+            self.finish()
         wanted = spec.epochs * spec.steps * max(1, len(self.steps.optimizers))
         if self.loaders.trains or step < wanted:
             return

@@ -48,7 +48,7 @@ class LoaderProbe:
         self.draws = DrawProbe(recorder, spec, feed, self.own)
         self.iterations: dict[int, int] = {}
         self.training_epochs = 0
-        self.shortened = False
+        self.shortened = self.ending = False
         self.open: list[ShortEpoch] = []
         self._loaders: list[Any] = []
 
@@ -66,6 +66,8 @@ class LoaderProbe:
         number = self.number(loader)
         for epoch in [epoch for epoch in self.open if epoch.loader == number]:
             epoch.end()
+        if self.ending:
+            self.finish()
         self.seed(loader, loader.sampler, loader.batch_sampler, loader.dataset)
         self.samples.prepare(loader, number, self.iterations.get(number, 0), self.training_epochs)
         # The seed of the workers is drawn here, which is no draw of the step.
@@ -88,6 +90,16 @@ class LoaderProbe:
                 return number
         self._loaders.append(loader)
         return len(self._loaders) - 1
+
+    def end_later(self, batch: dict[str, Any]) -> None:
+        """Ends the run after the next optimizer step, or before the next epoch.
+
+        Args:
+            batch: The loader, iteration and number under which the draws until then are recorded.
+        """
+        self.ending = True
+        self.draws.leave()
+        self.draws.enter(batch, None)
 
     def close(self) -> None:
         """Ends the epochs that nobody has ended, as a limit of a Trainer leaves them."""

@@ -84,11 +84,17 @@ class MicroBatchProbe:
         self._began = False
         self._weights_of: Turn | None = None
 
-    def follow(self, folder: Path, world_size: int) -> None:
-        """Lets this process get the micro-batches of the ranks of a run, from its folder."""
+    def follow(self, folder: Path, world_size: int, begin: int = 0) -> None:
+        """Lets this process get the micro-batches of the ranks of a run, from its folder.
+
+        Args:
+            folder: The folder.
+            world_size: Number of ranks.
+            begin: How many of the micro-batches an earlier process has had.
+        """
         loaded = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world_size)]
         self.ranks = [part["tensors"] for part in loaded]
-        self.plan = plan_of([part["events"] for part in loaded])
+        self.plan = plan_of([part["events"] for part in loaded])[begin:]
 
     def install(self) -> None:
         """Installs the probe in this thread."""

@@ -50,14 +50,18 @@ class RandomReplay(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator; if it draws random numbers, records or replaces them."""
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        if not may_draw and self.flow is None:
+            return func(*args, **(kwargs or {}))
+        private = (kwargs or {}).get("generator") is not None or any(isinstance(arg, torch.Generator) for arg in args)
+        before = torch.default_generator.get_state() if may_draw else None
         result = func(*args, **(kwargs or {}))
-        draws = torch.Tag.nondeterministic_seeded in func.tags
-        if not draws and self.flow is None:
-            return result
+        # Attention without dropout is marked as an operator that draws, but does not; whether a program takes it may
+        # depend on the masks of a batch.
+        draws = before is not None and (private or _may_have_changed(before))
         name = func._schema.name
         parts = result if isinstance(result, tuple | list) else (result,)
         outputs = [out for out in parts if isinstance(out, torch.Tensor)]
-        private = (kwargs or {}).get("generator") is not None or any(isinstance(arg, torch.Generator) for arg in args)
         if self.flow is not None:
             self.flow.see(name, args, kwargs, outputs, drew=draws and not private)
         if not draws:
@@ -98,6 +102,11 @@ class RandomReplay(DispatchMode):
             else:
                 return f"draws of the shape {tuple(drawn[0].shape)} on each rank are no part of {tuple(whole.shape)}"
         return ""
+
+
+def _may_have_changed(before: torch.Tensor) -> bool:
+    """Returns whether the CPU's generator was used since this state; with real GPUs, that is not known."""
+    return bool(torch.cuda.default_generators) or not torch.equal(before, torch.default_generator.get_state())
 
 
 def joining_axis(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> int | None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _MOST_MICRO_BATCHES = 16
 # Data sets of up to this many times `samples` are evaluated completely.
 _COMPLETE = 20
+# Of larger data sets, the order of the first epochs alone is recorded to the end.
+_LARGE = 100_000
 
 
 class ShortEpoch(Iterator[Any]):
@@ -167,7 +169,7 @@ class ShortEpoch(Iterator[Any]):
             return
         probe.open.remove(self)
         self._see_training()
-        self.event["drained"] = self.event["complete"] or self.indices.drain()
+        self.event["drained"] = self.event["complete"] or (not self._is_dear() and self.indices.drain())
         # A rank that took nothing gets its samples from another one.
         wanted = self.yielded and probe.spec.purpose == "train"
         if self.indices.is_iterable and wanted and not self.event["complete"]:
@@ -179,8 +181,17 @@ class ShortEpoch(Iterator[Any]):
         self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
         self.event["sizes"] = [len(part) for part in self.indices.lists]
         done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
-        if done or probe.training_epochs > probe.spec.epochs + 10:
+        if done and probe.recorder.backwards - self.backwards_before < self.yielded:
+            # A loader that fetches a batch ahead, such as Accelerate's, ends before the program has used the last one.
+            probe.end_later({"loader": self.loader, "iteration": self.iteration, "number": self.yielded})
+        elif done or probe.training_epochs > probe.spec.epochs + 10:
             probe.finish()
+
+    def _is_dear(self) -> bool:
+        """Returns whether the rest of this order takes long to record, and says no more than that of other epochs."""
+        spec = self.probe.spec
+        later = self.probe.training_epochs > spec.epochs or self.iteration >= spec.epochs
+        return (later or spec.purpose == "numbers") and (self.event["samples"] or 0) > _LARGE
 
     def _drain_stream(self) -> None:
         """Loads more of a stream, to see its samples."""

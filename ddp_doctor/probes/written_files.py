@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from ddp_doctor.files.layer import meant
 from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import wrap_everywhere
-from ddp_doctor.records.recorder import Recorder, user_stack
+from ddp_doctor.records.recorder import Recorder, is_called_by_user, user_stack
 
 
 class FileProbe:
@@ -53,13 +53,24 @@ class FileProbe:
         if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[0].startswith(others):
             mode = args[1] if isinstance(args[1], str) else ""
             path = meant(os.path.abspath(args[0]))  # noqa: PTH100
+            if is_cached(path, os.environ) and not is_called_by_user():
+                return
             found = self.recorder.add("open", path=path, mode=mode, locks=self._locks.held())
             if not found["place"]:
                 # A library opened it: not the user's doing.
                 self.recorder.events.remove(found)
 
 
+# Variables of the environment that name the folder of a library's cache; others have CACHE in their names.
+_CACHES = ("HF_HOME", "TORCH_HOME", "MPLCONFIGDIR", "NLTK_DATA", "KERAS_HOME")
 _LARGE = 20_000_000
+
+
+def is_cached(path: str, environment: Mapping[str, str]) -> bool:
+    """Returns whether a file is in a cache of a library, which takes care itself that several processes share it."""
+    folders = [folder for name, folder in environment.items() if name in _CACHES or "CACHE" in name.split("_")]
+    folders.append(os.path.join(environment.get("HOME", "/"), ".cache"))  # noqa: PTH118
+    return any(os.path.isabs(folder) and Path(path).is_relative_to(folder) for folder in folders)  # noqa: PTH117
 
 
 def rows_of(content: Any, depth: int = 0) -> list[int]:

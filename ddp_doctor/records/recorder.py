@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ddp_doctor.records.packing import packed
 from ddp_doctor.records.spec import PACKAGE
 from ddp_doctor.torch_internals import without_modes
 
@@ -76,9 +77,9 @@ class Recorder:
         with self._lock:
             target = self.folder / f"rank{self.rank}.pt"
             temporary = target.with_suffix(f".{os.getpid()}.tmp")
-            content = {"rank": self.rank, "events": list(self.events), "tensors": dict(self.tensors)}
             with without_modes():
-                save(content, temporary)
+                events = [packed(event) for event in self.events]
+                save({"rank": self.rank, "events": events, "tensors": dict(self.tensors)}, temporary)
             temporary.replace(target)
 
 

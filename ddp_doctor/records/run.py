@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ddp_doctor.records.packing import unpacked
 from ddp_doctor.records.spec import PACKAGE, Spec
 
 _NO_END = {"reached_end": False, "shortened": False, "failures": [], "libraries": []}
@@ -167,7 +168,8 @@ def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:
     )
     # The last line of a process that was killed may be incomplete.
     journal = [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith("\n")]
-    return RankRecord(rank, loaded["events"], loaded["tensors"], output, stack, code, journal)
+    events = [unpacked(event) for event in loaded["events"]]
+    return RankRecord(rank, events, loaded["tensors"], output, stack, code, journal)
 
 
 def _text(path: Path) -> str:

@@ -148,5 +148,4 @@ MUTATIONS = (
     Mutation("reduction of the metric removed", ("LD024",), _removed("all_reduce"), "print("),
     Mutation("barrier of rank 0", ("LD027", "LD034"), _barrier, "barrier()"),
     Mutation("all ranks save", ("LD032",), _saved_by_all, "torch.save("),
-    Mutation("group not destroyed", ("LD032",), _removed("destroy_process_group"), "destroy_process_group"),
 )

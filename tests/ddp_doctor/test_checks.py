@@ -27,7 +27,8 @@ from ddp_doctor.probes.draws import seed_own
 from ddp_doctor.probes.flows import DrawFlow
 from ddp_doctor.probes.generators import States, values_drawn
 from ddp_doctor.probes.random_replay import RandomReplay
-from ddp_doctor.probes.written_files import Locks, rows_of, rows_of_file
+from ddp_doctor.probes.written_files import Locks, is_cached, rows_of, rows_of_file
+from ddp_doctor.records.packing import packed, unpacked
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 
@@ -161,6 +162,26 @@ def test_a_file_that_ranks_write_one_after_the_other_is_no_fault(events: list[Ev
 def test_different_locks_protect_nothing() -> None:
     given = records([opened("/a/data.pt", locks=["/a/0.lock"])], [opened("/a/data.pt", locks=["/a/1.lock"])])
     assert verdicts("LD032", evidence(ranks=given)) == ["fault"]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/hf/datasets/csv/data.arrow", True),
+        ("/home/me/.cache/pip/x", True),
+        ("/triton/kernel.json", True),
+        ("/hf2/model.pt", False),
+        ("/home/me/project/model.pt", False),
+    ],
+)
+def test_files_of_a_cache_are_those_of_a_library(path: str, expected: bool) -> None:
+    folders = {"HOME": "/home/me", "HF_HOME": "/hf", "TRITON_CACHE_DIR": "/triton", "PROJECT_HOME": "/home/me/project"}
+    assert is_cached(path, folders) is expected
+
+
+def test_a_group_that_is_not_destroyed_is_a_note() -> None:
+    events = [event("init_process_group", direct=True), event("end", reached_end=True)]
+    assert verdicts("LD032", evidence(ranks=records(events, events))) == ["note"]
 
 
 def test_locks_are_held_until_they_are_released(tmp_path: Path) -> None:
@@ -400,3 +421,11 @@ def test_code_that_fails_on_one_process_is_run_on_several(works: bool, tmp_path:
     assert report.exit_code == (0 if works else 2)
     assert "devices=2 does not match" in report.stages[0].outcome
     assert bool(report.error) is not works
+
+
+def test_long_lists_of_an_event_are_written_as_tensors() -> None:
+    epoch = event("epoch", indices=list(range(20_000)), sizes=[3], sampler=None)
+    written = packed(epoch)
+    assert isinstance(written["indices"], torch.Tensor)
+    assert written["sizes"] == [3]
+    assert unpacked(written) == epoch

@@ -69,6 +69,15 @@ def test_a_dispatch_mode_is_left_for_a_while() -> None:
     assert len(tape.draws) == 1
 
 
+@pytest.mark.parametrize(("dropout", "draws"), [(0.0, 0), (0.5, 1)])
+def test_attention_without_dropout_draws_nothing(dropout: float, draws: int) -> None:
+    tape, queries = RandomReplay(), torch.rand(1, 2, 4, 8)
+    tape.recording = True
+    with tape:
+        nn.functional.scaled_dot_product_attention(queries, queries, queries, dropout_p=dropout)
+    assert min(len(tape.draws), 1) == draws
+
+
 def test_the_nodes_of_a_kept_graph_are_counted() -> None:
     weight = nn.Parameter(torch.ones(2))
     before = graph_nodes()

@@ -18,7 +18,6 @@ CHOSEN = {
     "reduction of the metric removed: reduced_sums",
     "barrier of rank 0: frozen_teacher",
     "all ranks save: frozen_teacher",
-    "group not destroyed: by_hand",
 }
 
 

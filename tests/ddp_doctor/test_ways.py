@@ -17,7 +17,7 @@ from compared_command import compared
 from conftest import CHILD_ENV
 
 import ddp_doctor
-from ddp_doctor.evidence.micro_batches import compare_micro_batches
+from ddp_doctor.evidence.micro_batches import compare_micro_batches, missing_turns
 from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOLD
 from ddp_doctor.launch.command_rank import is_launcher
 from ddp_doctor.launch.srun import without_options
@@ -59,6 +59,7 @@ BATCHING: dict[str, tuple[list[str], str]] = {
     "tensors sliced by rank": ([*_TORCHRUN, "sliced_by_rank.py"], MICRO_BATCHES),
     "an endless stream": ([*_TORCHRUN, "stream.py"], MICRO_BATCHES),
     "two loaders at once": ([*_TORCHRUN, "gan.py"], BATCHES),
+    "batches fetched ahead": ([*_TORCHRUN, "fetched_ahead.py"], BATCHES),
     "a batch sampler and mixup": ([*_TORCHRUN, "own_sampler.py"], MICRO_BATCHES),
     "unequal batches": ([*_TORCHRUN, "uneven_batches.py"], BATCHES),
 }
@@ -140,9 +141,13 @@ def test_gradients_are_compared_only_if_the_losses_are_those_of_the_ranks(losses
 
     spec = Spec(Target(command=("x",)))
     ranks = Run(spec, Path(), [record([1.0], [0]), record([3.0], [0])])
-    found = compare_micro_batches(ranks, Run(spec, Path(), [record(losses, [0], [1])]), threshold=THRESHOLD)
-    assert said in found.cannot
-    assert bool(found.cannot) == bool(said)
+    whole = [Run(spec, Path(), [record(losses, [0], [1])])]
+    short = [Run(spec, Path(), [record([loss], [0])]) for loss in losses]
+    assert (missing_turns(ranks, whole), missing_turns(ranks, short[:1]), missing_turns(ranks, short)) == (0, 1, 0)
+    for references in (whole, short):
+        found = compare_micro_batches(ranks, references, threshold=THRESHOLD)
+        assert said in found.cannot
+        assert bool(found.cannot) == bool(said)
 
 
 def test_a_program_that_starts_another_number_of_ranks_is_named() -> None:

@@ -147,7 +147,13 @@ FAULTY = (
     _faulty("ld030b_predictions_of_one_rank", "Module", "rank 0 writes its own predictions only"),
     _faulty("ld031_graph_kept", "main", "total += loss keeps the graph of each step"),
     _faulty("ld032_ranks_write_one_file", "main", "all ranks write checkpoint.pt"),
-    _faulty("ld032b_group_not_destroyed", "", "destroy_process_group without parentheses", command=PYTHON),
+    _faulty(
+        "ld032b_group_not_destroyed",
+        "",
+        "destroy_process_group without parentheses",
+        command=PYTHON,
+        verdict="note",
+    ),
 )
 HEALTHY = (
     _healthy(
