@@ -61,6 +61,7 @@ def _by_loss(evidence: Evidence) -> list[Finding]:
         summed if factor > 1 else "the loss is a sum over samples, or is divided by the number of ranks a second time"
     )
     message = f"Several ranks step with {factor:.3g} times the gradient of one process with the same samples: {cause}."
+    message += " Clipping hides this for as long as the gradient is longer than its limit." if found.clipped else ""
     later = evidence.compare("factor", weights=[1 / factor] * ranks).at(found)
     proof = (
         f"With {1 / factor:.3g} times the gradient, {found.falls_to(later)}" if later < found.difference / 100 else ""

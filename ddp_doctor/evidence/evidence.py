@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ddp_doctor.evidence.clipping import compare_unclipped
 from ddp_doctor.evidence.joined_batches import why_not_joined
 from ddp_doctor.evidence.micro_batches import compare_micro_batches, missing_turns
 from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, THRESHOLD, RankComparison, compare_ranks
@@ -141,7 +142,7 @@ class Evidence:
             found = compare_ranks(ranks, reference, threshold=threshold)
             if not found.cannot:
                 self._method = found.method
-                return found
+                return compare_unclipped(found, ranks, reference.ranks[0], threshold=threshold)
             why = found.cannot
         # More steps, as one process may step after the micro-batches of each rank.
         one["steps"] = self.spec.steps * self.spec.world_size

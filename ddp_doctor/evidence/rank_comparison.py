@@ -42,6 +42,7 @@ class RankComparison:
         method: How one process got what the ranks had: `BATCHES`, or `MICRO_BATCHES` where that is not possible; empty
             if it did not.
         limits: What this method does not show, and why no better one was possible; empty for `BATCHES`.
+        clipped: Whether the gradients differ before clipping only.
     """
 
     difference: float = 0.0
@@ -58,6 +59,7 @@ class RankComparison:
     cannot: str = ""
     method: str = ""
     limits: str = ""
+    clipped: bool = False
 
     @property
     def differs(self) -> bool:

@@ -119,8 +119,7 @@ def main(words: list[str]) -> int:
     for case in wanted:
         result = examine_case(case)
         wrong += not result.is_right
-        row = {"codes": result.codes, "right": result.is_right, "seconds": round(result.report.seconds)}
-        rows[case.name] = row
+        rows[case.name] = row_of(result)
         RESULTS.write_text(json.dumps(rows))
         expected = ", ".join(case.codes) or "none"
         found = ", ".join(f"{finding.code} {finding.verdict.value}" for finding in result.report.faults) or "no fault"
@@ -129,6 +128,12 @@ def main(words: list[str]) -> int:
     if all(case.name in rows for case in everything):
         _write(rows)
     return wrong
+
+
+def row_of(result: Result) -> dict[str, Any]:
+    """Returns what is kept of a result, with the day."""
+    report, day = result.report, time.strftime("%Y-%m-%d")
+    return {"codes": result.codes, "right": result.is_right, "seconds": round(report.seconds), "seen": day}
 
 
 def _write(rows: dict[str, dict[str, Any]]) -> None:
@@ -141,15 +146,16 @@ def _write(rows: dict[str, dict[str, Any]]) -> None:
         "programs of installed packages": INSTALLED,
     }
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "transformers", "accelerate"))
-    lines = [f"Seen on {time.strftime('%Y-%m-%d')}, on CPUs, with {libraries}.", ""]
+    days = sorted({row["seen"] for row in rows.values()})
+    lines = [f"Seen from {days[0]} to {days[-1]}, on CPUs, with {libraries}.", ""]
     for kind, cases in kinds.items():
         lines.append(f"- {kind}: {sum(rows[case.name]['right'] for case in cases)} of {len(cases)} as expected")
-    lines += ["", "| project | what it is | found | seconds |", "|---|---|---|---|"]
+    lines += ["", "| project | what it is | found | seconds | seen |", "|---|---|---|---|---|"]
     for case in (case for cases in kinds.values() for case in cases):
         row = rows[case.name]
         verdict = "" if case.verdict == Verdict.FAULT or not row["codes"] else f" ({case.verdict})"
         found = f"{', '.join(row['codes']) or 'no fault'}{verdict}{'' if row['right'] else ', not as expected'}"
-        lines.append(f"| {case.name} | {case.note} | {found} | {row['seconds']} |")
+        lines.append(f"| {case.name} | {case.note} | {found} | {row['seconds']} | {row['seen']} |")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}")
 
