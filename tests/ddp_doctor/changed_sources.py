@@ -6,7 +6,9 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_RANKS = "torch.distributed.get_world_size()"
+# Also in a program that starts no process group on one process.
+_RANKS = "(torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1)"
+_IS_RANK_0 = "not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0"
 # Replaces a statement or an expression, or returns None to leave it.
 Change = Callable[[ast.AST], "ast.AST | list[ast.stmt] | None"]
 
@@ -21,6 +23,7 @@ class Mutation:
         change: Returns what replaces a node, or None.
         needs: A name without which the fault has no effect in a program.
         without: A name with which the changed program would not run, or be no fault.
+        note: Whether a note says what is wrong, as for equal dropout masks.
     """
 
     name: str
@@ -28,6 +31,7 @@ class Mutation:
     change: Change
     needs: str = ""
     without: tuple[str, ...] = ()
+    note: bool = False
 
     def applies(self, text: str) -> bool:
         """Returns whether the source of what a program reaches may have the fault."""
@@ -66,9 +70,19 @@ def _called(node: ast.AST, name: str) -> ast.Call | None:
     return call if own == name else None
 
 
-def _removed(name: str) -> Change:
-    """Removes statements that call a method."""
-    return lambda node: ast.Pass() if isinstance(node, ast.Expr) and _called(node, name) else None
+def _owner(call: ast.Call) -> str:
+    """Returns the source of the object whose method is called; empty for a function."""
+    return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+
+def _removed(name: str, owner: str = "") -> Change:
+    """Removes statements that call a method of an object whose source ends with a word."""
+
+    def change(node: ast.AST) -> ast.AST | None:
+        call = _called(node, name) if isinstance(node, ast.Expr) else None
+        return ast.Pass() if call and _owner(call).endswith(owner) else None
+
+    return change
 
 
 def _unsampled(node: ast.AST) -> ast.AST | None:
@@ -81,12 +95,29 @@ def _unsampled(node: ast.AST) -> ast.AST | None:
 
 
 def _scaled(factor: str) -> Change:
-    """Scales what is differentiated."""
+    """Scales what is differentiated, or what a training step returns."""
+
+    def scaled(value: ast.expr) -> ast.expr:
+        return ast.parse(f"({ast.unparse(value)}) {factor}", mode="eval").body
+
+    def returned(node: ast.AST) -> ast.AST | None:
+        return ast.Return(scaled(node.value)) if isinstance(node, ast.Return) and node.value else None
 
     def change(node: ast.AST) -> ast.AST | None:
-        if isinstance(node, ast.Expr) and (call := _called(node, "backward")) and isinstance(call.func, ast.Attribute):
-            return ast.parse(f"(({ast.unparse(call.func.value)}) {factor}).backward()").body[0]
-        return None
+        if isinstance(node, ast.FunctionDef) and node.name == "training_step":
+            changer = _Changer(returned)
+            changer.generic_visit(node)
+            # Without a value, it differentiates by manual_backward.
+            return node if changer.count else None
+        call = _called(node, "backward") or _called(node, "manual_backward") if isinstance(node, ast.Expr) else None
+        if call is None or not isinstance(call.func, ast.Attribute):
+            return None
+        if call.args:
+            # That of Accelerate, Fabric and Lightning.
+            call.args[0] = scaled(call.args[0])
+        else:
+            call.func.value = scaled(call.func.value)
+        return node
 
     return change
 
@@ -100,13 +131,13 @@ def _unwrapped(node: ast.AST) -> ast.AST | None:
 
 
 def _on_rank_0(text: str) -> list[ast.stmt]:
-    return ast.parse(f"if torch.distributed.get_rank() == 0:\n    {text}").body
+    return ast.parse(f"if {_IS_RANK_0}:\n    {text}").body
 
 
 def _clipped(node: ast.AST) -> list[ast.stmt] | None:
     """Clips on rank 0 before the optimizer steps."""
-    if isinstance(node, ast.Expr) and (call := _called(node, "step")) and isinstance(call.func, ast.Attribute):
-        owner = ast.unparse(call.func.value)
+    if isinstance(node, ast.Expr) and (call := _called(node, "step")):
+        owner = _owner(call)
         if "optimizer" in owner:
             values = f"[value for group in {owner}.param_groups for value in group['params']]"
             return [*_on_rank_0(f"torch.nn.utils.clip_grad_norm_({values}, 1e-3)"), node]
@@ -116,7 +147,7 @@ def _clipped(node: ast.AST) -> list[ast.stmt] | None:
 def _often(node: ast.AST) -> list[ast.stmt] | None:
     """Steps a schedule once per process."""
     call = _called(node, "step") if isinstance(node, ast.Expr) else None
-    if call and isinstance(call.func, ast.Attribute) and "schedule" in ast.unparse(call.func.value):
+    if call and "schedule" in _owner(call):
         return ast.parse(f"for _ in range({_RANKS}):\n    {ast.unparse(node)}").body
     return None
 
@@ -133,19 +164,58 @@ def _saved_by_all(node: ast.AST) -> list[ast.stmt] | None:
     return None
 
 
-_OTHER_WRAPPERS = (".module", "no_sync", "comm_hook", "broadcast_buffers", "static_graph")
+def _seeded_alike(node: ast.AST) -> ast.AST | None:
+    """Seeds all ranks alike."""
+    call = _called(node, "manual_seed") or _called(node, "seed") if isinstance(node, ast.Call) else None
+    if call and call.args and "rank" in ast.unparse(call.args[0]):
+        call.args[0] = ast.Constant(1000)
+        return node
+    return None
+
+
+def _incomplete(node: ast.AST) -> ast.AST | None:
+    """Gives an optimizer all parameters of a model but the first."""
+    call = node if isinstance(node, ast.Call) and "optim." in ast.unparse(node.func) else None
+    if call and call.args and _called(call.args[0], "parameters"):
+        call.args[0] = ast.parse(f"list({ast.unparse(call.args[0])})[1:]", mode="eval").body
+        return call
+    return None
+
+
+def _synchronized_early(node: ast.AST) -> ast.AST | None:
+    """Averages the gradients of the first micro-batches instead of the last one."""
+    if isinstance(node, ast.IfExp) and "no_sync" in ast.unparse(node):
+        return ast.IfExp(node.test, node.orelse, node.body)
+    if isinstance(node, ast.keyword) and node.arg == "enabled" and not isinstance(node.value, ast.Constant):
+        return ast.keyword(node.arg, ast.UnaryOp(ast.Not(), node.value))
+    return None
+
+
+def _logged_alone(node: ast.AST) -> ast.AST | None:
+    """Logs the value of one rank."""
+    if isinstance(node, ast.keyword) and node.arg == "sync_dist":
+        return ast.keyword(node.arg, ast.Constant(False))
+    return None
+
+
 MUTATIONS = (
     Mutation("set_epoch removed", ("LD001",), _removed("set_epoch"), "set_epoch", ("shuffle=False",)),
     Mutation("DistributedSampler removed", ("LD002",), _unsampled, "DistributedSampler("),
+    Mutation("one seed for all ranks", ("LD008",), _seeded_alike, "rank", note=True),
     Mutation(
         "wrapper removed", ("LD009",), _unwrapped, "DDP(", (".module", "no_sync", "comm_hook", "broadcast_buffers")
     ),
     Mutation("rank 0 clips", ("LD011",), _clipped, "optimizer.step()", ("averager", "average")),
-    Mutation("loss divided by the ranks", ("LD014",), _scaled(f"/ {_RANKS}"), "backward()"),
-    Mutation("loss times the ranks", ("LD014",), _scaled(f"* {_RANKS}"), "backward()"),
+    Mutation("loss divided by the ranks", ("LD014",), _scaled(f"/ {_RANKS}")),
+    Mutation("loss times the ranks", ("LD014",), _scaled(f"* {_RANKS}")),
+    Mutation("no_sync of the last micro-batch", ("LD016",), _synchronized_early, "sync"),
     Mutation("schedule steps per process", ("LD017",), _often, "schedule"),
+    Mutation("unscale_ removed", ("LD018",), _removed("unscale_"), "unscale_"),
+    Mutation("optimizer without the first parameter", ("LD019",), _incomplete, "optim."),
     Mutation("zero_grad removed", ("LD020",), _removed("zero_grad"), "zero_grad"),
+    Mutation("train() removed", ("LD021",), _removed("train", "model"), ".eval()"),
     Mutation("reduction of the metric removed", ("LD024",), _removed("all_reduce"), "print("),
+    Mutation("sync_dist removed", ("LD024",), _logged_alone, "sync_dist", note=True),
     Mutation("barrier of rank 0", ("LD027", "LD034"), _barrier, "barrier()"),
     Mutation("all ranks save", ("LD032",), _saved_by_all, "torch.save("),
 )

@@ -1,10 +1,13 @@
 """Injects faults into the healthy programs of the suite by changing their source, and counts those that are found.
 
-python tests/ddp_doctor/mutations.py               all, which takes hours on two cores
-python tests/ddp_doctor/mutations.py set_epoch     those whose names contain one of the words
-python tests/ddp_doctor/mutations.py --every 20    each twentieth of them
+python tests/ddp_doctor/mutations.py               all, which takes many hours on two cores; a restart resumes
+python tests/ddp_doctor/mutations.py set_epoch     those whose names contain one of the words, again
+python tests/ddp_doctor/mutations.py --most 120    the first 120 of the order
+python tests/ddp_doctor/mutations.py --table       writes the results so far into docs/doctor.md
 
-A mutation changes only functions that the program reaches. Each mutant is examined by the check that should find it.
+A mutation changes only functions that the program reaches. Each mutant is examined by all checks. The order is that of
+a fixed seed: first one program of every kind with every fault, then a second one, and so on. On a busy machine,
+DOCTOR_TIMEOUT gives the runs of an examination more seconds than 60.
 """
 
 from __future__ import annotations
@@ -12,19 +15,26 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import random
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from changed_sources import MUTATIONS, Mutation
+from not_found import EQUIVALENT, MISSED, OTHER_CODE
 from projects.cases import HEALTHY as SINGLE
 from projects.cases import Case
 from projects.families import HEALTHY
+from suite import PAGE, ROOT, examine_case
 
-ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "build" / "doctor-mutations.json"
+BEGIN, END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
+SEED = 0
+REPORTED = {"fault", "depends on the number of devices"}
 
 
 @dataclass(frozen=True)
@@ -33,11 +43,13 @@ class Mutant:
 
     Attributes:
         case: The program.
+        kind: `function`, `module` (of Lightning), `command`, or `library` (Accelerate, Transformers or Fabric).
         mutation: The fault.
         source: The changed source.
     """
 
     case: Case
+    kind: str
     mutation: Mutation
     source: str
 
@@ -48,19 +60,20 @@ class Mutant:
 
 
 def mutants() -> Iterator[Mutant]:
-    """Yields each healthy program that is a function with each fault that applies to it."""
+    """Yields each healthy program with each fault that applies to it."""
     for case in (*SINGLE, *HEALTHY):
-        if case.command or not case.target or case.target == "Module":
-            continue
         source = case.path.read_text()
         tree = ast.parse(source)
-        reached = reached_from(tree, case.target)
+        # A command is the whole file.
+        reached = reached_from(tree, case.target) | reached_from(tree, case.data)
+        reached = reached or {_name(node) for node in tree.body}
         text = "\n".join(ast.unparse(node) for node in tree.body if _name(node) in reached)
         for mutation in MUTATIONS:
             if mutation.applies(text):
                 tree = ast.parse(source)
                 if mutation.apply([node for node in tree.body if _name(node) in reached]):
-                    yield Mutant(case, mutation, ast.unparse(ast.fix_missing_locations(tree)))
+                    changed = ast.unparse(ast.fix_missing_locations(tree))
+                    yield Mutant(case, _kind(case, text), mutation, changed)
 
 
 def reached_from(tree: ast.Module, name: str) -> set[str]:
@@ -79,43 +92,130 @@ def _name(node: ast.AST) -> str:
     return getattr(node, "name", "")
 
 
-def examine_mutant(mutant: Mutant, timeout: float = 60.0) -> tuple[bool, str]:
-    """Returns whether the fault is found, and what the doctor said instead if it is not."""
-    from ddp_doctor import examine
+def _kind(case: Case, text: str) -> str:
+    if any(word in text for word in ("Accelerator(", "TrainingArguments(", "Fabric(")):
+        return "library"
+    if case.command:
+        return "command"
+    return "module" if case.target[0].isupper() else "function"
 
+
+def ordered(found: Sequence[Mutant]) -> list[Mutant]:
+    """Returns mutants in the order of a fixed seed: one of each fault and kind of program, then a second one."""
+    rounds = Counter[tuple[str, str]]()
+    keys = {}
+    for mutant in sorted(found, key=lambda mutant: random.Random(f"{SEED} {mutant.name}").random()):
+        cell = mutant.mutation.name, mutant.kind
+        keys[mutant.name] = rounds[cell], len(keys)
+        rounds[cell] += 1
+    return sorted(found, key=lambda mutant: keys[mutant.name])
+
+
+def examine_mutant(mutant: Mutant) -> dict[str, Any]:
+    """Returns what the doctor says of a mutant."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{Path(mutant.case.file).stem}.py"
         path.write_text(mutant.source)
-        report = examine(f"{path}:{mutant.case.target}", only=mutant.mutation.codes, timeout=timeout)
-    verdicts = {finding.verdict.value for finding in report.findings if finding.code in mutant.mutation.codes}
-    if verdicts & {"fault", "depends on the number of devices"}:
-        return True, ""
-    if report.error:
-        return False, f"the program fails: {report.error.strip().splitlines()[-1]}"
-    return False, ", ".join(sorted(verdicts)) or next(
-        (state.reason for state in report.states if state.reason), "silent"
-    )
+        # An absolute path replaces that of the folder of the projects.
+        report = examine_case(replace(mutant.case, file=str(path))).report
+    expected = [state for state in report.checks if state.code in mutant.mutation.codes]
+    return {
+        "fault": mutant.mutation.name,
+        "kind": mutant.kind,
+        "expected": mutant.mutation.codes,
+        "found": [(finding.code, finding.verdict.value, finding.message) for finding in report.findings],
+        "states": [f"{state.code} {state.state.value}: {state.reason}" for state in expected],
+        "error": (report.error or report.hang).strip()[-2000:],
+        "seconds": round(report.seconds),
+    }
 
 
-def main(words: Sequence[str], every: int = 1) -> int:
-    """Examines the mutants, prints what was found, and returns how many were not."""
-    wanted = [mutant for mutant in mutants() if not words or any(word in mutant.name for word in words)][::every]
+def is_found(result: dict[str, Any]) -> bool:
+    """Returns whether one of the expected codes is reported as what the fault is."""
+    noted = next(each.note for each in MUTATIONS if each.name == result["fault"])
+    wanted = {*REPORTED, "note"} if noted else REPORTED
+    return any(code in result["expected"] and verdict in wanted for code, verdict, _ in result["found"])
+
+
+def outcome(name: str, result: dict[str, Any]) -> str:
+    """Returns `found`, `other code`, `equivalent` or `missed`."""
+    if is_found(result):
+        return "found"
+    if any(name in names for names in EQUIVALENT.values()):
+        return "equivalent"
+    said = {code for code, verdict, _ in result["found"] if verdict in REPORTED}
+    return "other code" if any(name in names and code in said for (code, _), names in OTHER_CODE.items()) else "missed"
+
+
+def table(results: dict[str, dict[str, Any]], possible: int) -> str:
+    """Returns the section's generated part: counts by fault, and what is not found and why."""
+    outcomes = {name: outcome(name, result) for name, result in results.items()}
+    rows, total = [], Counter[str]()
+    for mutation in MUTATIONS:
+        counts = Counter(outcomes[name] for name, result in results.items() if result["fault"] == mutation.name)
+        total += counts
+        rows.append(f"| {mutation.name} | {' or '.join(mutation.codes)} | {_cells(counts)} |")
+    lines = [
+        f"Examined: {len(results)} of {possible} mutants. {total['equivalent']} of them are equivalent. Of the other "
+        f"{len(results) - total['equivalent']}, {total['found'] + total['other code']} are found.",
+        "",
+        "| fault | code | examined | equivalent | found | under another code | missed |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+        f"| all | | {_cells(total)} |",
+    ]
+    others = {f"{code}: {why}": names for (code, why), names in OTHER_CODE.items()}
+    unexplained = [name for name, how in outcomes.items() if how == "missed" and not _is_explained(name)]
+    for title, how, reasons in (
+        ("Missed", "missed", {**MISSED, "Not explained.": unexplained}),
+        ("Found under another code", "other code", others),
+        ("Equivalent", "equivalent", EQUIVALENT),
+    ):
+        listed = {why: [name for name in names if outcomes.get(name) == how] for why, names in reasons.items()}
+        lines += ["", f"{title}:", ""] if any(listed.values()) else []
+        lines += [f"- {why} ({'; '.join(names)})" for why, names in listed.items() if names]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(counts: Counter[str]) -> str:
+    shown = counts.total(), *(counts[how] for how in ("equivalent", "found", "other code", "missed"))
+    return " | ".join(str(count) for count in shown)
+
+
+def _is_explained(name: str) -> bool:
+    return any(name in names for names in MISSED.values())
+
+
+def write_table() -> None:
+    """Writes the results so far into the page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    found = table(json.loads(RESULTS.read_text()), len(list(mutants())))
+    PAGE.write_text(f"{before}{BEGIN}{found}{END}{rest.partition(END)[2]}")
+
+
+def main(words: Sequence[str], most: int | None = None) -> int:
+    """Examines mutants that were not examined, or that are named, and returns how many of them are not found."""
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     RESULTS.parent.mkdir(exist_ok=True)
-    missed: list[str] = []
-    for mutant in wanted:
-        found, why = examine_mutant(mutant)
-        results[mutant.name] = why if not found else "found"
-        RESULTS.write_text(json.dumps(results, indent=1))
-        missed += [] if found else [f"{mutant.name}: {why}"]
-        print(f"{mutant.name}: {'found' if found else f'NOT FOUND ({why})'}", flush=True)
-    print(f"found {len(wanted) - len(missed)} of {len(wanted)}", *missed, sep="\n  ")
-    return len(missed)
+    missed = 0
+    for mutant in ordered(list(mutants()))[:most]:
+        if any(word in mutant.name for word in words) if words else mutant.name not in results:
+            results[mutant.name] = result = examine_mutant(mutant)
+            RESULTS.write_text(json.dumps(results, indent=1))
+            missed += not is_found(result)
+            said = ", ".join(f"{code} {verdict}" for code, verdict, _ in result["found"]) or result["error"][-200:]
+            how = "found" if is_found(result) else f"NOT FOUND, {' '.join(result['states'])}"
+            print(f"{mutant.name} ({mutant.kind}): {how} ({said}), {result['seconds']} s", flush=True)
+    return missed
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("words", nargs="*")
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--most", type=int)
+    parser.add_argument("--table", action="store_true")
     request = parser.parse_args()
-    sys.exit(bool(main(request.words, request.every)))
+    if request.table:
+        write_table()
+    else:
+        sys.exit(bool(main(request.words, request.most)))
