@@ -38,7 +38,11 @@ def check(evidence: Evidence) -> list[Finding]:
         "the number of ranks."
     )
     fixed = without_batch_norm(evidence)
-    proof = "" if fixed.cannot else f"With synchronized batch norm, {found.falls_to(fixed.difference)}"
+    proof = "" if fixed.cannot else f"With synchronized batch norm, {found.falls_to(fixed.at(found))}"
+    if fixed.differs:
+        proof = (
+            f"With synchronized batch norm, a difference of {fixed.difference:.1e} remains, which has another cause."
+        )
     run = evidence.worked("numbers")
     outputs = run.ranks[0].of_kind("output") if run else []
     place = next((event["place"] for event in outputs if event["name"] == found.module), "")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.communication import hook_effects
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
+from ddp_doctor.evidence.rank_comparison import RankComparison
 from ddp_doctor.evidence.requirements import compared
-from ddp_doctor.findings import Finding, fault
+from ddp_doctor.findings import Finding, fault, unclear
 
 CODE = "LD014"
 TITLE = "The gradient has the wrong scale"
@@ -54,7 +55,9 @@ def _by_loss(evidence: Evidence) -> list[Finding]:
     # What the ranks apply, relative to one process with the same samples.
     factor = used[0] / found.weights[0]
     uneven = residual > 1e-3 or max(used) - min(used) > 1e-3 * max(map(abs, used))
-    if uneven or abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * residual):
+    if uneven:
+        return _unexplained(evidence, found)
+    if abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * residual):
         return []
     summed = "the gradients of the ranks are summed, but not divided by their number"
     cause = (
@@ -67,3 +70,16 @@ def _by_loss(evidence: Evidence) -> list[Finding]:
         f"With {1 / factor:.3g} times the gradient, {found.falls_to(later)}" if later < found.difference / 100 else ""
     )
     return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]
+
+
+def _unexplained(evidence: Evidence, found: RankComparison) -> list[Finding]:
+    """Returns that the gradient is changed on its way to the optimizer, if no other check says by what."""
+    if own_clip(evidence):
+        # LD011.
+        return []
+    message = (
+        "Several ranks step with another gradient than one process with the same samples, although the gradients of "
+        "their backward passes are those of one process: something changes them before the step, differently on "
+        "each rank or nonlinearly."
+    )
+    return [unclear(message, found.step, found.tensor, found.measured, loss_place(evidence))]

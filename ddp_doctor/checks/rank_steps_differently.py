@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.decisions import stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence
+from ddp_doctor.evidence.gradients import first_divergence, own_clip
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, fault
 
@@ -34,7 +34,7 @@ def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that one rank changes, and steps that one rank skips."""
     found = first_divergence(evidence)
     if found is None:
-        return []
+        return _own_clip(evidence)
     clips = [[event for event in rank.of_kind("clip") if event["step"] == found.step] for rank in evidence.ranks]
     rates = [[event["lr"] for event in rank.of_kind("step")][found.step : found.step + 1] for rank in evidence.ranks]
     place = found.place
@@ -57,3 +57,15 @@ def check(evidence: Evidence) -> list[Finding]:
     else:
         return []
     return [fault(message, found.step, found.tensor, found.measured, place)]
+
+
+def _own_clip(evidence: Evidence) -> list[Finding]:
+    """Finds gradients that each rank clips before they are averaged."""
+    found = own_clip(evidence)
+    if found is None:
+        return []
+    event, norms = found
+    listed = ", ".join(f"{norm:.3g} on rank {rank}" for rank, norm in enumerate(norms))
+    message = f"Each rank clips its own gradient before the average: {event['function']} sees a norm of {listed}."
+    amount = f"the norms differ by {(max(norms) - min(norms)) / max(norms):.1e}"
+    return [fault(message, event["step"], "", amount, event["place"])]

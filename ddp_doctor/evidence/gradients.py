@@ -102,6 +102,22 @@ def _is_multiple(a: torch.Tensor, b: torch.Tensor) -> bool:
     return float((x - (x @ y) / (y @ y) * y).norm() / x.norm()) < _SAME
 
 
+def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
+    """Returns the first clipping of gradients that are not averaged yet, with the norm of each rank, or None.
+
+    The average has the same norm on all ranks.
+    """
+    if first_divergence(evidence):
+        return None
+    clips = [[event for event in rank.of_kind("clip") if event["norm"] is not None] for rank in evidence.trained]
+    for events in zip(*clips, strict=False):
+        norms = [event["norm"] for event in events]
+        active = any(norm > event["limit"] for norm, event in zip(norms, events, strict=True))
+        if active and max(norms) - min(norms) > _SAME * max(norms):
+            return events[0], norms
+    return None
+
+
 def local_hook(evidence: Evidence, step: int) -> HookEffect | None:
     """Returns the communication hook that gives each rank its own gradient back in a step, or None."""
     return next((hook for hook in hook_effects(evidence.worked("ranks")) if hook.step == step and hook.local), None)

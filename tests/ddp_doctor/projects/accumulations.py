@@ -20,6 +20,8 @@ EXPECTED = {
         "transformers' Trainer, a mean loss per batch",
     ),
     "divided_by_ranks": ("LD014", "fault", "the accumulated loss is divided by the number of ranks again"),
+    "clips_each_micro_batch": ("LD011", "fault", "each rank clips its own gradient of the first micro-batch"),
+    "clips_the_average": ("", "", "the accumulated and averaged gradient is clipped"),
     "tokens_of_all_micro_batches": ("", "", "the tokens of all micro-batches and ranks are counted before"),
     "equal_counts": ("", "", "micro-batches of equal size, with no_sync"),
 }
@@ -52,7 +54,7 @@ class Model(nn.Module):
         return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
 
 
-def train(loss_of, padded=True):
+def train(loss_of, padded=True, clipped=()):
     dist.init_process_group("gloo")
     data = Texts(padded)
     loader = DataLoader(data, 4, sampler=DistributedSampler(data))
@@ -70,6 +72,8 @@ def train(loss_of, padded=True):
             for number, part in enumerate(window):
                 with contextlib.nullcontext() if number == STEPS - 1 else model.no_sync():
                     loss_of(model, part, count).backward()
+                if number in clipped:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             optimizer.step()
             optimizer.zero_grad()
             window = []
@@ -114,3 +118,11 @@ def hf_trainer_counts_per_micro_batch():
     )
     Trainer(Model(), arguments, train_dataset=Texts(padded=True)).train()
     dist.destroy_process_group()
+
+
+def clips_each_micro_batch():
+    train(lambda model, part, _: model(**part)["loss"] / STEPS, padded=False, clipped=range(STEPS))
+
+
+def clips_the_average():
+    train(lambda model, part, _: model(**part)["loss"] / STEPS, padded=False, clipped=[STEPS - 1])
