@@ -159,7 +159,7 @@ def _workers(first: RankRecord, other: RankRecord, generator: str) -> _Shared | 
         states = zip(one["worker_generators"], two["worker_generators"], strict=False)
         equal = one["indices"] != two["indices"] and any(a[generator] == b[generator] for a, b in states)
         if equal and _augments(first, one, generator):
-            what = f"the workers of the data set {one['dataset']} draw them, so that its augmentations are equal on all ranks"
+            what = f"the workers of {one['dataset']} draw them, so that its augmentations are equal on all ranks"
             return _Shared(True, one["step"], what, one["place"], in_workers=True)
     return None
 
@@ -172,13 +172,13 @@ def own_generators(pairs: Sequence[tuple[Event, Event]], first: RankRecord, othe
     found = [one for one in loading if epoch_of(one) in epochs and _augments(first, epochs[epoch_of(one)], _OWN)]
     if len(found) > 1:
         epoch = epochs[epoch_of(found[0])]
-        what = f"the data set {epoch['dataset']} draws them while it loads a batch, so that its augmentations are equal"
+        what = f"{epoch['dataset']} draws them while it loads a batch, so that its augmentations are equal"
         return _Shared(True, found[0]["step"], what, epoch["place"])
     for one, two in zip(first.training_epochs, other.training_epochs, strict=False):
         states = zip(one["worker_generators"], two["worker_generators"], strict=False)
         equal = any(set(a.get("own_states", ())) & set(b.get("own_states", ())) for a, b in states)
         if equal and one["indices"] != two["indices"] and _augments(first, one, _OWN):
-            what = f"the workers of the data set {one['dataset']} draw them, so that its augmentations are equal on all ranks"
+            what = f"the workers of {one['dataset']} draw them, so that its augmentations are equal on all ranks"
             return _Shared(True, one["step"], what, one["place"], in_workers=True)
     drawn = [
         (one, max(one["own_step"][state] for state in one["own_step"].keys() & two["own_step"].keys()))
