@@ -113,11 +113,20 @@ def _redirect(layer: str) -> None:
     redirect.start(Path(layer))
 
 
+def _end_quickly() -> None:
+    """Lets Python not search all of torch for garbage, for up to a second, before it ends anyway."""
+    gc.freeze()
+    # Libraries that are written with nanobind would complain of it.
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 if os.environ.get("DDP_DOCTOR_LAYER"):
     _redirect(os.environ["DDP_DOCTOR_LAYER"])
 _run_the_next()
 if os.environ.get("DDP_DOCTOR_RUN") or os.environ.get("DDP_DOCTOR_WATCH"):
     sys.meta_path.insert(0, _AfterTorch())
 if os.environ.get("DDP_DOCTOR_RUN"):
-    # Runs last. Otherwise, Python searches all of torch for garbage, for up to a second, before it ends anyway.
-    atexit.register(gc.freeze)
+    # Runs last.
+    atexit.register(_end_quickly)
