@@ -32,8 +32,8 @@ def _lines(rows: Rows) -> list[str]:
     lines += [f"Compared with one process: {len(compared)}.", f"Programs with a false fault: {len(false)}."]
     if seconds:
         lines.append(f"Seconds per program: median {statistics.median(seconds):.0f}, most {max(seconds):.0f}.")
-    lines += ["", "| program | command | needed | verdict | compared with one process | s | MiB |"]
-    lines += ["|---|---|---|---|---|---:|---:|", *(_row(program, result) for program, result in rows)]
+    lines += ["", "| program | command | needed | verdict | compared with one process | s | MiB | doctor |"]
+    lines += ["|---|---|---|---|---|---:|---:|---|", *(_row(program, result) for program, result in rows)]
     judged = [_judgement(program, result) for program, result in rows]
     return [*lines, "", *(line for part in judged for line in part)]
 
@@ -43,6 +43,7 @@ def _row(program: Program, result: dict[str, Any]) -> str:
     compared = result["method"] or "yes" if result["compared"] else f"no: {_why(program, result)}"
     cells = [f"[{program.name}]({address}) `{program.commit[:7]}`", f"`{program.command}`", program.needs or "nothing"]
     cells += [_verdict(program, result), compared, f"{result['seconds']:.0f}", str(result["mib"])]
+    cells.append(f"`{result['doctor']}`" if result.get("doctor") else "")
     return f"| {' | '.join(cell.replace('|', ',') for cell in cells)} |"
 
 
