@@ -106,6 +106,8 @@ def _examine(program: Program, request: argparse.Namespace) -> None:
     result = _result(json.loads(report.read_text()) if report.exists() else {}, code, log)
     result |= {"name": program.name, "commit": program.commit, "seconds": round(seconds, 1), "mib": mib}
     result |= {"python": platform.python_version(), "command": program.command, "doctor": _commit()}
+    if seconds > LIMIT:
+        result["error"] = f"It was stopped after {LIMIT} s."
     (work / "results" / f"{program.name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"{program.name}: exit {code}, {seconds:.0f} s, {mib} MiB, faults {result['faults']}", flush=True)
 
