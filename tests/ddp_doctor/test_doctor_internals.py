@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from ddp_doctor.emulation import torch_internals as emulated
+from ddp_doctor.probes.generators import OwnGenerators
 from ddp_doctor.probes.loaders import LoaderProbe
 from ddp_doctor.probes.random_replay import Draw, RandomReplay
 from ddp_doctor.records.recorder import Recorder
@@ -211,3 +214,13 @@ def test_the_ranks_of_a_program_with_many_epochs_end_with_the_same_one(
         ended += [(epoch, number) for number, rank in enumerate(ranks) if rank.is_last(trains=True)]
     assert ended == [(5, 0), (5, 1)]
     assert not ranks[0].is_last(trains=False)
+
+
+def test_a_temporary_name_is_drawn_by_no_program() -> None:
+    own, mine = OwnGenerators(), random.Random(1)
+    with tempfile.NamedTemporaryFile():
+        own.find()
+    before = own.states()
+    with tempfile.NamedTemporaryFile():
+        assert own.states() == before
+    assert any(generator is mine for generator in own.known)
