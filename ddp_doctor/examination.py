@@ -16,7 +16,7 @@ import torch
 
 from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
 from ddp_doctor.checks import choose_checks
-from ddp_doctor.errors import InputError
+from ddp_doctor.errors import InputError, StoppedError
 from ddp_doctor.evidence.alone import defect_of_the_doctor
 from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training, comparison_of
 from ddp_doctor.evidence.evidence import Evidence
@@ -187,6 +187,8 @@ class _Examination:
                 missing = unmet(self.evidence, getattr(check, "NEEDS", ()))
                 return [missing] if missing and (not found or several_ranks(self.evidence)) else found
             return found
+        except StoppedError:
+            raise
         except Exception as error:
             # A defect of a check must not hide what the others find.
             return [cannot_tell(f"The check failed: {type(error).__name__}: {error}")]

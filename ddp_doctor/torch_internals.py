@@ -1,4 +1,4 @@
-"""The private parts of torch, each with the test in tests/ddp_doctor/test_doctor_internals.py that detects a change.
+"""Private parts of torch and Python, each with the test in tests/ddp_doctor/test_doctor_internals.py that detects a change.
 
 1. `LoaderIndices`, `watch_workers`: the index lists that a DataLoader's iterator takes, also those that it gives to
    its workers before it is returned. `test_the_indices_of_a_loader_are_seen`.
@@ -7,13 +7,15 @@
 4. `in_backward`: whether a backward pass runs. `test_a_backward_pass_is_seen`.
 5. `tree_leaves`, `tree_map`: nested batches. `test_nested_batches_are_flattened`.
 6. `on_indices`: the index lists and the batches that an iterator takes. `test_indices_and_batches_are_told`.
+7. `name_generators`: what names temporary files and semaphores. `test_a_temporary_name_is_drawn_by_no_program`.
 """
 
 from __future__ import annotations
 
 import gc
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -31,6 +33,18 @@ DispatchMode = TorchDispatchMode
 def tree_map(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     """Applies a function to each tensor of a nested batch."""
     return pytree.tree_map_only(torch.Tensor, function, batch)
+
+
+def name_generators(objects: Iterable[Any]) -> set[int]:
+    """Returns the identities of the generators from which Python draws the names of temporary files and semaphores.
+
+    The workers of a DataLoader need such names, also if it is iterated within a step.
+
+    Args:
+        objects: The objects of this process.
+    """
+    kind: Any = tempfile._RandomNameSequence  # type: ignore[attr-defined]
+    return {id(vars(value).get("_rng")) for value in objects if type(value) is kind}
 
 
 def watch_workers() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import without_batch_norm
 from ddp_doctor.evidence.requirements import batch_norm, compared_at_once
-from ddp_doctor.findings import Finding, depends
+from ddp_doctor.findings import Finding, cannot_tell, depends
 
 CODE = "LD012"
 TITLE = "Batch norm depends on the number of ranks"
@@ -31,6 +31,8 @@ NEEDS = (batch_norm, compared_at_once)
 def check(evidence: Evidence) -> list[Finding]:
     """Finds a batch norm that is the first module whose outputs depend on the number of ranks."""
     found = evidence.reference
+    if found.differs and not found.module and not found.modules_seen and not found.is_weighted:
+        return [cannot_tell("The gradients differ, but the outputs of some modules are not known.")]
     if not found.differs or not found.module_class.startswith("BatchNorm"):
         return []
     message = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
 from ddp_doctor.evidence.requirements import compared_at_once
-from ddp_doctor.findings import Finding, depends, fault
+from ddp_doctor.findings import Finding, cannot_tell, depends, fault
 
 CODE = "LD015"
 TITLE = "The loss sees the samples of one rank"
@@ -40,6 +40,8 @@ def check(evidence: Evidence) -> list[Finding]:
     if found.module:
         message = f"The outputs of {found.module} ({found.module_class}) depend on which samples share a rank."
         return [depends(message, *where, loss_place(evidence))]
+    if not found.modules_seen:
+        return [cannot_tell("The gradients differ, but the outputs of some modules are not known.")]
     gathers = [event for event in evidence.ranks[0].of_kind("collective") if event["op"].startswith("all_gather")]
     gathers = [event for event in gathers if event["step"] == found.step]
     left = f"The gradients of the ranks leave {found.residual:.1e} of that of one process, although all modules agree"

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddp_doctor.emulation.larc import LARC
+
 # The types in which `amp.initialize` computes.
 _LEVELS = {"O0": None, "O1": torch.float16, "O2": torch.float16, "O3": torch.float16}
 
@@ -40,11 +42,13 @@ def install_apex() -> None:
         "DistributedDataParallel": _Parallel,
         "SyncBatchNorm": nn.SyncBatchNorm,
         "convert_syncbn_model": nn.SyncBatchNorm.convert_sync_batchnorm,
+        "create_syncbn_process_group": _group_of,
     }
     parts = {"amp": amp, "parallel": parallel, "optimizers": optimizers, "normalization": norms}
     parent = _module("apex", {})
     for name, content in parts.items():
         setattr(parent, name, _module(f"apex.{name}", content))
+    _module("apex.parallel.LARC", {"LARC": LARC})
 
 
 def _module(name: str, content: dict[str, Any]) -> ModuleType:
@@ -54,6 +58,17 @@ def _module(name: str, content: dict[str, Any]) -> ModuleType:
     vars(made).update(content)
     sys.modules[name] = made
     return made
+
+
+def _group_of(size: int) -> Any:
+    """Returns the group of this rank among groups of so many ranks; None, which is all ranks, for 0."""
+    if not size:
+        return None
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    if world % size:
+        raise ValueError(f"Groups of {size} ranks do not divide {world} ranks.")
+    groups = [torch.distributed.new_group(list(range(begin, begin + size))) for begin in range(0, world, size)]
+    return groups[rank // size]
 
 
 class _Parallel(nn.parallel.DistributedDataParallel):

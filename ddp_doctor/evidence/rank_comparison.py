@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -38,6 +36,7 @@ class RankComparison:
         applied: For each rank, the same weights for the gradient that its optimizer got, and the residual.
         module: The first module whose outputs differ, with its class; empty if there is none.
         module_difference: The relative difference of its outputs.
+        modules_seen: Whether the outputs of all modules are known.
         cannot: Why the comparison says nothing; empty if it does.
         method: How one process got what the ranks had: `BATCHES`, or `MICRO_BATCHES` where that is not possible; empty
             if it did not.
@@ -56,6 +55,7 @@ class RankComparison:
     module: str = ""
     module_class: str = ""
     module_difference: float = 0.0
+    modules_seen: bool = True
     cannot: str = ""
     method: str = ""
     limits: str = ""
@@ -122,7 +122,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         # The first step that differs, otherwise the worst.
         if worst[0] <= threshold and not found[0] <= worst[0]:
             worst = (found[0], step, found[1])
-    module, kind, amount = _first_module(ranks, one, max(threshold / 1000, 1e-9))
+    module, kind, amount, seen = _first_module(ranks, one, max(threshold / 1000, 1e-9))
     weights, residual = _weights(ranks, one, worst[1])
     applied = tuple(_least_squares(ranks, vector(rank, worst[1], "applied"), worst[1]) for rank in ranks.ranks)
     return RankComparison(
@@ -137,6 +137,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         module,
         kind,
         amount,
+        seen,
         method=method,
     )
 
@@ -203,13 +204,15 @@ def _least_squares(
     return tuple(float(value) for value in solution), residual
 
 
-def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, str, float]:
-    events: Sequence[list[dict[str, Any]]] = [record.of_kind("output") for record in [*ranks.ranks, one]]
-    for calls in zip(*events, strict=False):
-        if len({(call["name"], call["module"]) for call in calls}) > 1:
-            break
-        parts = [record.tensors[f"out/{call['number']}"] for record, call in zip(ranks.ranks, calls, strict=False)]
-        whole = one.tensors[f"out/{calls[-1]['number']}"]
+def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, str, float, bool]:
+    """Returns the first module whose outputs differ, its class, by how much, and whether all modules were seen."""
+    records = [*ranks.ranks, one]
+    calls = [_outputs(record) for record in records]
+    seen = all(found.keys() == calls[0].keys() for found in calls)
+    for call in calls[0]:
+        if not all(call in found for found in calls):
+            continue
+        *parts, whole = [record.tensors[found[call]] for record, found in zip(records, calls, strict=True)]
         if not whole.ndim:
             # A loss or a metric, which no later module depends on.
             continue
@@ -221,8 +224,17 @@ def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, s
             continue
         amount = _relative(joined, whole)
         if not amount <= threshold and not _relative(_sorted_rows(joined), _sorted_rows(whole)) <= threshold:
-            return calls[0]["name"], calls[0]["module"], amount
-    return "", "", 0.0
+            return call[0], call[1], amount, seen
+    return "", "", 0.0, seen
+
+
+def _outputs(record: RankRecord) -> dict[tuple[str, str, int], str]:
+    """Returns the names of the recorded outputs by module, class, and number of the call."""
+    found: dict[tuple[str, str, int], str] = {}
+    for event in record.of_kind("output"):
+        number = sum(key[:2] == (event["name"], event["module"]) for key in found)
+        found[event["name"], event["module"], number] = f"out/{event['number']}"
+    return found
 
 
 def _relative(joined: torch.Tensor, whole: torch.Tensor) -> float:

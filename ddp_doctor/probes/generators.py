@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddp_doctor.records.recorder import digest
+from ddp_doctor.torch_internals import name_generators
 
 _KINDS = {np.random.Generator, np.random.RandomState, random.Random}
 # Numbers drawn in a step are counted up to here.
@@ -82,7 +83,9 @@ class OwnGenerators:
 
     def find(self) -> None:
         """Looks for generators that were created since."""
-        self.known = [value for value in gc.get_objects() if type(value) in _KINDS and id(value) not in _OTHERS]
+        objects = gc.get_objects()
+        others = _OTHERS | name_generators(objects)
+        self.known = [value for value in objects if type(value) in _KINDS and id(value) not in others]
 
     def states(self) -> dict[int, str]:
         """Returns digests of their states by their place."""

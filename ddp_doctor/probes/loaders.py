@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,6 +21,10 @@ from ddp_doctor.probes.wrap import wrap
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import watch_workers, without_modes
+
+# A program that has more epochs than are wanted is ended after so many of them, or so many seconds.
+_MOST_EPOCHS, _MOST_SECONDS = 10, 20.0
+_LAST_EPOCH = "last_epoch"
 
 
 class LoaderProbe:
@@ -51,6 +58,7 @@ class LoaderProbe:
         self.shortened = self.ending = False
         self.open: list[ShortEpoch] = []
         self._loaders: list[Any] = []
+        self._since = 0.0
 
     @property
     def trains(self) -> bool:
@@ -100,6 +108,28 @@ class LoaderProbe:
         self.ending = True
         self.draws.leave()
         self.draws.enter(batch, None)
+
+    def is_last(self, *, trains: bool) -> bool:
+        """Returns whether the run ends with this epoch.
+
+        The first rank that has been late for long enough decides it for the epoch after its own, which no other rank
+        has ended.
+
+        Args:
+            trains: Whether it is an epoch of training.
+        """
+        late = self.training_epochs - self.spec.epochs
+        if late > _MOST_EPOCHS:
+            return True
+        if late < 0 or not trains or self.spec.purpose != "train":
+            return False
+        self._since = self._since or time.monotonic()
+        path = self.recorder.folder / _LAST_EPOCH
+        if time.monotonic() > self._since + _MOST_SECONDS:
+            with suppress(FileExistsError), path.open("x") as file:
+                file.write(str(self.training_epochs + 1))
+        text = path.read_text() if path.exists() else ""
+        return self.training_epochs >= int(text or sys.maxsize)
 
     def close(self) -> None:
         """Ends the epochs that nobody has ended, as a limit of a Trainer leaves them."""

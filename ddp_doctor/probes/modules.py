@@ -29,6 +29,8 @@ class ModuleProbe:
         self.names: dict[int, str] = {}
         self.outputs: list[dict[str, Any]] = []
         self._depth = 0
+        # One process has the samples of all ranks.
+        self._most_values = _MOST_VALUES * int(spec.interventions.get("ranks", 1))
         self._roots: list[nn.Module] = []
 
     def install(self) -> None:
@@ -114,7 +116,7 @@ class ModuleProbe:
     def _keep_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
         leaf = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
         wanted = leaf is not None and leaf.is_floating_point() and torch.is_grad_enabled() and self.recorder.step == 0
-        if not wanted or leaf is None or len(self.outputs) >= _MOST_OUTPUTS or leaf.numel() > _MOST_VALUES:
+        if not wanted or leaf is None or len(self.outputs) >= _MOST_OUTPUTS or leaf.numel() > self._most_values:
             return
         name = self.names.get(id(module))
         if name is None or isinstance(module, DistributedDataParallel):

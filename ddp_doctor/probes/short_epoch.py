@@ -184,7 +184,7 @@ class ShortEpoch(Iterator[Any]):
         if done and probe.recorder.backwards - self.backwards_before < self.yielded:
             # A loader that fetches a batch ahead, such as Accelerate's, ends before the program has used the last one.
             probe.end_later({"loader": self.loader, "iteration": self.iteration, "number": self.yielded})
-        elif done or probe.training_epochs > probe.spec.epochs + 10:
+        elif done or probe.is_last(trains=self.event["trains"]):
             probe.finish()
 
     def _is_dear(self) -> bool:

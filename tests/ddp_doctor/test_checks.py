@@ -19,6 +19,7 @@ from ddp_doctor.checks import describe, load_checks
 from ddp_doctor.evidence.communication import averaged_weights, hook_effects
 from ddp_doctor.evidence.comparisons import compare_evaluation
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.rank_comparison import RankComparison, compare_records
 from ddp_doctor.evidence.requirements import unmet
 from ddp_doctor.examination import _Examination
 from ddp_doctor.files.protection import Protection
@@ -429,3 +430,19 @@ def test_long_lists_of_an_event_are_written_as_tensors() -> None:
     assert isinstance(written["indices"], torch.Tensor)
     assert written["sizes"] == [3]
     assert unpacked(written) == epoch
+
+
+def test_nothing_is_said_of_modules_whose_outputs_are_not_known() -> None:
+    def record(number: int, rows: int, *names: str) -> RankRecord:
+        tensors = {f"out/{place}": torch.ones(rows, 2) * (1 + place * number) for place in range(len(names))}
+        tensors |= {f"{kind}/0/0:0": torch.tensor([1.0, number]) for kind in ("applied", "local")}
+        outputs = [event("output", number=place, name=name, module="Linear") for place, name in enumerate(names)]
+        return RankRecord(0, [event("step", names={"0:0": "w"}, lr=[0.1]), *outputs], tensors)
+
+    ranks = Run(SPEC, Path(), [record(number, 2, "first", "second") for number in range(2)])
+    for names, module, seen in ((("first", "second"), "second", True), (("second",), "second", False)):
+        found = compare_records(ranks, record(4, 4, *names), threshold=1e-6)
+        assert (found.module, found.modules_seen) == (module, seen)
+    unknown = evidence(ranks=records([], []))
+    unknown.reference = RankComparison(0.5, weights=(0.5, 0.4), residual=0.1, differences=(0.5,), modules_seen=False)
+    assert [verdicts(code, unknown) for code in ("LD012", "LD015")] == [["cannot tell"], ["cannot tell"]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from ddp_doctor.emulation import torch_internals as emulated
+from ddp_doctor.probes.generators import OwnGenerators
+from ddp_doctor.probes.loaders import LoaderProbe
 from ddp_doctor.probes.random_replay import Draw, RandomReplay
+from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.spec import Spec, Target
 from ddp_doctor.torch_internals import (
     LoaderIndices,
     graph_nodes,
@@ -190,3 +197,30 @@ def test_a_replay_runs_the_hooks_of_the_optimizer() -> None:
     for hook in hooks:
         hook.remove()
     assert seen == [("before", optimizer), ("after", optimizer)]
+
+
+def test_the_ranks_of_a_program_with_many_epochs_end_with_the_same_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Spec(Target("mine:main"), world_size=2)
+    ranks = [LoaderProbe(Recorder(tmp_path), spec, None, lambda: None, lambda: None) for _ in range(2)]
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    ended = []
+    for epoch in range(1, 6):
+        now += 15.0
+        for rank in ranks:
+            rank.training_epochs = epoch
+        ended += [(epoch, number) for number, rank in enumerate(ranks) if rank.is_last(trains=True)]
+    assert ended == [(5, 0), (5, 1)]
+    assert not ranks[0].is_last(trains=False)
+
+
+def test_a_temporary_name_is_drawn_by_no_program() -> None:
+    own, mine = OwnGenerators(), random.Random(1)
+    with tempfile.NamedTemporaryFile():
+        own.find()
+    before = own.states()
+    with tempfile.NamedTemporaryFile():
+        assert own.states() == before
+    assert any(generator is mine for generator in own.known)

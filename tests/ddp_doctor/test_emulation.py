@@ -146,6 +146,21 @@ def a_scripted_function_may_create_tensors_on_a_gpu() -> None:
     assert scripted(torch.zeros(2, device="cuda")).tolist() == [1, 1]
 
 
+def a_convolution_in_16_bits_adds_in_32() -> None:
+    x, weight = torch.randn(2, 8, 12, 12), torch.randn(4, 8, 3, 3)
+    found = []
+    for dtype in (torch.float16, torch.float32):
+        # Both begin with values of 16 bits.
+        wide = [part.half().to(dtype).requires_grad_() for part in (x, weight)]
+        F.conv2d(*wide, padding=1).sum().backward()
+        found.append([part.grad for part in wide])
+    for narrow, exact in zip(*found, strict=True):
+        assert narrow is not None
+        assert exact is not None
+        assert narrow.dtype is torch.float16
+        assert torch.equal(narrow, exact.half())
+
+
 def mixed_precision_computes_in_its_type() -> None:
     model = network().cuda()
     x = torch.ones(1, 4, device="cuda")
@@ -215,6 +230,7 @@ def apex_is_torch() -> None:
     install(2, apex=True)
     from apex import amp  # type: ignore[import-not-found]
     from apex.optimizers import FusedAdam  # type: ignore[import-not-found]
+    from apex.parallel.LARC import LARC  # type: ignore[import-not-found]
 
     model = network().cuda()
     model, optimizer = amp.initialize(model, FusedAdam(model.parameters(), lr=0.1), opt_level="O1")
@@ -224,6 +240,13 @@ def apex_is_torch() -> None:
     before = [parameter.clone() for parameter in amp.master_params(optimizer)]
     optimizer.step()
     assert not torch.equal(before[0], next(model.parameters()))
+    weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+    weight.grad = torch.tensor([0.6, 0.8])
+    layerwise = LARC(torch.optim.SGD([weight], lr=0.5, weight_decay=0.1), trust_coefficient=0.03)
+    layerwise.step()
+    # The learning rate of the layer is 0.03 * 5 / (1 + 0.1 * 5), and its gradient is 1.5 times [0.6, 0.8].
+    assert weight.tolist() == pytest.approx([3.0 - 0.09, 4.0 - 0.12])
+    assert layerwise.param_groups[0]["weight_decay"] == 0.1
 
 
 @pytest.mark.parametrize(
@@ -236,6 +259,7 @@ def apex_is_torch() -> None:
         a_compiled_module_keeps_its_names,
         a_scripted_function_may_create_tensors_on_a_gpu,
         mixed_precision_computes_in_its_type,
+        a_convolution_in_16_bits_adds_in_32,
         optimizers_for_gpus_step,
         streams_and_events_do_nothing,
         a_loader_gives_batches_of_the_cpu,

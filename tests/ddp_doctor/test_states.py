@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from test_checks import Event, Recorded, event, evidence, reason, records
 
 from ddp_doctor.checks import load_checks
+from ddp_doctor.errors import StoppedError
 from ddp_doctor.evidence.comparisons import comparison_of
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import RankComparison
@@ -142,3 +144,8 @@ def test_the_report_says_why_one_process_was_not_compared() -> None:
     own.reference = RankComparison(difference=0.5, differences=(0.5,), module="net.norm")
     found = comparison_of(own)
     assert (found.made, found.differences, found.module) == (True, (0.5,), "net.norm")
+
+
+def test_a_signal_within_a_check_ends_the_examination() -> None:
+    with pytest.raises(StoppedError):
+        ended(StoppedError(signal.SIGTERM))

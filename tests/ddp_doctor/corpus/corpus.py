@@ -1,7 +1,7 @@
 """Examines public programs, unchanged, and writes the table of docs/doctor-corpus.md.
 
 python tests/ddp_doctor/corpus/corpus.py                    all; clones each repository, which needs a network
-python tests/ddp_doctor/corpus/corpus.py mnist imagenet     those whose names contain a word; other results are kept
+python tests/ddp_doctor/corpus/corpus.py mnist imagenet     by names, or words in them; other results are kept
 python tests/ddp_doctor/corpus/corpus.py --checkouts DIR    takes the repositories from DIR/OWNER+NAME
 python tests/ddp_doctor/corpus/corpus.py --table            writes the table of the kept results only
 """
@@ -40,7 +40,9 @@ def main() -> int:
     work = Path(request.work).absolute()
     results = work / "results"
     results.mkdir(parents=True, exist_ok=True)
-    chosen = [one for one in load() if not request.names or any(name in one.name for name in request.names)]
+    names = {one.name for one in load()}
+    # The whole name of a program means this one alone, although others may contain it.
+    chosen = [one for one in load() if not request.names or any(_is_meant(one, word, names) for word in request.names)]
     if request.new:
         chosen = [one for one in chosen if not (results / f"{one.name}.json").exists()]
     if not request.table:
@@ -51,6 +53,10 @@ def main() -> int:
     wrong = [one.name for one in chosen if one.name in kept and set(kept[one.name]["faults"]) - set(one.faults)]
     print(f"faults that were not expected: {', '.join(wrong) or 'none'}")
     return bool(wrong)
+
+
+def _is_meant(program: Program, word: str, names: set[str]) -> bool:
+    return word == program.name if word in names else word in program.name
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,7 +105,9 @@ def _examine(program: Program, request: argparse.Namespace) -> None:
     seconds = time.monotonic() - begun
     result = _result(json.loads(report.read_text()) if report.exists() else {}, code, log)
     result |= {"name": program.name, "commit": program.commit, "seconds": round(seconds, 1), "mib": mib}
-    result |= {"python": platform.python_version(), "command": program.command}
+    result |= {"python": platform.python_version(), "command": program.command, "doctor": _commit()}
+    if seconds > LIMIT:
+        result["error"] = f"It was stopped after {LIMIT} s."
     (work / "results" / f"{program.name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"{program.name}: exit {code}, {seconds:.0f} s, {mib} MiB, faults {result['faults']}", flush=True)
 
@@ -131,6 +139,12 @@ def _install(program: Program, work: Path) -> list[Path]:
             subprocess.run(pip, check=True, timeout=300)
         folders.append(folder)
     return folders
+
+
+def _commit() -> str:
+    """Returns the commit of the doctor, with a star if files were changed since; empty outside of a checkout."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=*"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _result(report: dict[str, Any], code: int, log: Path) -> dict[str, Any]:

@@ -32,17 +32,19 @@ def _lines(rows: Rows) -> list[str]:
     lines += [f"Compared with one process: {len(compared)}.", f"Programs with a false fault: {len(false)}."]
     if seconds:
         lines.append(f"Seconds per program: median {statistics.median(seconds):.0f}, most {max(seconds):.0f}.")
-    lines += ["", "| program | command | needed | verdict | compared with one process | s | MiB |"]
-    lines += ["|---|---|---|---|---|---:|---:|", *(_row(program, result) for program, result in rows)]
+    lines += ["", "| program | command | needed | verdict | compared with one process | s | MiB | doctor |"]
+    lines += ["|---|---|---|---|---|---:|---:|---|", *(_row(program, result) for program, result in rows)]
     judged = [_judgement(program, result) for program, result in rows]
     return [*lines, "", *(line for part in judged for line in part)]
 
 
 def _row(program: Program, result: dict[str, Any]) -> str:
     address = f"https://github.com/{program.repository}/tree/{program.commit}/{program.folder}".rstrip("/")
-    compared = result["method"] or "yes" if result["compared"] else f"no: {_why(program, result)}"
+    is_compared = result["compared"] and not result["error"]
+    compared = result["method"] or "yes" if is_compared else f"no: {_why(program, result)}"
     cells = [f"[{program.name}]({address}) `{program.commit[:7]}`", f"`{program.command}`", program.needs or "nothing"]
     cells += [_verdict(program, result), compared, f"{result['seconds']:.0f}", str(result["mib"])]
+    cells.append(f"`{result['doctor']}`" if result.get("doctor") else "")
     return f"| {' | '.join(cell.replace('|', ',') for cell in cells)} |"
 
 
@@ -57,7 +59,8 @@ def _verdict(program: Program, result: dict[str, Any]) -> str:
 
 
 def _why(program: Program, result: dict[str, Any]) -> str:
-    return program.not_compared or result["why_not_compared"] or result["error"].strip().rpartition("\n")[2]
+    last = result["error"].strip().rpartition("\n")[2]
+    return last or program.not_compared or result["why_not_compared"]
 
 
 def _judgement(program: Program, result: dict[str, Any]) -> list[str]:
