@@ -81,7 +81,7 @@ def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Findin
     alone = _of_first_epoch(longer.ranks[0])
     compared = [_compare(ours[number], alone.get(number, []), count) for number in changing]
     if not any(steps for steps, _ in compared):
-        return [cannot_tell("An epoch of one process has too few steps to compare the learning rates.")]
+        return [cannot_tell("An epoch has too few steps to compare the learning rates, or its first one is 0.")]
     found = next((found for _, found in compared if found), None)
     if found is None:
         return []
