@@ -81,8 +81,9 @@ class OwnGenerators:
         self.known: list[Any] = []
 
     def find(self) -> None:
-        """Looks for generators that were created since."""
-        self.known = [value for value in gc.get_objects() if type(value) in _KINDS and id(value) not in _OTHERS]
+        """Adds generators that were created since; the others keep their places, by which states are compared."""
+        known = _OTHERS | set(map(id, self.known))
+        self.known += [value for value in gc.get_objects() if type(value) in _KINDS and id(value) not in known]
 
     def states(self) -> dict[int, str]:
         """Returns digests of their states by their place."""
