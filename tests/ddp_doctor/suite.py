@@ -1,6 +1,6 @@
 """Examines the planted faults, TrainCheck's errors and the healthy projects, and writes the table of docs/doctor.md.
 
-python tests/ddp_doctor/suite.py             all, which takes about half an hour on two cores
+python tests/ddp_doctor/suite.py             all, which takes more than an hour on two cores
 python tests/ddp_doctor/suite.py ld013 gan   those whose names contain a word; the results of the others are kept
 
 On a busy machine, DOCTOR_TIMEOUT gives the runs of an examination more seconds than 60.
