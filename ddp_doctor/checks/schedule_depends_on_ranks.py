@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isclose
+from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, depends, fault, not_reached, note
+from ddp_doctor.findings import Finding, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD017"
@@ -71,39 +72,62 @@ def check(evidence: Evidence) -> list[Finding]:
 
 def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Finding]:
     """Compares the learning rates in the first epoch with those of one process after as many steps, or samples."""
-    single = evidence.single
-    if single is None:
+    if evidence.single is None:
         return []
-    for number, all_rates in _rates(record).items():
-        alone = _rates(single).get(number, [])[: len(_first_epoch(single))]
-        rates = all_rates[: len(_first_epoch(record))]
-        for step in range(1, len(rates)):
-            if step * count + 1 >= len(alone) or not rates[0] or not alone[0]:
-                break
-            found, expected = rates[step] / rates[0], [alone[step] / alone[0], alone[step * count] / alone[0]]
-            # Between as many steps and as many samples; a schedule may count from 1.
-            near = [rate / alone[0] for rate in alone[step : step * count + 2]]
-            if min(near) * (1 - 1e-5) - 1e-9 <= found <= max(near) * (1 + 1e-5) + 1e-9:
-                continue
-            amount = f"{found:.4g} of the first learning rate instead of {expected[1]:.4g}"
-            message = (
-                f"After {step} optimizer steps, the learning rate on {count} ranks is {found:.4g} of the first one. On "
-                f"one process it is {expected[0]:.4g} after as many steps, and {expected[1]:.4g} after as many samples."
-            )
-            where = step, "", amount, record.of_kind("step")[step]["place"]
-            longer = evidence.run("a longer epoch", world_size=1, steps=step * count**2 + 1)
-            later = _rates(longer.ranks[0]).get(number, []) if longer.worked else []
-            if len(later) > step * count**2 and isclose(found, later[step * count**2] / later[0], rel_tol=1e-5):
-                message += f" It is that after {count} times as many samples: the schedule advances once per process."
-                return [fault(message, *where)]
-            return [depends(message, *where)]
-    return []
+    ours, short = _of_first_epoch(record), _of_first_epoch(evidence.single)
+    changing = [number for number in ours if len({*ours[number]}) > 1 or len({*short.get(number, ())}) > 1]
+    if not changing:
+        return []
+    # One process comes to the samples of the ranks after as many times more steps.
+    most = len(_first_epoch(record)) * count**2 + 2
+    longer = evidence.run("a longer epoch", world_size=1, steps=most)
+    if not longer.worked:
+        return [cannot_tell(f"A longer epoch of one process fails ({longer.short_reason}).")]
+    alone = _of_first_epoch(longer.ranks[0])
+    compared = [_compare(ours[number], alone.get(number, []), count) for number in changing]
+    if not any(steps for steps, _ in compared):
+        return [cannot_tell("An epoch has too few steps to compare the learning rates, or its first one is 0.")]
+    found = next((found for _, found in compared if found), None)
+    if found is None:
+        return []
+    step, verdict, message, amount = found
+    return [verdict(message, step, "", amount, record.of_kind("step")[step]["place"])]
 
 
-def _first_epoch(record: RankRecord) -> list[int]:
-    """Returns the steps of the first training epoch."""
+def _compare(
+    rates: Sequence[float], alone: Sequence[float], count: int
+) -> tuple[int, tuple[int, Callable[..., Finding], str, str] | None]:
+    """Returns how many steps can be compared, and the first that differs: its number, verdict, message and amount."""
+    # A schedule may count from 1.
+    steps = [step for step in range(1, len(rates)) if step * count + 1 < len(alone) and rates[0] and alone[0]]
+    for step in steps:
+        found, expected = rates[step] / rates[0], [alone[step] / alone[0], alone[step * count] / alone[0]]
+        # Between as many steps and as many samples.
+        near = [rate / alone[0] for rate in alone[step : step * count + 2]]
+        if min(near) * (1 - 1e-5) - 1e-9 <= found <= max(near) * (1 + 1e-5) + 1e-9:
+            continue
+        amount = f"{found:.4g} of the first learning rate instead of {expected[1]:.4g}"
+        message = (
+            f"After {step} optimizer steps, the learning rate on {count} ranks is {found:.4g} of the first one. On "
+            f"one process it is {expected[0]:.4g} after as many steps, and {expected[1]:.4g} after as many samples."
+        )
+        far = step * count**2
+        if far < len(alone) and isclose(found, alone[far] / alone[0], rel_tol=1e-5):
+            message += f" It is that after {count} times as many samples: the schedule advances once per process."
+            return len(steps), (step, fault, message, amount)
+        return len(steps), (step, depends, message, amount)
+    return len(steps), None
+
+
+def _first_epoch(record: RankRecord) -> list[dict[str, Any]]:
+    """Returns the optimizer steps of the first training epoch."""
     starts = [event["step"] for event in record.training_epochs[1:2]]
-    return [event["step"] for event in record.of_kind("step") if not starts or event["step"] < starts[0]]
+    return [event for event in record.of_kind("step") if not starts or event["step"] < starts[0]]
+
+
+def _of_first_epoch(record: RankRecord) -> dict[int, list[float]]:
+    """Returns the learning rates of each optimizer's first group in the first training epoch."""
+    return _by_optimizer(_first_epoch(record))
 
 
 def _of_epochs(record: RankRecord | None) -> list[float]:
@@ -128,8 +152,12 @@ def _times(record: RankRecord) -> tuple[int, str]:
 
 def _rates(record: RankRecord) -> dict[int, list[float]]:
     """Returns the learning rates of each optimizer's first group, by step."""
+    return _by_optimizer(record.of_kind("step"))
+
+
+def _by_optimizer(steps: Sequence[dict[str, Any]]) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
-    for event in record.of_kind("step"):
+    for event in steps:
         found.setdefault(event["optimizer"], []).append(event["lr"][0])
     return found
 

@@ -82,10 +82,10 @@ class OwnGenerators:
         self.known: list[Any] = []
 
     def find(self) -> None:
-        """Looks for generators that were created since."""
+        """Adds generators that were created since; the others keep their places, by which states are compared."""
         objects = gc.get_objects()
-        others = _OTHERS | name_generators(objects)
-        self.known = [value for value in objects if type(value) in _KINDS and id(value) not in others]
+        known = _OTHERS | name_generators(objects) | set(map(id, self.known))
+        self.known += [value for value in objects if type(value) in _KINDS and id(value) not in known]
 
     def states(self) -> dict[int, str]:
         """Returns digests of their states by their place."""

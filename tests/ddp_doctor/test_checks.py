@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +27,7 @@ from ddp_doctor.files.protection import Protection
 from ddp_doctor.findings import Finding
 from ddp_doctor.probes.draws import seed_own
 from ddp_doctor.probes.flows import DrawFlow
-from ddp_doctor.probes.generators import States, values_drawn
+from ddp_doctor.probes.generators import OwnGenerators, States, changed, drawn, values_drawn
 from ddp_doctor.probes.random_replay import RandomReplay
 from ddp_doctor.probes.written_files import Locks, is_cached, rows_of, rows_of_file
 from ddp_doctor.records.packing import packed, unpacked
@@ -348,6 +349,18 @@ def test_numbers_of_numpy_and_python_are_counted() -> None:
         for _ in range(count):
             random.getrandbits(32)
         assert values_drawn(before, States()) == {"NumPy": 2 * count, "Python": count}
+
+
+def test_generators_keep_their_places() -> None:
+    own, first = OwnGenerators(), np.random.default_rng(0)
+    own.find()
+    before, states = own.copies(), own.states()
+    second = random.Random(1)
+    own.find()
+    assert any(generator is second for generator in own.known)
+    assert changed(states, own.states()) == []
+    first.random(3)
+    assert list(drawn(before, own.copies()).values()) == [3]
 
 
 def test_generators_of_objects_are_seeded() -> None:

@@ -1,0 +1,42 @@
+"""A learning rate is compared with that of one process after as many steps, and after as many samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from ddp_doctor.checks.schedule_depends_on_ranks import _compare
+from ddp_doctor.findings import Finding, depends, fault
+
+
+def cosine(step: float, total: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * min(step / total, 1)))
+
+
+def warm(step: int, total: int) -> float:
+    """A warm-up of two steps, however many ranks there are."""
+    return (step + 1) / 3 if step < 2 else cosine(step, total)
+
+
+@pytest.mark.parametrize(
+    ("ours", "alone", "said"),
+    [
+        (lambda step: cosine(step, 20), lambda step: cosine(step, 40), None),
+        (lambda step: warm(step, 20), lambda step: warm(step, 40), None),
+        (lambda step: cosine(2 * step, 20), lambda step: cosine(step, 40), fault),
+        # A warm-up from the rate of one process to that of all.
+        (lambda step: 1 + step / 3, lambda _: 1.0, depends),
+    ],
+)
+def test_only_the_rate_of_a_later_sample_is_a_fault(
+    ours: Callable[[int], float], alone: Callable[[int], float], said: Callable[..., Finding] | None
+) -> None:
+    steps, found = _compare([ours(step) for step in range(3)], [alone(step) for step in range(14)], 2)
+    assert steps == 2
+    assert (found[1] if found else None) is said
+
+
+def test_a_short_epoch_compares_nothing() -> None:
+    assert _compare([1.0, 0.5, 0.2], [1.0, 0.9, 0.8], 2) == (0, None)
