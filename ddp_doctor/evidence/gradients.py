@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,7 @@ def _classify(first: RankRecord, second: RankRecord, step: int, different: list[
     return Divergence(step, kind, tuple(names[key] for key in unequal), amount, place)
 
 
-def _of_parts(ranks: list[RankRecord], step: int) -> Divergence | None:
+def _of_parts(ranks: Sequence[RankRecord], step: int) -> Divergence | None:
     """Returns how the gradients of a step differ if each rank updates a part of the parameters for all of them.
 
     The weights of the ranks are then equal whatever their gradients are. Each part must be updated with the mean
