@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,8 @@ def first_divergence(evidence: Evidence) -> Divergence | None:
     ranks = evidence.trained
     if not ranks or shards(evidence) or averaged_weights(evidence):
         return None
-    return next((found for other in ranks[1:] if (found := _divergence(ranks[0], other))), None)
+    found = next((found for other in ranks[1:] if (found := _divergence(ranks[0], other))), None)
+    return found or next(filter(None, (_of_parts(ranks, step) for step in range(len(ranks[0].of_kind("step"))))), None)
 
 
 def _divergence(first: RankRecord, second: RankRecord) -> Divergence | None:
@@ -87,6 +89,37 @@ def _classify(first: RankRecord, second: RankRecord, step: int, different: list[
         kind = "partly" if len(known) > len(unequal) else "local"
     amount = max(_distance(*known[key][0]) for key in unequal)
     return Divergence(step, kind, tuple(names[key] for key in unequal), amount, place)
+
+
+def _of_parts(ranks: Sequence[RankRecord], step: int) -> Divergence | None:
+    """Returns how the gradients of a step differ if each rank updates a part of the parameters for all of them.
+
+    The weights of the ranks are then equal whatever their gradients are. Each part must be updated with the mean
+    gradient of the ranks, or with the same multiple of it.
+    """
+    names, events = names_of(ranks[0]), [rank.of_kind("part") for rank in ranks]
+    parts = [{key for event in of for key in event["keys"] if event["step"] == step} & names.keys() for of in events]
+    if not all(parts) or sum(map(len, parts)) > len(set().union(*parts)):
+        return None
+    scales, own = dict[str, float](), list[str]()
+    for rank, key in ((rank, key) for rank, part in zip(ranks, parts, strict=True) for key in sorted(part)):
+        applied, local = (rank.tensors.get(f"{what}/{step}/{key}") for what in ("applied", "local"))
+        locals_of_all = [found for other in ranks if (found := other.tensors.get(f"local/{step}/{key}")) is not None]
+        if applied is None or local is None or len(locals_of_all) < len(ranks):
+            return None
+        mean = torch.stack(locals_of_all).double().mean(0)
+        if _is_multiple(applied, mean):
+            scales[key] = float(applied.norm() / mean.norm()) if mean.any() else 1.0
+        elif _is_multiple(applied, local):
+            own.append(key)
+        else:
+            # Compressed, or with what earlier steps left.
+            return None
+    place = ranks[0].of_kind("step")[step]["place"]
+    if own:
+        return Divergence(step, "local", tuple(names[key] for key in own), place=place)
+    amount = 1 - min(scales.values()) / max(scales.values()) if all(scales.values()) else 0.0
+    return Divergence(step, "scaled", tuple(names[key] for key in scales), amount, place) if amount > _SAME else None
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -13,10 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.run import RankRecord
 
 # Relative: what the order of additions changes.
 _SAME = 1e-4
+# The two ways in which samples are changed: a network that is not trained may put all of them into one class, unless
+# they are large.
+_FACTORS = (0.5, -8.0)
+_Key = tuple[str, int, int]
+# Value, rounding, name, place and step.
+_Number = tuple[float, float, str, str, int]
 
 
 @dataclass(frozen=True)
@@ -71,16 +77,15 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     ]
     if not differ:
         return [], ""
-    changed = _numbers(_perturbed(evidence, loaders, 0).ranks[0]) if _perturbed(evidence, loaders, 0).worked else {}
-    metrics = [key for key in differ if key in changed and changed[key][0] != ours[key][0]]
-    other = _perturbed(evidence, loaders, 1) if metrics else None
-    by_others = _numbers(other.ranks[0]) if other and other.worked else {}
+    changed = [_perturbed(evidence, loaders, 0, factor) for factor in _FACTORS]
+    metrics = [key for key in differ if any(key in numbers and numbers[key][0] != ours[key][0] for numbers in changed)]
+    by_others = [_perturbed(evidence, loaders, 1, factor) for factor in _FACTORS] if metrics else []
     found = [
         Metric(
             ours[key][2],
             ours[key][0],
             alone[key][0],
-            key in by_others and by_others[key][0] == ours[key][0],
+            all(key in numbers and numbers[key][0] == ours[key][0] for numbers in by_others),
             ours[key][3],
             ours[key][4],
         )
@@ -89,7 +94,7 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     return found, ""
 
 
-def _repeated(evidence: Evidence) -> set[tuple[str, int, int]]:
+def _repeated(evidence: Evidence) -> set[_Key]:
     """Returns the numbers of rank 0 that two runs report alike; all of them if there was no second run."""
     first = _numbers(evidence.trained[0])
     again = evidence.worked("again")
@@ -99,10 +104,11 @@ def _repeated(evidence: Evidence) -> set[tuple[str, int, int]]:
     return {key for key in first.keys() & second.keys() if abs(first[key][0] - second[key][0]) <= first[key][1]}
 
 
-def _perturbed(evidence: Evidence, loaders: Sequence[int], first: int) -> Run:
-    """Returns a run in which the samples of the evaluation are changed on the ranks from `first` on."""
-    change = {"still": True, "perturb": [first, *loaders]}
-    return evidence.run(f"still with other samples from rank {first}", same_seed=True, interventions=change)
+def _perturbed(evidence: Evidence, loaders: Sequence[int], first: int, factor: float) -> dict[_Key, _Number]:
+    """Returns what rank 0 reports if the samples of the evaluation are changed on the ranks from `first` on."""
+    change = {"still": True, "perturb": [first, *loaders], "factor": factor}
+    run = evidence.run(f"still with other samples from rank {first} ({factor})", same_seed=True, interventions=change)
+    return _numbers(run.ranks[0]) if run.worked else {}
 
 
 def _divided_loaders(ranks: Sequence[RankRecord]) -> list[int]:
@@ -135,7 +141,7 @@ def _weights(record: RankRecord, loaders: Sequence[int]) -> list[str]:
     return []
 
 
-def _numbers(record: RankRecord) -> dict[tuple[str, int, int], tuple[float, float, str, str, int]]:
+def _numbers(record: RankRecord) -> dict[_Key, _Number]:
     """Returns the reported numbers by place, time and position."""
     found, times = {}, Counter[str]()
     for event in record.of_kind("reported"):

@@ -82,8 +82,12 @@ class SampleProbe:
         if loader not in loaders or self.recorder.rank < first:
             return batch
 
+        factor = self.spec.interventions.get("factor", 0.5)
+
         def change(leaf: torch.Tensor) -> torch.Tensor:
-            return 0.5 * leaf.flip(0) if leaf.is_floating_point() else leaf.flip(-1) if leaf.ndim > 1 else leaf
+            if leaf.is_floating_point():
+                return factor * leaf.flip(0)
+            return leaf if leaf.ndim < 2 else leaf.flip(-1) if factor > 0 else leaf.roll(1, -1)
 
         return tree_map(change, batch)
 

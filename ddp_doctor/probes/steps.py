@@ -123,9 +123,7 @@ class StepProbe:
                 self._applied.discard(id(parameter))
         new = gradient.detach()
         self.local[id(parameter)] = new.clone() if known is None else known + new
-        if self.weights:
-            return gradient * self.weights[self.recorder.rank]
-        return None
+        return gradient * self.weights[self.recorder.rank] if self.weights else None
 
     def _on_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._inside:
@@ -154,6 +152,8 @@ class StepProbe:
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:
             # A part of another optimizer, which records the step: a sharded optimizer has one with its own shard.
+            own = set(map(id, _parameters(optimizer)))
+            self.recorder.add("part", keys=[key for key, value in self.parameters().items() if id(value) in own])
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:

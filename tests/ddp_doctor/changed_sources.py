@@ -218,4 +218,5 @@ MUTATIONS = (
     Mutation("sync_dist removed", ("LD024",), _logged_alone, "sync_dist", note=True),
     Mutation("barrier of rank 0", ("LD027", "LD034"), _barrier, "barrier()"),
     Mutation("all ranks save", ("LD032",), _saved_by_all, "torch.save("),
+    Mutation("group not destroyed", ("LD032",), _removed("destroy_process_group"), "destroy_process_group", note=True),
 )

@@ -18,9 +18,11 @@ import json
 import random
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +157,13 @@ def table(results: dict[str, dict[str, Any]], possible: int) -> str:
         counts = Counter(outcomes[name] for name, result in results.items() if result["fault"] == mutation.name)
         total += counts
         rows.append(f"| {mutation.name} | {' or '.join(mutation.codes)} | {_cells(counts)} |")
+    kinds = Counter(result["kind"] for result in results.values())
+    listed_kinds = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     lines = [
-        f"Examined: {len(results)} of {possible} mutants. {total['equivalent']} of them are equivalent. Of the other "
-        f"{len(results) - total['equivalent']}, {total['found'] + total['other code']} are found.",
+        f"Seen on {time.strftime('%Y-%m-%d')}, on CPUs, with torch {version('torch')}. Examined: {len(results)} of "
+        f"{possible} mutants ({listed_kinds}).",
+        f"{total['equivalent']} of them are equivalent. Of the other {len(results) - total['equivalent']}, "
+        f"**{total['found'] + total['other code']} are found**.",
         "",
         "| fault | code | examined | equivalent | found | under another code | missed |",
         "|---|---|---|---|---|---|---|",
@@ -174,7 +180,15 @@ def table(results: dict[str, dict[str, Any]], possible: int) -> str:
         listed = {why: [name for name in names if outcomes.get(name) == how] for why, names in reasons.items()}
         lines += ["", f"{title}:", ""] if any(listed.values()) else []
         lines += [f"- {why} ({'; '.join(names)})" for why, names in listed.items() if names]
+    beside = [f"{name}: {', '.join(codes)}" for name, result in results.items() if (codes := others_of(result))]
+    lines += ["", "Faults that are reported beside the expected one:", "", *(f"- {line}" for line in beside)]
     return "\n".join(lines) + "\n"
+
+
+def others_of(result: dict[str, Any]) -> list[str]:
+    """Returns the codes that are faults, but not expected, if an expected one is found."""
+    others = {code for code, verdict, _ in result["found"] if verdict == "fault"} - set(result["expected"])
+    return sorted(others) if is_found(result) else []
 
 
 def _cells(counts: Counter[str]) -> str:

@@ -137,6 +137,36 @@ def test_weights_that_are_averaged_between_steps_are_no_fault(averaged: bool) ->
     assert ("not applicable" in reason("LD009", given)) is averaged
 
 
+@pytest.mark.parametrize(
+    ("what", "scales", "own", "code"),
+    [
+        ("averaged", (1.0, 1.0), 0.0, ""),
+        ("divided by all ranks once more", (0.5, 0.5), 0.0, ""),
+        ("clipped on rank 0", (0.01, 1.0), 0.0, "LD011"),
+        ("not averaged", (1.0, 1.0), 1.0, "LD009"),
+        # Neither the mean nor the rank's own: what is left of an earlier step, or compressed.
+        ("mixed", (1.0, 1.0), 0.5, ""),
+    ],
+)
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_gradients_of_parts_that_ranks_update_for_each_other_are_compared(
+    what: str, scales: tuple[float, ...], own: float, code: str, in_parts: bool
+) -> None:
+    names, local = {"0:0": "a", "0:1": "b"}, [torch.linspace(0, 1, 4), torch.linspace(2, 1, 4)]
+    ranks = []
+    for rank in range(2):
+        # All have the same weights afterwards, since each part is sent to the other rank.
+        events = [event("step", names=names, optimizer=0, lr=[0.1]), event("stepped", weights=dict.fromkeys(names, ""))]
+        events += [event("part", keys=[f"0:{rank}"])] if in_parts else []
+        applied = scales[rank] * (own * local[rank] + (1 - own) * (local[0] + local[1]) / 2)
+        tensors = {
+            f"{kind}/0/{key}": value for key in names for kind, value in (("applied", applied), ("local", local[rank]))
+        }
+        ranks.append(RankRecord(rank, events, tensors))
+    for each in ("LD009", "LD011"):
+        assert verdicts(each, evidence(ranks=ranks)) == (["fault"] if each == code and in_parts else []), what
+
+
 # Files.
 
 

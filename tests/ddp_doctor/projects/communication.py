@@ -163,7 +163,8 @@ def zero_optimizer_module():
     setup()
     model = DDP(make_net())
     optimizer = ZeroRedundancyOptimizer(
-        [{"params": part.parameters()} for part in model.module if list(part.parameters())],
+        # Lists, because it reads them twice: after a generator it would train nothing.
+        [{"params": found} for part in model.module if (found := list(part.parameters()))],
         torch.optim.SGD,
         lr=0.1,
         momentum=0.9,

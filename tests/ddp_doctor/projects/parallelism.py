@@ -1,4 +1,6 @@
-"""Programs that shard, average, join or checkpoint in the less usual ways of torch.distributed: all are correct.
+"""Programs that shard, average, join or checkpoint in the less usual ways of torch.distributed.
+
+All are correct unless `EXPECTED` names a code.
 
 Each function is a training of its own, on each rank.
 """
@@ -22,6 +24,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 EXPECTED = {
     "fsdp2": ("", "fully_shard: sharded parameters, gradients and optimizer"),
     "zero_with_checkpoint": ("", "ZeroRedundancyOptimizer whose state is gathered on rank 0 and saved"),
+    "zero_without_ddp": (
+        "LD009",
+        "ZeroRedundancyOptimizer without DDP: each rank steps its part with its own gradient",
+    ),
+    "zero_clipped_on_rank_0": ("LD011", "ZeroRedundancyOptimizer: rank 0 clips before it steps its part"),
     "static_graph_checkpointed": ("", "static_graph=True and activation checkpointing"),
     "swa_ema": ("", "an average of the weights by swa_utils, saved with them"),
     "async_checkpoint": ("", "torch.distributed.checkpoint.async_save"),
@@ -65,14 +72,15 @@ def loss_of(model, batch):
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-def fit(model, optimizer, loader, sampler, epochs=2, end_of_step=None, end_of_epoch=None):
+def fit(model, optimizer, loader, sampler, epochs=2, norm=1.0, end_of_step=None, end_of_epoch=None):
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for batch in loader:
             loss = loss_of(model, batch)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if norm:
+                nn.utils.clip_grad_norm_(model.parameters(), norm)
             optimizer.step()
             if end_of_step:
                 end_of_step()
@@ -104,6 +112,21 @@ def zero_with_checkpoint():
             torch.save(state, "zero.pt")
 
     fit(model, optimizer, *token_loader(), end_of_epoch=save)
+    dist.destroy_process_group()
+
+
+def zero_without_ddp():
+    start()
+    model = Tokens()
+    fit(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=2e-3), *token_loader())
+    dist.destroy_process_group()
+
+
+def zero_clipped_on_rank_0():
+    rank, _ = start()
+    model = DistributedDataParallel(Tokens())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=2e-3)
+    fit(model, optimizer, *token_loader(), norm=0.01 if rank == 0 else None)
     dist.destroy_process_group()
 
 
