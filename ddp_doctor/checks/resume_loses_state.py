@@ -72,9 +72,7 @@ def _of_program(evidence: Evidence) -> list[Finding]:
             return found
     saves = any(rank.of_kind("save") for rank in evidence.ranks)
     if saves:
-        return [
-            cannot_tell("The checkpoint lacks no known state, but only a LightningModule is resumed.")
-        ]
+        return [cannot_tell("The checkpoint lacks no known state, but only a LightningModule is resumed.")]
     return [not_reached("The program saves no checkpoint.")] if evidence.trained else []
 
 
