@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -95,28 +96,29 @@ def test_an_average_of_the_weights_is_told_from_the_weights(tmp_path: Path) -> N
 def test_an_accuracy_that_one_change_of_the_samples_leaves_is_a_metric(
     reduced: bool, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    times = itertools.count()
+
+    def reported(accuracy: float) -> dict[str, Any]:
+        values = [(accuracy, 1e-3, "accuracy"), (float(next(times)), 1e-3, "seconds")]
+        return {"kind": "reported", "values": values, "key": "a.py:9", "name": "", "place": "a.py:9 in main", "step": 1}
+
     def run(self: Evidence, name: str, environment: object = None, **changes: Any) -> Run:
         # Small samples are all in one class, so that the accuracy stays as it is.
         first, *_ = changes["interventions"].get("perturb", (None,))
         large = changes["interventions"].get("factor", 0.5) < 0 and (first == 0 or reduced)
         value = 0.32 if "world_size" in changes else 0.5 if large else 0.385
-        seen = {
-            "values": [(value, 1e-3, "accuracy")],
-            "key": "a.py:9",
-            "name": "",
-            "place": "a.py:9 in main",
-            "step": 1,
-        }
         batch, forward = ({"kind": kind, "loader": 1, "indices": [0], "weights": "w"} for kind in ("batch", "forward"))
-        return Run(self.spec, Path(), [RankRecord(0, [batch, forward, {"kind": "reported", **seen}, {"kind": "end"}])])
+        return Run(self.spec, Path(), [RankRecord(0, [batch, forward, reported(value), {"kind": "end"}])])
 
     monkeypatch.setattr(Evidence, "run", run)
-    ranks = []
-    for rank in range(2):
-        batch = {"kind": "batch", "loader": 1, "indices": [rank]}
-        epoch = {"kind": "epoch", "trains": False, "loader": 1}
-        ranks.append(RankRecord(rank, [epoch, batch, {"kind": "reported"}, {"kind": "end"}]))
-    spec = Spec(Target("a:b"), world_size=2)
-    evidence = Evidence(spec, Runner.__new__(Runner), {"ranks": Run(spec, Path(), ranks)})
+    spec, runs = Spec(Target("a:b"), world_size=2), dict[str, Run]()
+    for name in ("ranks", "again"):
+        ranks = []
+        for rank in range(2):
+            batch = {"kind": "batch", "loader": 1, "indices": [rank]}
+            epoch = {"kind": "epoch", "trains": False, "loader": 1}
+            ranks.append(RankRecord(rank, [epoch, batch, reported(0.4), {"kind": "end"}]))
+        runs[name] = Run(spec, Path(), ranks)
+    evidence = Evidence(spec, Runner.__new__(Runner), runs)
     ((metric,), reason) = wrong_metrics(evidence)
     assert (metric.value, metric.alone, metric.own, reason) == (0.385, 0.32, own, "")
