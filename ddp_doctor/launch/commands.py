@@ -26,7 +26,7 @@ _PRELOADED = (
     "torch._dynamo",
     "torch.distributed.run",
     "torch.utils.data",
-    "ddp_doctor.launch.command_rank",
+    "ddp_doctor.launch.forked_program",
     "ddp_doctor.probes.install",
 )
 # Stands for programs that this machine lacks: Slurm's srun.

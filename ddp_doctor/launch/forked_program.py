@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import copy
 import importlib
+import importlib.abc
 import importlib.machinery
 import io
 import multiprocessing.process
@@ -20,7 +22,37 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddp_doctor.launch.command_rank import start
 from ddp_doctor.records.spec import FOLDER
+
+
+class _HiddenTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Hides torch, and gives it back with the probes when the program imports it, as a new interpreter has it then."""
+
+    def __init__(self) -> None:
+        names = [name for name in sys.modules if name.partition(".")[0] == "torch"]
+        self._hidden = {name: sys.modules.pop(name) for name in names}
+        self._spec = self._hidden["torch"].__spec__
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """Finds torch."""
+        if fullname != "torch":
+            return None
+        found = copy.copy(self._spec)
+        assert found is not None
+        found.loader = self
+        return found
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """Returns torch."""
+        return self._hidden["torch"]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Shows torch, and installs the probes."""
+        sys.meta_path.remove(self)
+        module.__spec__ = self._spec
+        sys.modules.update(self._hidden)
+        start(Path(os.environ[FOLDER]))
 
 
 def run_program(request: dict[str, Any]) -> None:
@@ -81,10 +113,7 @@ def _open_streams(*, unbuffered: bool) -> None:
 def _code_of(request: dict[str, Any]) -> int:
     """Runs the program, and returns its exit code; a negative one is a signal."""
     try:
-        # As soon as a program imports torch, it is observed.
-        from ddp_doctor.launch.command_rank import start
-
-        start(Path(os.environ[FOLDER]))
+        sys.meta_path.insert(0, _HiddenTorch())
         _execute(*request["program"])
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
@@ -112,6 +141,8 @@ def _execute(kind: str, words: list[str]) -> None:
     else:
         sys.argv = list(words)
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
-        loader = importlib.machinery.SourceFileLoader("__main__", words[0])
-        main.__dict__.update(__file__=words[0], __cached__=None, __loader__=loader)
-        exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), main.__dict__)  # noqa: S102
+        # As Python makes it: not normalized.
+        path = os.path.join(str(Path.cwd()), words[0].removeprefix("./"))  # noqa: PTH118
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+        exec(compile(Path(path).read_bytes(), path, "exec"), main.__dict__)  # noqa: S102

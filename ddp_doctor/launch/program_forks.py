@@ -17,7 +17,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_doctor.launch.forked_program import run_program
 from ddp_doctor.launch.proxy import SOCKET
 from ddp_doctor.processes import die_with_parent
 
@@ -122,6 +121,9 @@ class _Programs:
                 try:
                     die_with_parent()
                     _take_files(files, request["files"])
+                    # It imports torch, which this process has done.
+                    from ddp_doctor.launch.forked_program import run_program
+
                     run_program(request)
                 finally:
                     os._exit(1)
