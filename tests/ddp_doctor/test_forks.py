@@ -7,14 +7,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from compared_command import forked_and_usual
 from conftest import CHILD_ENV
 
+from ddp_doctor.examination import _Examination
+from ddp_doctor.launch.commands import CommandRunner
 from ddp_doctor.launch.program_forks import settings
 from ddp_doctor.launch.proxy import program_of
+from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.spec import Spec, Target
 
 HERE = Path(__file__).parent
 SPAWN = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)"
@@ -52,6 +57,51 @@ def test_a_usual_start_of_a_program_is_known(words: list[str], program: Any) -> 
 def test_variables_that_libraries_read_when_they_are_imported_must_be_equal() -> None:
     ours = {"HOME": "/", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "a", "PYTHONPATH": "/a", "TORCH_LOGS": "all"}
     assert settings(ours) == {"OMP_NUM_THREADS": "1", "TORCH_LOGS": "all"}
+
+
+def _run(weights: str, folder: str) -> Run:
+    event = {"kind": "stepped", "step": 0, "place": "", "weights": {"0:0": weights}}
+    return Run(Spec(Target(command=("x",))), Path(folder), [RankRecord(0, [event] if weights else [])])
+
+
+class _Evidence:
+    """Evidence whose runs in forks give certain weights."""
+
+    def __init__(self, weights: str) -> None:
+        self.runs = {"ranks": _run("a", "usual")}
+        self.runner, self.weights, self.deterministic = SimpleNamespace(forks=False, use_forks=self._use), weights, None
+
+    def _use(self) -> None:
+        self.runner.forks = True
+
+    def run(self, name: str, **_: Any) -> Run:
+        self.runs[name] = _run(self.weights, "forked") if self.runner.forks else _run("a", "usual")
+        return self.runs[name]
+
+
+@pytest.mark.parametrize(("weights", "forks"), [("a", True), ("b", False)])
+def test_forks_that_give_other_weights_are_not_used(weights: str, forks: bool) -> None:
+    evidence: Any = _Evidence(weights)
+    examination = _Examination(evidence, {}, Path())
+    assert examination._determinism() == "two runs gave bit-identical weights"
+    assert evidence.runner.forks == forks
+    assert evidence.runs["again"].folder.name == ("forked" if forks else "usual")
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_run_that_fails_in_forks_is_repeated_as_the_usual_command(works: bool, monkeypatch: Any) -> None:
+    runner = object.__new__(CommandRunner)
+    runner.forks = True
+    seen = []
+
+    def run(self: CommandRunner, spec: Spec, environment: Any) -> Run:
+        seen.append(self.forks)
+        return _run("a" if works or not self.forks else "", "")
+
+    monkeypatch.setattr(CommandRunner, "_run", run)
+    assert runner.run(Spec(Target(command=("x",)))).worked
+    assert seen == ([True] if works else [True, False])
+    assert runner.forks == works
 
 
 @pytest.mark.slow
