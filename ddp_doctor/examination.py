@@ -30,6 +30,7 @@ from ddp_doctor.launch.commands import CommandRunner
 from ddp_doctor.launch.gpus import device_changes
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.observations import Stage
+from ddp_doctor.records.run import Run
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.request import check_limits
 
@@ -140,18 +141,32 @@ class _Examination:
             self.stages.append(Stage(name, outcome, time.monotonic() - begun))
 
     def _determinism(self) -> str:
-        again = self.evidence.run("again", interventions={"branches": True})
+        again = self._again()
         if not again.worked:
             self.evidence.deterministic = False
             return f"the second run failed: {again.short_reason}"
+        self.evidence.deterministic = same = self._same_weights(again)
+        return "two runs gave bit-identical weights" if same else "two runs gave different weights"
+
+    def _again(self) -> Run:
+        """Repeats the run of several ranks; in forks, if these give the same weights."""
+        evidence, changes = self.evidence, {"branches": True}
+        evidence.runner.use_forks()
+        again = evidence.run("again", interventions=changes)
+        if evidence.runner.forks and not self._same_weights(again):
+            evidence.runner.forks = False
+            del evidence.runs["again"]
+            again = evidence.run("again", interventions=changes)
+        return again
+
+    def _same_weights(self, again: Run) -> bool:
         first, second = (
             [[event["weights"] for event in rank.of_kind("stepped")] for rank in run.ranks]
             for run in (self.evidence.runs["ranks"], again)
         )
         # A program that has no epochs is ended after a time, so one run may have more steps.
         pairs = (pair for one, other in zip(first, second, strict=True) for pair in zip(one, other, strict=False))
-        self.evidence.deterministic = same = all(one == other for one, other in pairs)
-        return "two runs gave bit-identical weights" if same else "two runs gave different weights"
+        return all(one == other for one, other in pairs)
 
     def _evaluation(self) -> str:
         outcome, self.hang = compare_evaluation(self.evidence)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_doctor.errors import InputError
-from ddp_doctor.files.protection import Protection
+from ddp_doctor.files.protection import VIEW, Protection
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.records.run import Run, load_record
 from ddp_doctor.records.spec import Spec
@@ -20,6 +20,15 @@ from ddp_doctor.records.spec import Spec
 # Seconds that a command may still need after all ranks have recorded their end.
 _GRACE = 10.0
 _PATH = "PATH"
+# Without libraries that keep functions of torch under names of their own, which the probes would not replace.
+_PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.run",
+    "torch.utils.data",
+    "ddp_doctor.launch.forked_program",
+    "ddp_doctor.probes.install",
+)
 # Stands for programs that this machine lacks: Slurm's srun.
 _STAND_INS = str(Path(__file__).with_name("bin"))
 
@@ -40,12 +49,29 @@ class CommandRunner(Runner):
     def preload(self, names: Sequence[str] = ()) -> None:
         """Does nothing: the command starts new interpreters."""
 
+    def use_forks(self) -> bool:
+        """Lets further runs be forks of an interpreter that imports torch now, unless writes are redirected in it."""
+        self.forks = self.protection.kind == VIEW
+        if self.forks:
+            super().preload(_PRELOADED)
+        return self.forks
+
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
         """Runs a specification to its end or timeout.
 
         Raises:
             InputError: The command does not exist, or its interpreter lacks a package.
         """
+        forks, self.forks = self.forks, self.forks and not spec.real_gpus
+        found = self._run(spec, environment)
+        if self.forks and not found.worked:
+            # Only the command as it is tells why.
+            forks = self.forks = False
+            found = self._run(spec, environment)
+        self.forks = forks
+        return found
+
+    def _run(self, spec: Spec, environment: dict[str, str] | None) -> Run:
         begun, folder = time.monotonic(), self.new_folder()
         words = _words(spec.target.command)
         if spec.purpose == "bare":

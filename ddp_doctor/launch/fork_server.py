@@ -19,6 +19,7 @@ from typing import Any
 
 from ddp_doctor.files import private_view, redirect
 from ddp_doctor.files.view_process import ViewProcess
+from ddp_doctor.launch import program_forks
 from ddp_doctor.launch.rank import run_rank
 from ddp_doctor.processes import become_subreaper, die_with_parent, kill_children
 from ddp_doctor.records.spec import FOLDER, read
@@ -91,6 +92,8 @@ def _child(request: dict[str, Any]) -> int:
     if command:
         if read(folder).purpose != "bare":
             os.environ[FOLDER] = str(folder)
+            if request["forks"]:
+                program_forks.start(folder)
         os.execvp(command[0], command)  # noqa: S606
     sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     sys.argv = [sys.argv[0]]

@@ -42,12 +42,16 @@ class Runner:
         count: Number of interpreters.
         folder: Temporary folder of the examination.
         protection: Keeps the runs from the user's files.
+
+    Attributes:
+        forks: Whether the Python programs of a command are run in forks of a process that has imported torch.
     """
 
     def __init__(self, count: int, folder: Path, protection: Protection) -> None:
         self.folder, self.protection = folder, protection
         self._interpreters = [Interpreter(rank, folder) for rank in range(count)]
         self._numbers = itertools.count()
+        self.forks = False
 
     def preload(self, names: Sequence[str] = _PRELOADED) -> None:
         """Imports libraries before further runs, which then need not."""
@@ -55,6 +59,10 @@ class Runner:
             interpreter.tell({"preload": list(names)})
         for interpreter in self._interpreters:
             interpreter.wait_for(300.0)
+
+    def use_forks(self) -> bool:
+        """Lets further runs of a command be forks, and returns whether they are; others are forks from the start."""
+        return False
 
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
         """Runs a specification to its end or timeout."""
@@ -97,7 +105,7 @@ class Runner:
         guarded = self.protection.begin(spec, self._interpreters[0].make_view)
         if spec.real_gpus:
             environments = [{**own, "CUDA_VISIBLE_DEVICES": visible_gpus()} for own in environments]
-        request = {**guarded, "folder": str(folder), "command": list(command)}
+        request = {**guarded, "folder": str(folder), "command": list(command), "forks": self.forks}
         pids = [
             interpreter.begin({**request, "environment": {**own, **guarded["environment"]}})
             for interpreter, own in zip(self._interpreters, environments, strict=False)

@@ -25,6 +25,28 @@ def compared(command, timeout=150.0, **options):
             runner.close()
 
 
+def forked_and_usual(command, timeout=150.0):
+    """Returns the weights of each rank after each step: of a command as it is, and of one in forks that have torch."""
+    spec = Spec(Target(command=tuple(command)), world_size=2, timeout=timeout)
+    with examination_folder() as folder:
+        protection = Protection(folder)
+        runner = CommandRunner(folder, protection)
+        try:
+            usual = runner.run(spec)
+            assert usual.worked, usual.short_reason
+            assert runner.use_forks()
+            forked = runner.run(spec)
+            # It was not repeated as it is.
+            assert runner.forks
+            return [
+                [[event["weights"] for event in rank.of_kind("stepped")] for rank in run.ranks]
+                for run in (usual, forked)
+            ]
+        finally:
+            protection.end()
+            runner.close()
+
+
 if __name__ == "__main__":
     begun = time.monotonic()
     options = {"gpus": 2} if "--gpus" in sys.argv else {}

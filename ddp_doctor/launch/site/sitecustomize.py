@@ -16,6 +16,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,6 +123,12 @@ def _end_quickly() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
+if os.environ.get("DDP_DOCTOR_FORKS"):
+    # Whatever fails here, the program is run as usual.
+    with suppress(Exception):
+        from ddp_doctor.launch.proxy import run_elsewhere
+
+        run_elsewhere()
 if os.environ.get("DDP_DOCTOR_LAYER"):
     _redirect(os.environ["DDP_DOCTOR_LAYER"])
 _run_the_next()

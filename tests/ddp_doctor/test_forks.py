@@ -1,0 +1,136 @@
+"""Programs that run in forks of a process that has imported torch behave as in new interpreters."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from compared_command import forked_and_usual
+from conftest import CHILD_ENV
+
+from ddp_doctor.examination import _Examination
+from ddp_doctor.launch.commands import CommandRunner
+from ddp_doctor.launch.program_forks import settings
+from ddp_doctor.launch.proxy import program_of
+from ddp_doctor.records.run import RankRecord, Run
+from ddp_doctor.records.spec import Spec, Target
+
+HERE = Path(__file__).parent
+SPAWN = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)"
+# Commands that start Pythons in different ways.
+COMMANDS = {
+    "torchrun": ["torchrun", "--nproc_per_node=2", "torchrun_loop.py"],
+    "spawned": ["python", "spawned.py", "--world-size", "2"],
+    "accelerate launch": ["accelerate", "launch", "--multi_gpu", "--num_processes=2", "accelerate_script.py"],
+    "Fabric": ["python", "fabric_loop.py"],
+    "Trainer(devices=2)": ["python", "trainer.py"],
+    "a shell script": ["bash", "by_hand.sh"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        ([__file__, "-m"], ("script", [__file__, "-m"])),
+        (["-u", "-B", "-m", "package.train", "-u"], ("module", ["package.train", "-u"])),
+        (["-c", SPAWN, "--multiprocessing-fork"], ("code", [SPAWN, "--multiprocessing-fork"])),
+        (["-c", "import torch", "--multiprocessing-fork"], None),
+        (["-c", SPAWN], None),
+        (["-X", "importtime", __file__], None),
+        (["-O", __file__], None),
+        (["no_such_file.py"], None),
+        ([str(HERE)], None),
+        (["-"], None),
+        ([], None),
+    ],
+)
+def test_a_usual_start_of_a_program_is_known(words: list[str], program: Any) -> None:
+    assert program_of(["python", *words]) == program
+
+
+def test_variables_that_libraries_read_when_they_are_imported_must_be_equal() -> None:
+    ours = {"HOME": "/", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "a", "PYTHONPATH": "/a", "TORCH_LOGS": "all"}
+    assert settings(ours) == {"OMP_NUM_THREADS": "1", "TORCH_LOGS": "all"}
+
+
+def _run(weights: str, folder: str) -> Run:
+    event = {"kind": "stepped", "step": 0, "place": "", "weights": {"0:0": weights}}
+    return Run(Spec(Target(command=("x",))), Path(folder), [RankRecord(0, [event] if weights else [])])
+
+
+class _Evidence:
+    """Evidence whose runs in forks give certain weights."""
+
+    def __init__(self, weights: str) -> None:
+        self.runs = {"ranks": _run("a", "usual")}
+        self.runner, self.weights, self.deterministic = SimpleNamespace(forks=False, use_forks=self._use), weights, None
+
+    def _use(self) -> None:
+        self.runner.forks = True
+
+    def run(self, name: str, **_: Any) -> Run:
+        self.runs[name] = _run(self.weights, "forked") if self.runner.forks else _run("a", "usual")
+        return self.runs[name]
+
+
+@pytest.mark.parametrize(("weights", "forks"), [("a", True), ("b", False)])
+def test_forks_that_give_other_weights_are_not_used(weights: str, forks: bool) -> None:
+    evidence: Any = _Evidence(weights)
+    examination = _Examination(evidence, {}, Path())
+    assert examination._determinism() == "two runs gave bit-identical weights"
+    assert evidence.runner.forks == forks
+    assert evidence.runs["again"].folder.name == ("forked" if forks else "usual")
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_run_that_fails_in_forks_is_repeated_as_the_usual_command(works: bool, monkeypatch: Any) -> None:
+    runner = object.__new__(CommandRunner)
+    runner.forks = True
+    seen = []
+
+    def run(self: CommandRunner, spec: Spec, environment: Any) -> Run:
+        seen.append(self.forks)
+        return _run("a" if works or not self.forks else "", "")
+
+    monkeypatch.setattr(CommandRunner, "_run", run)
+    assert runner.run(Spec(Target(command=("x",)))).worked
+    assert seen == ([True] if works else [True, False])
+    assert runner.forks == works
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_forked_program_behaves_as_a_new_interpreter(tmp_path: Path) -> None:
+    driver = [sys.executable, str(HERE / "forked_programs.py"), str(tmp_path)]
+    # Libraries must start no threads, as in the doctor's interpreters.
+    environment = CHILD_ENV | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(driver, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for name in ("script", "module", "spawn", "fail", "abort", "optimized", "threads"):
+        forked, usual = (found[f"{name} {how}"] for how in ("forked", "usual"))
+        assert forked["out"].replace("true", "false", 1) == usual["out"]
+        # A traceback has other frames.
+        assert forked["err"].splitlines()[-1:] == usual["err"].splitlines()[-1:]
+        assert forked["code"] == usual["code"] == {"fail": 1, "abort": -signal.SIGKILL}.get(name, 7)
+        # Unusual flags, and variables that libraries read when they are imported, need a new interpreter.
+        assert ("true" in forked["out"]) == (name not in {"optimized", "threads"})
+    assert found["SIGTERM"] == {"code": 5, "out": f"signal {signal.SIGTERM:d}\nat exit\n", "other": True, "ended": True}
+    assert found["SIGKILL"] == {"code": -signal.SIGKILL, "out": "", "other": True, "ended": True}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_forks_train_the_weights_of_the_usual_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HERE / "ways")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    usual, forked = forked_and_usual(COMMANDS[name])
+    assert forked == usual
+    assert all(len(weights) > 1 for weights in usual)
