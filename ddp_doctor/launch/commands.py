@@ -87,6 +87,7 @@ class CommandRunner(Runner):
             "RANK": "",
             "DDP_DOCTOR_PYTHON": sys.executable,
             _PATH: f"{os.environ.get(_PATH, '')}{os.pathsep}{_STAND_INS}",
+            **_hash_seed(),
             **(environment or {}),
         }
         (code,), hung = self.execute(spec, folder, [own], words, grace)
@@ -100,6 +101,12 @@ class CommandRunner(Runner):
         for record in records:
             record.output, record.stack = output, stacks
         return Run(spec, folder, records, hung, time.monotonic() - begun)
+
+
+def _hash_seed() -> dict[str, str]:
+    """Returns the variables with which each rank orders sets differently, but alike in all runs; see sitecustomize."""
+    own = os.environ.get("PYTHONHASHSEED")
+    return {"PYTHONHASHSEED": own} if own else {"PYTHONHASHSEED": "1", "DDP_DOCTOR_HASH_SEED": "1"}
 
 
 def _turns(path: Path) -> int:

@@ -123,12 +123,22 @@ def _end_quickly() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
+def _start_with_own_hash_seed() -> None:
+    """Starts this Python again if it is not rank 0, since ranks that are started separately order sets differently."""
+    number = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if os.environ.get(name)), "0")
+    if number.isdigit() and number != "0" and os.environ.get("PYTHONHASHSEED") == "1":
+        os.environ["PYTHONHASHSEED"] = str(int(number) + 1)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+
 if os.environ.get("DDP_DOCTOR_FORKS"):
     # Whatever fails here, the program is run as usual.
     with suppress(Exception):
         from ddp_doctor.launch.proxy import run_elsewhere
 
         run_elsewhere()
+if os.environ.get("DDP_DOCTOR_HASH_SEED"):
+    _start_with_own_hash_seed()
 if os.environ.get("DDP_DOCTOR_LAYER"):
     _redirect(os.environ["DDP_DOCTOR_LAYER"])
 _run_the_next()
