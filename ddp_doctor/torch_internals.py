@@ -1,4 +1,4 @@
-"""Private parts of torch and Python, each with the test in test_doctor_internals.py that detects a change.
+"""Private parts of torch and Python, each with its test in tests/ddp_doctor/test_doctor_internals.py.
 
 1. `LoaderIndices`, `watch_workers`: the index lists that a DataLoader's iterator takes, also those that it gives to
    its workers before it is returned. `test_the_indices_of_a_loader_are_seen`.

@@ -489,3 +489,12 @@ def test_nothing_is_said_of_modules_whose_outputs_are_not_known() -> None:
     unknown = evidence(ranks=records([], []))
     unknown.reference = RankComparison(0.5, weights=(0.5, 0.4), residual=0.1, differences=(0.5,), modules_seen=False)
     assert [verdicts(code, unknown) for code in ("LD012", "LD015")] == [["cannot tell"], ["cannot tell"]]
+
+
+def test_a_large_network_is_compared_in_the_steps_that_all_recorded() -> None:
+    gradients = {f"{kind}/{step}/0:0": torch.ones(3) for kind in ("applied", "local") for step in range(2)}
+    first = {name: tensor for name, tensor in gradients.items() if "/0/" in name}
+    steps = [event("step", names={"0:0": "w"}, lr=[0.1]) for _ in range(2)]
+    ranks = Run(SPEC, Path(), [RankRecord(rank, steps, first) for rank in range(2)])
+    found = compare_records(ranks, RankRecord(0, steps, gradients), threshold=1e-6)
+    assert (found.cannot, found.differences) == ("", (0.0,))
