@@ -151,8 +151,9 @@ def _write(rows: dict[str, dict[str, Any]]) -> None:
     faulty, correct = ([case for case in programs if bool(case.codes) is has] for has in (True, False))
     for kind, cases in {"all with a finding": faulty, "all without": correct, **kinds}.items():
         seen = [rows[case.name]["right"] for case in cases if case.name in rows]
-        missing = f"; {len(cases) - len(seen)} not examined yet" if len(seen) < len(cases) else ""
-        lines.append(f"- {kind}: {sum(seen)} of {len(seen)} as expected{missing}")
+        told = f"{sum(seen)} of {len(seen)} as expected; " if seen else ""
+        missing = f"{len(cases) - len(seen)} not examined yet" if len(seen) < len(cases) else ""
+        lines.append(f"- {kind}: {told}{missing}".rstrip("; "))
     lines += ["", "| project | what it is | found | seconds | seen |", "|---|---|---|---|---|"]
     for case in programs:
         row = rows.get(case.name)
