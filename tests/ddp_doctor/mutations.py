@@ -132,10 +132,10 @@ def examine_mutant(mutant: Mutant) -> dict[str, Any]:
     }
 
 
-def is_found(result: dict[str, Any]) -> bool:
-    """Returns whether one of the expected codes is reported as what the fault is."""
+def is_found(result: dict[str, Any], *, notes: bool = True) -> bool:
+    """Returns whether one of the expected codes is reported as what the fault is, possibly by a note."""
     noted = next(each.note for each in MUTATIONS if each.name == result["fault"])
-    wanted = {*REPORTED, "note"} if noted else REPORTED
+    wanted = {*REPORTED, "note"} if noted and notes else REPORTED
     return any(code in result["expected"] and verdict in wanted for code, verdict, _ in result["found"])
 
 
@@ -158,12 +158,13 @@ def table(results: dict[str, dict[str, Any]], possible: int) -> str:
         total += counts
         rows.append(f"| {mutation.name} | {' or '.join(mutation.codes)} | {_cells(counts)} |")
     kinds = Counter(result["kind"] for result in results.values())
+    by_note = sum(is_found(result) and not is_found(result, notes=False) for result in results.values())
     listed_kinds = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     lines = [
         f"Seen on {time.strftime('%Y-%m-%d')}, on CPUs, with torch {version('torch')}. Examined: {len(results)} of "
         f"{possible} mutants ({listed_kinds}).",
         f"{total['equivalent']} of them are equivalent. Of the other {len(results) - total['equivalent']}, "
-        f"**{total['found'] + total['other code']} are found**.",
+        f"**{total['found'] + total['other code']} are found**, {by_note} of them by a note only.",
         "",
         "| fault | code | examined | equivalent | found | under another code | missed |",
         "|---|---|---|---|---|---|---|",
@@ -181,13 +182,18 @@ def table(results: dict[str, dict[str, Any]], possible: int) -> str:
         lines += ["", f"{title}:", ""] if any(listed.values()) else []
         lines += [f"- {why} ({'; '.join(names)})" for why, names in listed.items() if names]
     beside = [f"{name}: {', '.join(codes)}" for name, result in results.items() if (codes := others_of(result))]
-    lines += ["", "Faults that are reported beside the expected one:", "", *(f"- {line}" for line in beside)]
+    said = "No other fault is" if not beside else "Other faults are"
+    lines += [
+        "",
+        f"{said} reported beside the expected one.",
+        *(["", *(f"- {line}" for line in beside)] if beside else []),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def others_of(result: dict[str, Any]) -> list[str]:
-    """Returns the codes that are faults, but not expected, if an expected one is found."""
-    others = {code for code, verdict, _ in result["found"] if verdict == "fault"} - set(result["expected"])
+    """Returns the codes that are reported, but not expected, if an expected one is found."""
+    others = {code for code, verdict, _ in result["found"] if verdict in REPORTED} - set(result["expected"])
     return sorted(others) if is_found(result) else []
 
 
