@@ -216,7 +216,7 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_it_runs_under_other_launchers(spirals: Program, launcher: str) -> None:
     folder = spirals.folder / "outside"
     subprocess.run(

@@ -49,6 +49,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_rank_that_hangs_is_reported_with_its_stack() -> None:
     report = examined("hangs", timeout=15)

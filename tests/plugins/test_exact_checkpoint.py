@@ -28,8 +28,8 @@ def _training(name: str, tmp_path: Path, world_size: int) -> Training:
 @pytest.mark.parametrize(
     "name",
     [
-        # gpt2 is killed on two ranks, too, which `make test` runs.
-        pytest.param(name, marks=pytest.mark.slow) if name == "gpt2" else name
+        # `make test` kills these on two ranks.
+        pytest.param(name, marks=pytest.mark.slow) if name in {"gan", "gpt2"} else name
         for name in MODULES
         if name != "stream_with_workers"
     ],
