@@ -85,12 +85,23 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     values = f"{metric.value:.6g} on {len(evidence.ranks)} ranks and {metric.alone:.6g} on one process"
     where = metric.step, metric.name, f"{metric.difference:.1e} of the value", metric.place
     message = f"{name} of the same weights and samples is {values}."
+    if metric.own and _only_logged(evidence, metric.name):
+        how = "It is that of the samples of rank 0: it was logged without sync_dist, and no callback monitors it."
+        return [note(f"{message} {how}", *where)]
     if metric.own:
         return [fault(f"{message} It is that of the samples of rank 0: the other ranks do not change it.", *where)]
     ratio, ranks = metric.value / metric.alone if metric.alone else 0.0, len(evidence.ranks)
     if isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02):
         return [fault(f"{message} The ranks' values are summed, or divided by their number once more.", *where)]
     return [depends(f"{message} It is combined over the ranks, but not as over all samples at once.", *where)]
+
+
+def _only_logged(evidence: Evidence, name: str) -> bool:
+    """Returns whether a Trainer logs a metric, as one of rank 0 by default, and no callback decides by it."""
+    events = evidence.trained[0].of_kind("reported")
+    monitored = {event["name"] for rank in evidence.trained for event in rank.of_kind("monitor")}
+    logged = any(event["name"] == name and event.get("by_trainer") for event in events)
+    return logged and not monitored & {name, name.removesuffix("_epoch")}
 
 
 def _finding(run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:

@@ -49,15 +49,23 @@ class ReportProbe:
         return original(logger, level, msg, args, **kwargs)
 
     def _on_scalar(self, original: Callable[..., Any], writer: Any, tag: str, value: Any, *args: Any, **kw: Any) -> Any:
-        self._report([value], tag)
+        self._report([value], tag, by_trainer=_is_called_by_trainer())
         return original(writer, tag, value, *args, **kw)
 
-    def _report(self, values: Any, name: str = "") -> None:
+    def _report(self, values: Any, name: str = "", *, by_trainer: bool = False) -> None:
         numbers = list(_numbers(values))
         if numbers and self._left:
             self._left -= 1
             key = " ".join([*user_stack(), name])
-            self.recorder.add("reported", key=key, values=numbers, name=name)
+            self.recorder.add("reported", key=key, values=numbers, name=name, by_trainer=by_trainer)
+
+
+def _is_called_by_trainer() -> bool:
+    """Returns whether Lightning's Trainer writes what `self.log` was given."""
+    frame = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.endswith("logger_connector.py"):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 def _numbers(value: Any, depth: int = 0) -> Iterator[tuple[float, float, str]]:

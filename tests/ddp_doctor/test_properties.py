@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddp_doctor.checks.metric_averaged_incorrectly import _only_logged
 from ddp_doctor.evidence.decisions import different_decisions
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.reports import wrong_metrics
@@ -122,3 +123,18 @@ def test_an_accuracy_that_one_change_of_the_samples_leaves_is_a_metric(
     evidence = Evidence(spec, Runner.__new__(Runner), runs)
     ((metric,), reason) = wrong_metrics(evidence)
     assert (metric.value, metric.alone, metric.own, reason) == (0.385, 0.32, own, "")
+
+
+@pytest.mark.parametrize(
+    ("by_trainer", "monitored", "expected"),
+    [(True, "train_loss", True), (True, "val_loss", False), (False, "train_loss", False)],
+)
+def test_what_a_trainer_only_logs_is_no_fault(by_trainer: bool, monitored: str, expected: bool) -> None:
+    events = [
+        {"kind": "reported", "name": "val_loss_epoch", "by_trainer": by_trainer},
+        {"kind": "monitor", "name": monitored, "callback": "EarlyStopping"},
+        {"kind": "end"},
+    ]
+    spec = Spec(Target("a:b"), world_size=1)
+    evidence = Evidence(spec, Runner.__new__(Runner), {"ranks": Run(spec, Path(), [RankRecord(0, events)])})
+    assert _only_logged(evidence, "val_loss_epoch") is expected
