@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ddp_doctor.emulation.torch_internals import TensorDictionary
+from ddp_doctor.emulation.torch_internals import TensorDictionary, make_wrappers_in_memory
 
 CPU = torch.device("cpu")
 _in_memory: Any = torch.Tensor.device.__get__
@@ -88,6 +88,7 @@ def install_devices() -> None:
     # What the workers of a loader make is on the CPU.
     os.register_at_fork(after_in_child=lambda: setattr(gpus, "used", False))
     tensor: Any = torch.Tensor
+    make_wrappers_in_memory(in_memory)
     tensor.device = property(gpus.of)
     tensor.is_cuda = property(lambda self: self.device.type == "cuda")
     tensor.is_cpu = property(lambda self: self.device.type == "cpu")

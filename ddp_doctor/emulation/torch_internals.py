@@ -9,6 +9,8 @@
 7. `skip_check_of_synchronized_norm`: DDP's check of the devices of SyncBatchNorm.
    `test_groups_and_synchronized_batch_norm_work_on_two_ranks`.
 8. `optimizer_hooks`: the hooks of all optimizers. `test_a_replay_runs_the_hooks_of_the_optimizer`.
+9. `make_wrappers_in_memory`: the tensors that wrap others, such as results of asynchronous collectives.
+   `test_a_tensor_that_wraps_another_is_in_memory`.
 """
 
 from __future__ import annotations
@@ -61,6 +63,16 @@ def lazy_init() -> Callable[..., Any]:
 def pin_nothing() -> None:
     """Lets a DataLoader give its batches as they are."""
     pinning.pin_memory = lambda data, device=None: data
+
+
+def make_wrappers_in_memory(in_memory: Callable[[Any], Any]) -> None:
+    """Makes tensors that wrap others on the device that `in_memory` returns for the one they name."""
+    make: Any = torch.Tensor._make_wrapper_subclass
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return make(*args, **{**kwargs, "device": in_memory(kwargs.get("device"))})
+
+    torch.Tensor._make_wrapper_subclass = staticmethod(wrapper)  # type: ignore[method-assign, assignment]
 
 
 def skip_check_of_synchronized_norm() -> None:

@@ -86,7 +86,9 @@ class FirstRuns:
         except InputError as error:
             return False, error
         if single and not single.worked and not self.evidence.worked("ranks"):
-            self.error, self.hang = single.reason, ""
+            # Code that is made for several ranks fails on one process for another reason.
+            several = self.evidence.runs["ranks"]
+            self.error, self.hang = single.reason if several.hung else several.reason, ""
             return False, None
         return True, None
 
@@ -123,8 +125,7 @@ class FirstRuns:
             )
         if not run.worked:
             self.hang = run.stacks or "No rank has written a record."
-            hung = run.hung or run.lost
-            return "a rank hung or was lost" if hung else f"it fails on several ranks: {run.errors[0]['type']}"
+            return "a rank hung" if run.hung else f"it fails on several ranks: {run.short_reason}"
         self.evidence.runner.preload(run.ranks[0].end["libraries"])
         counts = [len(rank.of_kind("step")) for rank in run.ranks]
         taken = counts if len(set(counts)) > 1 else counts[0]

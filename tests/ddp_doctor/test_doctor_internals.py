@@ -199,6 +199,19 @@ def test_a_replay_runs_the_hooks_of_the_optimizer() -> None:
     assert seen == [("before", optimizer), ("after", optimizer)]
 
 
+def test_a_tensor_that_wraps_another_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "_make_wrapper_subclass", torch.Tensor._make_wrapper_subclass)
+    emulated.make_wrappers_in_memory(lambda device: torch.device("cpu"))
+
+    class Wrapper(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError
+
+    made = torch.Tensor._make_wrapper_subclass(Wrapper, (2,), device=torch.device("cuda", 1))
+    assert made.device == torch.device("cpu")
+
+
 def test_the_ranks_of_a_program_with_many_epochs_end_with_the_same_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -303,6 +303,25 @@ def on_each_rank(_: object) -> None:
     assert norm.num_batches_tracked == 1
 
 
+def layers_are_split(_: object) -> None:
+    """Tensor parallel layers send what is asynchronous, which wraps a tensor, through the backward pass."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    whole, x = network(), torch.ones(3, 4)
+    mesh = init_device_mesh("cuda", (2,))
+    split = parallelize_module(network().cuda(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    split(x.cuda()).sum().backward()
+    whole(x).sum().backward()
+    gradient: Any = split.get_parameter("0.weight").grad
+    torch.testing.assert_close(gradient.full_tensor(), whole.get_parameter("0.weight").grad)
+
+
+def split_on_each_rank(rank: Any) -> None:
+    install(2)
+    layers_are_split(rank)
+
+
 def emulated_on_each_rank(rank: Any) -> None:
     install(2)
     on_each_rank(rank)
@@ -310,6 +329,10 @@ def emulated_on_each_rank(rank: Any) -> None:
 
 def test_groups_and_synchronized_batch_norm_work_on_two_ranks(tmp_path: Path) -> None:
     on_ranks(emulated_on_each_rank, tmp_path, 2)
+
+
+def test_layers_that_are_split_over_the_ranks_train(tmp_path: Path) -> None:
+    on_ranks(split_on_each_rank, tmp_path, 2)
 
 
 @pytest.mark.parametrize(
