@@ -53,7 +53,8 @@ def _by_loss(evidence: Evidence) -> list[Finding]:
     if max(found.weights) - min(found.weights) >= _EQUAL * ranks or not used:
         return []
     # What the ranks apply, relative to one process with the same samples.
-    factor = used[0] / found.weights[0]
+    own, rest = found.reference
+    factor = used[0] / (own[0] if own and own[0] and rest <= max(_EQUAL, residual) else found.weights[0])
     uneven = residual > 1e-3 or max(used) - min(used) > 1e-3 * max(map(abs, used))
     if uneven:
         return _unexplained(evidence, found)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import Event, samples_of
 from ddp_doctor.evidence.requirements import training_loader
-from ddp_doctor.findings import Finding, fault, not_reached
+from ddp_doctor.findings import Finding, fault, not_reached, unclear
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD001"
@@ -46,17 +46,28 @@ def check(evidence: Evidence) -> list[Finding]:
         run = evidence.run("set_epoch", interventions={"set_epoch": True})
         if not run.worked or _same_order(run.ranks[rank.rank]) is not None:
             return []
+        called = bool(rank.of_kind("set_epoch"))
+        what = f"set_epoch of the {owner} gets the same number" if called else f"nothing calls set_epoch of the {owner}"
         first = ", ".join(str(index) for index in order[:4])
         known = f" (samples {first}, ...)" if not event["iterable"] else ""
+        amount = f"{len(order)} of {len(order)} samples at the same place"
+        if called and not evidence.spec.whole_epochs:
+            # The code calls set_epoch, perhaps where its own epochs end, and these were shortened.
+            whole = evidence.run("whole epochs", whole_epochs=True)
+            if not whole.worked:
+                told = f"Two shortened epochs have the same order, and with whole epochs {whole.short_reason}."
+                return [unclear(told, event["step"], "", amount, event["place"])]
+            if _same_order(whole.ranks[rank.rank]) is None:
+                return []
         message = (
             f"Epoch {event['epoch']} has the {len(order)} samples of rank {rank.rank} in the same order as the epoch "
-            f"before{known}: nothing calls set_epoch of the {owner}."
+            f"before{known}: {what}."
         )
         return [
             fault(
                 message,
                 step=event["step"],
-                amount=f"{len(order)} of {len(order)} samples at the same place",
+                amount=amount,
                 place=event["place"],
                 proof=f"with {owner}.set_epoch(epoch) before each epoch, the orders differ",
             )

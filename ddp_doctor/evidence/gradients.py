@@ -15,6 +15,9 @@ from ddp_doctor.records.run import RankRecord, Run
 
 # Relative; gradients of 32 bits.
 _SAME = 1e-4
+# Relative to the largest gradient of a step: those that are zero in exact arithmetic, as of the bias of a key in attention.
+_ROUNDING = 1e-6
+_LEAST_OF_16_BITS = 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -231,8 +234,11 @@ def wrong_reduction(evidence: Evidence) -> WrongReduction | None:
         passes = passes_of(run.ranks[0], step)
         if len(passes) != 1 or not passes[0]["synchronizes"]:
             continue
+        known = [f"{step}/{key}" for key in event["names"]]
+        least = _least(run, known)
         for place, rank in enumerate(run.ranks):
-            keys = [key for key in event["names"] if _is_wrong(run, evidence.single, place, f"{step}/{key}")]
+            wrong = [key for key in known if _is_wrong(run, evidence.single, place, key, least)]
+            keys = [key.partition("/")[2] for key in wrong]
             if keys:
                 applied = [rank.tensors[f"applied/{step}/{key}"] for key in keys]
                 means = [torch.stack(run.tensors(f"local/{step}/{key}")).double().mean(0) for key in keys]
@@ -242,12 +248,19 @@ def wrong_reduction(evidence: Evidence) -> WrongReduction | None:
     return None
 
 
-def _is_wrong(run: Run, single: RankRecord | None, place: int, key: str) -> bool:
+def _least(run: Run, keys: Sequence[str]) -> float:
+    """Returns the size below which a gradient is only rounding, or is lost by a hook that compresses."""
+    sizes = [float(local.abs().max()) for key in keys for local in run.tensors(f"local/{key}") if local.numel()]
+    least = _ROUNDING * max(sizes, default=0.0)
+    return max(least, _LEAST_OF_16_BITS) if run.ranks[0].of_kind("comm_hook") else least
+
+
+def _is_wrong(run: Run, single: RankRecord | None, place: int, key: str, least: float) -> bool:
     applied, local = run.tensors(f"applied/{key}"), run.tensors(f"local/{key}")
     if not applied or not local:
         return False
     own, mean = applied[place], torch.stack(local).double().mean(0)
-    if not mean.any() or any(_is_multiple(own, tensor) for tensor in [mean, *local]):
+    if float(mean.abs().max()) <= least or any(_is_multiple(own, tensor) for tensor in [mean, *local]):
         return False
     equal = all(torch.equal(own, tensor) for tensor in applied)
     if bool(own.any()):

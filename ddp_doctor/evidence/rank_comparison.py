@@ -34,6 +34,7 @@ class RankComparison:
         residual: What this combination leaves of the gradient, relative.
         differences: The difference of each step.
         applied: For each rank, the same weights for the gradient that its optimizer got, and the residual.
+        reference: The same for the optimizer of one process, whose gradient a scaler may have divided.
         module: The first module whose outputs differ, with its class; empty if there is none.
         module_difference: The relative difference of its outputs.
         modules_seen: Whether the outputs of all modules are known.
@@ -52,6 +53,7 @@ class RankComparison:
     residual: float = 0.0
     differences: tuple[float, ...] = ()
     applied: tuple[tuple[tuple[float, ...], float], ...] = ()
+    reference: tuple[tuple[float, ...], float] = ((), 0.0)
     module: str = ""
     module_class: str = ""
     module_difference: float = 0.0
@@ -137,6 +139,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         residual,
         tuple(differences),
         applied,
+        _least_squares(ranks, vector(one, worst[1], "applied"), worst[1]),
         module,
         kind,
         amount,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_doctor.probes.draws import DrawProbe, seed_own
 from ddp_doctor.probes.generators import OwnGenerators
@@ -17,7 +17,7 @@ from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.samples import SampleProbe, seed_generators
 from ddp_doctor.probes.short_epoch import ShortEpoch
-from ddp_doctor.probes.wrap import wrap
+from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import watch_workers, without_modes
@@ -69,6 +69,9 @@ class LoaderProbe:
         """Installs the probe."""
         watch_workers()
         wrap(DataLoader, "__iter__", self._on_iter)
+        before(
+            DistributedSampler, "set_epoch", lambda sampler, epoch: self.recorder.add("set_epoch", number=int(epoch))
+        )
 
     def _on_iter(self, original: Callable[..., Any], loader: Any) -> Iterator[Any]:
         number = self.number(loader)

@@ -13,12 +13,13 @@ from ddp_doctor.probes import batch_norm
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.records.recorder import Recorder, digest, is_sharded
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves
 
 _MOST_OUTPUTS = 400
 _MOST_VALUES = 2_000_000
+_MOST_OF_A_SAMPLE = 65_536
 
 
 class ModuleProbe:
@@ -74,6 +75,14 @@ class ModuleProbe:
         event["place"] = event["place"] or ""
         return result
 
+    def _widen(self, module: nn.Module) -> None:
+        """Converts a module that was not created in 64 bits, as one whose weights were loaded, at its first call."""
+        if not self.spec.double or any(other is module for other in self._roots):
+            return
+        tensors = list(module.parameters())
+        if any(tensor.dtype is torch.float32 for tensor in tensors) and not any(map(is_sharded, tensors)):
+            module.double()
+
     def _on_ddp_forward(self, wrapped: Any, *args: Any, **kwargs: Any) -> None:
         self.recorder.add(
             "ddp_forward",
@@ -90,6 +99,7 @@ class ModuleProbe:
         self._depth += 1
         try:
             inner = module.module if isinstance(module, DistributedDataParallel) else module
+            self._widen(inner)
             self.name(inner)
             self.steps.name_parameters(inner)
             event = self.recorder.add(
@@ -116,6 +126,7 @@ class ModuleProbe:
     def _keep_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
         leaf = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
         wanted = leaf is not None and leaf.is_floating_point() and torch.is_grad_enabled() and self.recorder.step == 0
+        leaf = leaf if leaf is None else _thinned(leaf)
         if not wanted or leaf is None or len(self.outputs) >= _MOST_OUTPUTS or leaf.numel() > self._most_values:
             return
         name = self.names.get(id(module))
@@ -145,6 +156,12 @@ class ModuleProbe:
         self.steps.loaded |= {
             id(parameter): parameter for name, parameter in module.named_parameters() if names is None or name in names
         }
+
+
+def _thinned(output: torch.Tensor) -> torch.Tensor:
+    """Returns an output with every n-th value of its last axis, so that a sample has not too many."""
+    step = output[0].numel() // _MOST_OF_A_SAMPLE if output.ndim > 2 and len(output) else 0
+    return output[..., :: step + 1]
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -118,6 +118,21 @@ def replaced(root: Path, changes: dict[str, str]) -> None:
     root.write_text(text)
 
 
+def sentence_pairs(root: Path, config: str, train: int = 256, validation: int = 64) -> None:
+    """Writes labelled pairs of sentences as a local folder that `datasets` loads with a configuration's name."""
+    numbers = np.random.default_rng(0)
+    root.mkdir(parents=True, exist_ok=True)
+    head = ["---", "configs:", f"- config_name: {config}", "  data_files:"]
+    for split, count in (("train", train), ("validation", validation)):
+        lines = ["idx,sentence1,sentence2,label"]
+        for place in range(count):
+            pair = [" ".join(numbers.choice(WORDS, numbers.integers(4, 12))) for _ in range(2)]
+            lines.append(f"{place},{pair[0]},{pair[1]},{numbers.integers(2)}")
+        (root / f"{split}.csv").write_text("\n".join(lines) + "\n")
+        head += [f"  - split: {split}", f"    path: {split}.csv"]
+    (root / "README.md").write_text("\n".join([*head, "---", ""]))
+
+
 def metric(root: Path) -> None:
     """Writes a metric with the interface of GLUE's, as a local folder of evaluate."""
     root.mkdir(parents=True, exist_ok=True)
@@ -193,6 +208,7 @@ RECIPES: dict[str, Callable[..., None]] = {
         pickled,
         written,
         replaced,
+        sentence_pairs,
         metric,
         coco,
         bert,

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 EXPECTED = {
     "uneven_with_join": ("", "Join around ranks with 9 and 7 batches"),
     "own_synchronized_norm": ("", "broadcast_buffers=False with a normalization over all ranks"),
+    "restarted_iterator": ("", "an iterator that is restarted when it is exhausted, and set_epoch before"),
     "lock_and_file_per_rank": ("", "a lock file by os.open, and one log per rank"),
 }
 
@@ -79,6 +80,29 @@ def own_synchronized_norm():
         model.train()
         sampler.set_epoch(epoch)
         for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    dist.destroy_process_group()
+
+
+def restarted_iterator():
+    rank, world_size = start()
+    model = DistributedDataParallel(nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(3))
+    data = TensorDataset(x, x[:, :3].argmax(1))
+    sampler = DistributedSampler(data, world_size, rank, drop_last=True)
+    loader = DataLoader(data, 6, sampler=sampler)
+    batches = None
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for _ in range(len(loader)):
+            try:
+                x, y = next(batches or iter(()))
+            except StopIteration:
+                batches = iter(loader)
+                x, y = next(batches)
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()

@@ -1,7 +1,8 @@
 """Lets programs that were written for older libraries, or for data sets with known digests, run on current ones.
 
 Python imports it at its start, because the folder is on PYTHONPATH. It restores names that torch, torchvision and NumPy
-have removed, and lets torchvision accept a data set in the form of CIFAR that does not have its digest.
+have removed, accepts views that torch accepted, and lets torchvision accept a data set in the form of CIFAR that does not
+have its digest.
 """
 
 import importlib.abc
@@ -15,7 +16,20 @@ def _torch(torch):
     six.inf, six.nan, six.string_classes, six.container_abcs = float("inf"), float("nan"), (str, bytes), _containers()
     six.int_classes = int
     torch._six = sys.modules["torch._six"] = six
+    torch.Tensor.view = _view(torch.Tensor.view)
     torch.utils.data.Sampler.__init__ = lambda self, data_source=None: None
+
+
+def _view(view):
+    """A comparison kept the memory format of its first argument in torch 1.6, so that more views were possible."""
+
+    def viewed(self, *shape):
+        try:
+            return view(self, *shape)
+        except RuntimeError:
+            return self.reshape(*shape)
+
+    return viewed
 
 
 def _containers():
