@@ -15,7 +15,7 @@ from ddp_doctor.records.run import RankRecord, Run
 
 # Relative; gradients of 32 bits.
 _SAME = 1e-4
-# Relative to the largest gradient of a step: those that are zero in exact arithmetic, as of the bias of a key in attention.
+# Relative to the largest gradient of a step. In exact arithmetic, that of the bias of a key in attention is zero.
 _ROUNDING = 1e-6
 _LEAST_OF_16_BITS = 2.0**-24
 

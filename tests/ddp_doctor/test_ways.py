@@ -106,6 +106,15 @@ def test_ranks_that_a_program_forks_are_compared() -> None:
     assert found.method == BATCHES
 
 
+@pytest.mark.timeout(200)
+def test_weights_that_were_loaded_in_32_bits_are_compared_in_64() -> None:
+    found, _ = compared([*_TORCHRUN, "loaded_in_32_bits.py"])
+    assert found.difference < 1e-9
+    # What a scaler divides is divided on one process as well, and is no wrong scale.
+    assert found.applied[0][0] == pytest.approx((0.5 / 4096, 0.5 / 4096))
+    assert found.reference[0] == pytest.approx(found.applied[0][0])
+
+
 def test_one_process_gets_the_micro_batches_of_the_ranks_in_turn() -> None:
     once = turns([[0, 1], [0, 1]], [0, 0])
     assert once == [Turn(0, 0, 0), Turn(0, 1, 0), Turn(1, 0, 1), Turn(1, 1, 1)]

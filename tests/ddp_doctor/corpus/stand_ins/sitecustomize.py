@@ -1,8 +1,8 @@
 """Lets programs that were written for older libraries, or for data sets with known digests, run on current ones.
 
 Python imports it at its start, because the folder is on PYTHONPATH. It restores names that torch, torchvision and NumPy
-have removed, accepts views that torch accepted, and lets torchvision accept a data set in the form of CIFAR that does not
-have its digest.
+have removed, and views that torch has accepted, and lets torchvision accept a data set in the form of CIFAR that does
+not have its digest.
 """
 
 import importlib.abc
