@@ -175,7 +175,7 @@ def test_gradients_of_parts_that_ranks_update_for_each_other_are_compared(
 def test_a_gradient_that_became_zero_is_a_fault_unless_it_was_rounding(
     size: float, hook: bool, expected: list[str]
 ) -> None:
-    """The bias of a key in attention has a gradient of zero up to rounding, and a hook that compresses rounds as well."""
+    """The bias of a key in attention has a gradient of zero up to rounding, as do hooks that compress."""
     names, large = {"0:0": "weight", "0:1": "bias"}, torch.linspace(0, 1e-2, 4)
     local = [torch.full((4,), (1 + rank) * size) for rank in range(2)]
     step = event("step", names=names, optimizer=0, lr=[0.1])
@@ -185,7 +185,7 @@ def test_a_gradient_that_became_zero_is_a_fault_unless_it_was_rounding(
         {"applied/0/0:0": large, "local/0/0:0": large, "applied/0/0:1": torch.zeros(4), "local/0/0:1": part}
         for part in local
     ]
-    single = records([], tensors=[{"applied/0/0:1": local[0]}])
+    single = records([step], tensors=[{"applied/0/0:1": local[0]}])
     given = evidence(ranks=records(events, events, tensors=tensors), single=single)
     assert verdicts("LD033", given) == expected
 
