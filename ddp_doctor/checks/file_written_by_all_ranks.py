@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
@@ -61,6 +62,9 @@ def _files(evidence: Evidence) -> list[Finding]:
 
 
 def _replaces(event: dict[str, Any]) -> bool:
+    """Returns whether a file gets a new content, other than the options of a run, which Hydra writes on each rank."""
+    if ".hydra" in Path(event["path"]).parts:
+        return False
     return event["kind"] == "save" or "w" in event["mode"]
 
 

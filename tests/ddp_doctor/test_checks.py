@@ -202,11 +202,12 @@ def opened(path: str, mode: str = "w", locks: Sequence[str] = ()) -> Event:
     [
         ([opened("/a/model.pt")], ["fault"]),
         ([opened("/a/log.txt", "a")], ["note"]),
+        ([opened("/a/.hydra/config.yaml")], ["note"]),
         ([opened("/a/x.lock", "w"), event("lock", path="/a/x.lock")], []),
         ([opened("/a/x.lock", "x")], []),
         ([opened("/a/data.pt", locks=["/a/x.lock"])], []),
     ],
-    ids=["a file", "appended", "a lock file", "created exclusively", "under a lock"],
+    ids=["a file", "appended", "options that Hydra writes", "a lock file", "created exclusively", "under a lock"],
 )
 def test_a_file_that_ranks_write_one_after_the_other_is_no_fault(events: list[Event], expected: list[str]) -> None:
     if events[0]["mode"] == "x":
