@@ -161,7 +161,7 @@ class ModuleProbe:
 def _thinned(output: torch.Tensor) -> torch.Tensor:
     """Returns an output with every n-th value of its last axis, so that a sample has not too many."""
     step = output[0].numel() // _MOST_OF_A_SAMPLE if output.ndim > 2 and len(output) else 0
-    return output[..., :: step + 1]
+    return output[..., :: step + 1] if step else output
 
 
 def _has_parameters(module: nn.Module) -> bool:
