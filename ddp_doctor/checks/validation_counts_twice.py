@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import contents, evaluation_epochs, repeated_samples
+from ddp_doctor.evidence.order import contents, evaluation_epochs, leak, repeated_samples
 from ddp_doctor.evidence.reports import wrong_metrics
 from ddp_doctor.evidence.requirements import evaluation_indices
 from ddp_doctor.findings import Finding, fault, not_reached, note, unclear
@@ -42,6 +42,9 @@ def check(evidence: Evidence) -> list[Finding]:
     ranks = evidence.ranks
     if ranks and not any(rank.evaluation_epochs for rank in ranks):
         return [not_reached("The program evaluates nothing through a DataLoader.")]
+    if leak(ranks):
+        # Each rank has its own split, and no samples of another one.
+        return []
     for events in evaluation_epochs(ranks):
         repeated = repeated_samples(events)
         if repeated and contents(ranks, events[0]["base"]).same is not False:

@@ -1,20 +1,23 @@
-"""Probe of the numbers that the program reports: printed, logged, written for TensorBoard, or saved as plain values."""
+"""Probe of the numbers that the program reports: printed, logged, or written as text, JSON, CSV or for TensorBoard."""
 
 from __future__ import annotations
 
 import builtins
+import csv
+import json
 import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ddp_doctor.files.after_import import AfterImport
-from ddp_doctor.probes.wrap import wrap
-from ddp_doctor.records.recorder import Recorder, is_called_by_user, user_stack
+from ddp_doctor.probes.wrap import before, wrap
+from ddp_doctor.records.recorder import Recorder, is_called_by_user, is_called_near_user, user_stack
 
 _NUMBER = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
 _MOST_EVENTS = 2_000
@@ -31,6 +34,10 @@ class ReportProbe:
         """Installs the probes."""
         wrap(builtins, "print", self._on_print)
         wrap(logging.Logger, "_log", self._on_log)
+        for name in ("dump", "dumps"):
+            before(json, name, lambda values, *_, **__: self._on_write(values))
+        for owner, name in ((csv.DictWriter, "writerow"), (Path, "write_text")):
+            before(owner, name, lambda _, values, *__, **___: self._on_write(values))
         change: dict[str, Callable[[Any], None]] = {"torch.utils.tensorboard.writer": self._watch_writer}
         sys.meta_path.insert(0, AfterImport(change))
 
@@ -38,12 +45,16 @@ class ReportProbe:
         wrap(module.SummaryWriter, "add_scalar", self._on_scalar)
 
     def _on_print(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if is_called_by_user():
+        if is_called_near_user():
             self._report(args)
         return original(*args, **kwargs)
 
+    def _on_write(self, values: Any) -> None:
+        if is_called_by_user():
+            self._report([values])
+
     def _on_log(self, original: Callable[..., Any], logger: Any, level: int, msg: Any, args: Any, **kwargs: Any) -> Any:
-        if is_called_by_user(logging.__file__):
+        if is_called_near_user():
             with suppress(TypeError, ValueError):
                 self._report([str(msg) % args if args else str(msg)])
         return original(logger, level, msg, args, **kwargs)

@@ -125,6 +125,21 @@ def is_called_by_user(through: str = PACKAGE) -> bool:
     return frame is not None and is_user_file(frame.f_code.co_filename)
 
 
+def is_called_near_user(most: int = 5) -> bool:
+    """Returns whether the user's code calls the observed function, itself or through a few functions of a library.
+
+    Args:
+        most: Most functions between them, as those of `Accelerator.print`.
+    """
+    frame, between = sys._getframe(1), 0
+    while frame is not None and between <= most:
+        if is_user_file(frame.f_code.co_filename):
+            return True
+        between += not frame.f_code.co_filename.startswith(PACKAGE)
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def own_part(tensor: Any) -> torch.Tensor:
     """Returns the part of a sharded tensor that this rank holds; any other tensor as it is."""
     part: torch.Tensor = tensor.to_local() if _is_distributed(tensor) else tensor
