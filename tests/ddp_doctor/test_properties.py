@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
+import csv
+import io
 import itertools
+import json
+import logging
 import random
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +23,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.reports import wrong_metrics
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
+from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.run import RankRecord, Run
@@ -138,3 +145,24 @@ def test_what_a_trainer_only_logs_is_no_fault(by_trainer: bool, monitored: str, 
     spec = Spec(Target("a:b"), world_size=1)
     evidence = Evidence(spec, Runner.__new__(Runner), {"ranks": Run(spec, Path(), [RankRecord(0, events)])})
     assert _only_logged(evidence, "val_loss_epoch") is expected
+
+
+def test_numbers_that_a_library_prints_or_writes_for_the_program_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[tuple[Any, str]] = [(builtins, "print"), (logging.Logger, "_log"), (json, "dump"), (json, "dumps")]
+    for owner, name in [*places, (csv.DictWriter, "writerow"), (Path, "write_text")]:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    library: dict[str, Any] = {}
+    source = "def told(value, depth):\n    told(value, depth - 1) if depth else print('mae', value)\n"
+    exec(compile(source, f"{sysconfig.get_paths()['purelib']}/library.py", "exec"), library)  # noqa: S102
+    recorder = Recorder(tmp_path)
+    ReportProbe(recorder).install()
+    library["told"](0.25, 2)
+    # A progress bar, or the summary of a trainer.
+    library["told"](0.5, 20)
+    json.dumps({"epoch": 1, "r2": 0.75})
+    csv.DictWriter(io.StringIO(), ["auc"]).writerow({"auc": 0.875})
+    (tmp_path / "metrics.txt").write_text("wer 0.125")
+    found = [(word, value) for event in recorder.events for value, _, word in event["values"]]
+    assert found == [("mae", 0.25), ("r2", 0.75), ("auc", 0.875), ("wer", 0.125)]
