@@ -106,7 +106,7 @@ def _export(line: CommandLine) -> int:
 # A command of this table that parses its words gets them as they are.
 COMMANDS = {
     "train": Command("fit, then test the best weights exactly; the default command", _run),
-    "fit": Command("train", _run),
+    "fit": Command("train, without the test", _run),
     "validate": Command("evaluate on the validation split", _run),
     "test": Command("evaluate on the test split", _run),
     "predict": Command("predict the test split, or your own images", _run),
@@ -175,7 +175,7 @@ def _command(name: str, engine: str) -> Command:
     if name == "bench":
         raise InputError("The benchmarks run from a checkout: python -m benchmarks")
     if name not in COMMANDS:
-        known = _commands_of(engine)
+        known = [*_commands_of(engine), "--help"] if name == "help" else list(_commands_of(engine))
         raise InputError(f"Unknown command {name!r}{nearest(name, known) or ': use ' + ', '.join(known) + '.'}")
     command = COMMANDS[name]
     if command.engines and engine not in command.engines:
