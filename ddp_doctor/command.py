@@ -16,7 +16,7 @@ from ddp_doctor.checks import describe
 from ddp_doctor.errors import DoctorError, InputError, StoppedError, nearest
 from ddp_doctor.findings import Report
 from ddp_doctor.flags import ALL, flags_of_doctor, names_of, reject_unknown
-from ddp_doctor.output.formats import formatted
+from ddp_doctor.output.formats import FORMATS, formatted
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.request import check_request
 from ddp_doctor.settings import read_settings
@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         words = sys.argv[1:] if argv is None else argv
+        if words and words[0] == "--complete":
+            print_text("\n".join(complete(*_typed_words())))
+            return 0
         if words and words[0] == "watch":
             # It passes signals on to the run.
             from ddp_doctor.watch.command import main as watch
@@ -43,9 +46,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
+def complete(words: Sequence[str], current: str) -> list[str]:
+    """Returns the words that can follow in a command line, for the shell; without one, it completes names of files.
+
+    Args:
+        words: The words before the cursor, without the program.
+        current: The beginning of the word at the cursor.
+    """
+    if "--" in words:
+        return []
+    codes = [*describe(), "structural"]
+    values = {"--explain": codes, "--only": codes, "--skip": codes, "--format": list(FORMATS), "--help": [ALL]}
+    known = values.get(words[-1], []) if words else ["watch"]
+    if current.startswith("-"):
+        watch = words[:1] == ["watch"]
+        known = ["--every", "--records", "--help"] if watch else names_of(flags_of_doctor())
+    return [each for each in known if each.startswith(current)]
+
+
+def _typed_words() -> tuple[list[str], str]:
+    """Returns the words before the cursor and the beginning of the word at it, as bash passes them."""
+    line = os.environ.get("COMP_LINE", "")
+    before = line[: int(os.environ.get("COMP_POINT") or len(line))]
+    words = before.split()
+    current = "" if not words or before[-1].isspace() else words.pop()
+    return words[1:], current
+
+
 def _run(words: Sequence[str]) -> int:
     request = parse(words)
-    if request.help is not False:
+    if request.help:
         print_text(flags_of_doctor(everything=request.help == ALL).format_help().rstrip())
         return 0
     if request.explain:

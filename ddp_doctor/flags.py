@@ -13,7 +13,7 @@ from typing import Any
 from ddp_doctor.errors import InputError, nearest
 from ddp_doctor.output.formats import FORMATS
 
-ALL = "all"
+SHORT, ALL = "short", "all"
 # What the short help leaves to `--help all`.
 _RARE = {"--args", "--samples", "--keep-output", "--gpu-as-cpu", "--timeout", "--output", "--write-baseline", "--json"}
 _USAGE = """\
@@ -60,7 +60,9 @@ class Parser(argparse.ArgumentParser):
     def add_help_flag(self) -> None:
         """Adds `--help`, and `--help all`."""
         text = f"print this help, or with the word {ALL} every option, and exit"
-        self.add_argument("-h", "--help", nargs="?", choices=("", ALL), default=False, const="", metavar=ALL, help=text)
+        self.add_argument(
+            "-h", "--help", nargs="?", choices=(SHORT, ALL), default="", const=SHORT, metavar=ALL, help=text
+        )
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Rejects the command line."""

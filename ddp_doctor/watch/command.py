@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     reject_unknown(unknown, names_of(parser))
     if unknown:
         raise InputError(f"The command {unknown[0]} follows after --, such as: ddp-doctor watch -- {unknown[0]}")
-    if request.help is not False:
+    if request.help:
         print_text(parser.format_help().rstrip())
         return 0
     command = list(words[mark + 1 :])

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from lit_mnist.distributed.terminal import print_line
+from lit_mnist.distributed.terminal import print_labelled
 from lit_mnist.errors import InputError, nearest
 from lit_mnist.run.help_text import HELP_FLAGS, help_topic, paragraph
 
@@ -57,10 +57,10 @@ def run_new(words: Sequence[str]) -> int:
         _write(folder, contents_of(name))
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror or error}.") from error
-    print_line(f"{folder} is ready; its README.md explains the files. Next:")
+    print_labelled("written", f"{folder}: its README.md explains the files")
     if folder.resolve() != Path.cwd():
-        print_line(f"  cd {shlex.quote(str(folder))}")
-    print_line(f"  lit-mnist --config config.yaml --import {name} --devices 2")
+        print_labelled("enter", f"cd {shlex.quote(str(folder))}")
+    print_labelled("train", f"lit-mnist --config config.yaml --import {name} --devices 2")
     return 0
 
 
