@@ -15,7 +15,7 @@ from ddp_doctor.accepted import accept_baseline, baseline_text
 from ddp_doctor.checks import describe
 from ddp_doctor.errors import DoctorError, InputError, StoppedError, nearest
 from ddp_doctor.findings import Report
-from ddp_doctor.flags import ALL, flags_of_doctor, names_of, reject_unknown
+from ddp_doctor.flags import ALL, flags_of_doctor, names_of, reject_unknown, width_of_text
 from ddp_doctor.output.formats import FORMATS, formatted
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.request import check_request
@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if argv is None else argv
         if words and words[0] == "--complete":
-            print_text("\n".join(complete(*_typed_words())))
+            for word in complete(*_typed_words()):
+                print_text(word)
             return 0
         if words and words[0] == "watch":
             # It passes signals on to the run.
@@ -163,11 +164,13 @@ def program() -> str:
 def explain(code: str) -> str:
     """Returns the cause, wrong code, the fix and the threads of a check."""
     check = describe()[code]
-    parts = [f"{code}  {check.title}", "", *textwrap.wrap(check.cause, 100), ""]
+    parts = [f"{code}  {check.title}", "", *textwrap.wrap(check.cause, width_of_text()), ""]
     parts += ["Wrong:", *(f"  {line}" for line in check.wrong.splitlines()), "", "Fix:"]
     for line in check.fix.splitlines():
         # Lines of code keep their indentation.
-        parts += textwrap.wrap(line, 98, initial_indent="  ", subsequent_indent="  ", drop_whitespace=False) or [""]
+        parts += textwrap.wrap(
+            line, width_of_text(), initial_indent="  ", subsequent_indent="  ", drop_whitespace=False
+        ) or [""]
     return "\n".join([*parts, "", "Reported in:", *(f"  {thread}" for thread in check.threads)])
 
 

@@ -18,7 +18,6 @@ from lit_mnist.export.flags import FLAGS as EXPORT_FLAGS
 from lit_mnist.export.flags import SUFFIXES
 from lit_mnist.run.help_text import ALL
 
-COMPLETE = "--complete"
 _GENERAL = ("--config", "--import", "--help")
 
 

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from ddp_doctor.command import complete as complete_doctor
 from ddp_doctor.command import main as doctor
-from lit_mnist.cli.completion import COMPLETE, proposals, typed_words
 from lit_mnist.cli.help import help_text
 from lit_mnist.cli.request import parse
 from lit_mnist.cli.words import split_command
@@ -129,9 +128,11 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     guard_streams()
     words = sys.argv[1:] if argv is None else argv
     outside, code = False, 0
-    if words[:1] == [COMPLETE]:
-        typed = typed_words()
-        print_line("\n".join(proposals(*typed, _commands_of(engine), engine, complete_doctor)))
+    if words[:1] == ["--complete"]:
+        from lit_mnist.cli.completion import proposals, typed_words
+
+        for word in proposals(*typed_words(), _commands_of(engine), engine, complete_doctor):
+            print_line(word)
         return 0
     if words[:1] == ["doctor"] and engine == "lightning":
         return doctor(words[1:])
