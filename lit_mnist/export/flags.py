@@ -37,7 +37,8 @@ def help_of_export(words: Sequence[str], program: str) -> str:
     """Returns the help if the flags ask for it, otherwise nothing."""
     if help_topic(words) is None:
         return ""
-    lines = [f"usage: {program} export --ckpt RUN --to FORMAT [--output FILE]", "", paragraph(_ABOUT), "", "flags:"]
+    usage = paragraph(f"usage: {program} export --ckpt RUN --to FORMAT [--output FILE]", "  ")
+    lines = [usage, "", paragraph(_ABOUT), "", "flags:"]
     lines += [row(flag, meaning) for flag, meaning in {**FLAGS, "--import": _IMPORT}.items()]
     return "\n".join([*lines, "", paragraph(_EXIT_CODES)])
 
