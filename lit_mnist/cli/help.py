@@ -71,7 +71,7 @@ def _overview(program: str, engine: str, commands: Mapping[str, str]) -> str:
     lines += [
         row("one command", f"{program} COMMAND --help"),
         row("every option", f"{program} --help {ALL}"),
-        row("completion", "docs/configuration.md describes how a shell completes commands and flags"),
+        row("completion", "complete -o default -C 'lit-mnist --complete' lit-mnist, in bash"),
     ]
     return "\n".join(lines)
 
