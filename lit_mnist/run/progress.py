@@ -44,7 +44,7 @@ class ProgressDisplay:
         self._total, self._begin, self._unit = total, done, unit
         self._of_total = "" if total is None else f"/{total}"
         self._bar: Progress | None = None
-        self._plain: _WithoutEscapes | None = None
+        self._plain: Any = None
         self._task = TaskID(0)
         self._started = self._last_line = time.monotonic()
         if can_redraw():
