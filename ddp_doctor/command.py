@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -16,33 +15,12 @@ from ddp_doctor.accepted import accept_baseline, baseline_text
 from ddp_doctor.checks import describe
 from ddp_doctor.errors import DoctorError, InputError, StoppedError, nearest
 from ddp_doctor.findings import Report
+from ddp_doctor.flags import ALL, flags_of_doctor, names_of, reject_unknown, width_of_text
 from ddp_doctor.output.formats import FORMATS, formatted
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.request import check_request
 from ddp_doctor.settings import read_settings
 from ddp_doctor.stop import recorded_signals
-
-_USAGE = """\
-ddp-doctor TARGET [--data TARGET] [FLAGS]
-       ddp-doctor --config theirs.yaml [FLAGS]
-       ddp-doctor [FLAGS] -- COMMAND
-       ddp-doctor watch [FLAGS] -- COMMAND"""
-_ABOUT = """\
-Examines distributed training for silent faults. It runs your code in the current folder, with your rights, for a few
-steps on one process and on several ranks, and compares them. It needs no GPU and no change of the code. The code sees
-the files that it writes, but your files stay as they are.
-
-TARGET is package.module:name or path/to/file.py:name: a LightningModule, or a function that runs on each rank without
-arguments or with (rank, world_size). COMMAND starts its ranks itself, as torchrun does. `ddp-doctor watch` compares the
-ranks of a whole run while it trains."""
-_EXIT_CODES = """\
-exit codes: 0 no fault; 1 a fault; 2 the input is rejected, or the code fails on one process; 3 a rank hung or was
-lost"""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise InputError(f"{message[0].upper()}{message[1:]}; see ddp-doctor --help.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         words = sys.argv[1:] if argv is None else argv
+        if words and words[0] == "--complete":
+            for word in complete(*_typed_words()):
+                print_text(word)
+            return 0
         if words and words[0] == "watch":
             # It passes signals on to the run.
             from ddp_doctor.watch.command import main as watch
@@ -65,14 +47,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
+def complete(words: Sequence[str], current: str) -> list[str]:
+    """Returns the words that can follow in a command line, for the shell; without one, it completes names of files.
+
+    Args:
+        words: The words before the cursor, without the program.
+        current: The beginning of the word at the cursor.
+    """
+    if "--" in words:
+        return []
+    codes = [*describe(), "structural"]
+    values = {"--explain": codes, "--only": codes, "--skip": codes, "--format": list(FORMATS), "--help": [ALL]}
+    known = values.get(words[-1], []) if words else ["watch"]
+    if current.startswith("-"):
+        watch = words[:1] == ["watch"]
+        known = ["--every", "--records", "--help"] if watch else names_of(flags_of_doctor())
+    return [each for each in known if each.startswith(current)]
+
+
+def _typed_words() -> tuple[list[str], str]:
+    """Returns the words before the cursor and the beginning of the word at it, as bash passes them."""
+    line = os.environ.get("COMP_LINE", "")
+    before = line[: int(os.environ.get("COMP_POINT") or len(line))]
+    words = before.split()
+    current = "" if not words or before[-1].isspace() else words.pop()
+    return words[1:], current
+
+
 def _run(words: Sequence[str]) -> int:
     request = parse(words)
     if request.help:
-        print_text(_parser().format_help().rstrip())
+        print_text(flags_of_doctor(everything=request.help == ALL).format_help().rstrip())
         return 0
     if request.explain:
         print_text(explain(_known_code(request.explain)))
         return 0
+    if request.target and ":" not in request.target and (hint := nearest(request.target, ["watch"])):
+        raise InputError(f"Unknown command {request.target}{hint}")
     only, skip = ([_known_code(code) for code in _codes(request, flag)] for flag in ("only", "skip"))
     check_request(request)
     what = request.target or request.config or shlex.join(request.command)
@@ -118,15 +129,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     end = next(marks, len(words))
     # What follows belongs to the examined code.
     own, rest = list(words[:end]), list(words[end:])
-    parser = _parser()
-    known = list(dict.fromkeys(re.findall(r"--[a-z][a-z-]+", parser.format_help())))
+    parser = flags_of_doctor()
+    known = names_of(parser)
     request, unknown = parser.parse_known_args(own, _defaults(parser, known))
     flags = [word.partition("=")[0] for word in own if word.startswith("--")]
     for word in unknown:
         if not word.startswith("-"):
             raise InputError(f"The doctor examines one target, but {request.target} and {word} are given.")
-        flag = word.partition("=")[0]
-        raise InputError(f"Unknown flag {flag}{nearest(flag, known) or '.'}")
+        reject_unknown([word], known)
     if twice := [flag for flag in flags if flags.count(flag) > 1]:
         raise InputError(f"{twice[0]} is given twice.")
     mark = rest[0] if rest else ""
@@ -144,46 +154,6 @@ def _defaults(parser: argparse.ArgumentParser, flags: Sequence[str]) -> argparse
         raise InputError(f"{where}: {error}") from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        "ddp-doctor",
-        _USAGE,
-        _ABOUT,
-        _EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("target", nargs="?", default="", help=argparse.SUPPRESS)
-    add("--data", metavar="TARGET", help="the LightningDataModule; not needed if the module has its own loaders")
-    add("--config", metavar="FILE", default="", help="a configuration of LightningCLI that names classes by class_path")
-    add("--args", metavar="WORDS", help="further arguments of a function; all words after it")
-    add("--devices", metavar="N", type=int, default=2, help="number of ranks (default: 2)")
-    add("--steps", metavar="N", type=int, default=3, help="optimizer steps per epoch; two epochs are run (default: 3)")
-    samples = "most samples of a stream; a data set of up to 20 times as many is evaluated whole (default: 512)"
-    add("--samples", metavar="N", type=int, default=512, help=samples)
-    only = "codes of checks, separated by commas, or `structural` for those that need no equal numbers"
-    add("--only", metavar="CODES", help=only)
-    add("--skip", metavar="CODES", help="codes of checks that are not made, or `structural`")
-    add("--explain", metavar="CODE", help="print the cause, the fix and the threads of a check, and exit")
-    add("--keep-output", action="store_true", help="keep the files that the code writes, in a new folder doctor-output")
-    form = "what is printed: text, json, sarif, github (annotations of a workflow) or junit (default: text)"
-    add("--format", metavar="NAME", choices=FORMATS, default="text", help=form)
-    add("--output", metavar="FILE", help="write the report in this format to a file, and print the text")
-    add("--baseline", metavar="FILE", default="", help="accept the findings that a file of --write-baseline holds")
-    add("--write-baseline", metavar="FILE", help="write the findings to a file, and accept them")
-    gpus = "emulate GPUs on the CPU, or never do (default: if the code needs a GPU and the machine has none)"
-    add("--gpu-as-cpu", action=argparse.BooleanOptionalAction, default=None, help=gpus)
-    add("--json", metavar="FILE", help="write the report to a file as JSON")
-    add("--html", metavar="FILE", help="write the report to a file as an HTML page")
-    timeout = "seconds after which a run counts as hung, more on a busy machine (default: 60)"
-    add("--timeout", metavar="SECONDS", type=float, default=60.0, help=timeout)
-    add("--verbose", action="store_true", help="list every check with its state and its reason")
-    add("-h", "--help", action="store_true", help="print this help, and exit")
-    return parser
-
-
 def program() -> str:
     """Returns the command as it can be pasted."""
     started = Path(sys.argv[0])
@@ -194,11 +164,13 @@ def program() -> str:
 def explain(code: str) -> str:
     """Returns the cause, wrong code, the fix and the threads of a check."""
     check = describe()[code]
-    parts = [f"{code}  {check.title}", "", *textwrap.wrap(check.cause, 100), ""]
+    parts = [f"{code}  {check.title}", "", *textwrap.wrap(check.cause, width_of_text()), ""]
     parts += ["Wrong:", *(f"  {line}" for line in check.wrong.splitlines()), "", "Fix:"]
     for line in check.fix.splitlines():
         # Lines of code keep their indentation.
-        parts += textwrap.wrap(line, 98, initial_indent="  ", subsequent_indent="  ", drop_whitespace=False) or [""]
+        parts += textwrap.wrap(
+            line, width_of_text(), initial_indent="  ", subsequent_indent="  ", drop_whitespace=False
+        ) or [""]
     return "\n".join([*parts, "", "Reported in:", *(f"  {thread}" for thread in check.threads)])
 
 

@@ -36,6 +36,8 @@ _EMULATION = (
 _PROTECTIONS = {"private view": "a private view of all files", "redirected writes": "redirecting what Python writes"}
 # The states of checks that were not made, those first that leave a question open.
 NOT_MADE = (State.CANNOT_TELL, State.NOT_APPLICABLE, State.NOT_REACHED)
+# Bold red, yellow, and cyan, by the mark at the beginning of a line.
+_STYLES = {"✗ ": "1;31", "≈ ": "33", "? ": "36"}
 # Control characters except the newline, and surrogates, which cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # Characters that reorder or hide the text around them, and separators of lines.
@@ -46,11 +48,32 @@ def print_text(text: str, stream: TextIO | None = None) -> None:
     """Prints a text; the reader of a pipe may have gone, which ends nothing."""
     stream = stream or sys.stdout
     try:
-        print(_escaped(text), file=stream, flush=True)
+        print(_shown(_escaped(text), stream), file=stream, flush=True)
     except OSError:
         # What is still in the buffer also goes nowhere.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _shown(text: str, stream: TextIO) -> str:
+    """Returns a text for a stream: a terminal gets lines that end at words, and marks in color."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size((100, 24)).columns
+    lines: list[str] = []
+    for line in text.split("\n"):
+        # Lines with an indent are code, and commands to copy.
+        whole = len(line) <= width or line[:1].isspace()
+        lines += [line] if whole else textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+    if os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb":
+        return "\n".join(lines)
+    return "\n".join(map(_colored, lines))
+
+
+def _colored(line: str) -> str:
+    """Returns a line, with the color of its mark if it is the first one of a finding."""
+    style = _STYLES.get(line[:2])
+    return line if style is None else f"\x1b[{style}m{line}\x1b[0m"
 
 
 def report_text(report: Report, program: str = "ddp-doctor", *, verbose: bool = False) -> str:
@@ -86,8 +109,15 @@ def report_text(report: Report, program: str = "ddp-doctor", *, verbose: bool = 
     lines += [f"{report.seconds:6.1f} s  in all", ""]
     for text in files_text(report.files):
         lines += textwrap.wrap(plain(text), width)
-    lines += textwrap.wrap(LIMITS, width)
+    lines += [*textwrap.wrap(LIMITS, width), *_next(report, program)]
     return "\n".join(lines)
+
+
+def _next(report: Report, program: str) -> list[str]:
+    """Returns the command that follows, in the column that all commands share."""
+    if report.faults:
+        return ["", f"explain   {program} --explain {report.faults[0].code}"]
+    return [] if report.error or report.hang else ["", f"watch     {program} watch -- COMMAND"]
 
 
 def emulation_text(report: Report) -> list[str]:

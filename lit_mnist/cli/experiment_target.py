@@ -105,6 +105,11 @@ class ExperimentTarget(Target):
         self.world_size, self.total_steps = plan.world_size, plan.total_steps
         self.plan_threads(1 if on_devices else self.devices.count)
 
+    def describe(self) -> str:
+        """Returns the network, the data, and the precision."""
+        precision = resolve_precision(self._experiment.trainer.precision, self.devices.kind)
+        return f"{self._experiment.model.net} on {self._dataset.name}, {precision}"
+
     def output(self) -> Output:
         """Returns what the run writes into its folder."""
         experiment, command = self._experiment, self.request.command

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lit_mnist.engines.capabilities import CAPABILITIES
 from lit_mnist.errors import nearest
 from lit_mnist.experiment.schema import SEED, options
+from lit_mnist.run.help_text import ALL
 
 SHORT_FLAGS = {
     "--devices": "trainer.devices",
@@ -72,6 +73,7 @@ SYNONYMS = {
     "accumulation_steps": "--trainer.accumulate_grad_batches",
     "gradient_accumulation_steps": "--trainer.accumulate_grad_batches",
 }
+_GENERAL = ("--config", "--import", "--help", "--version")
 # The argument of the methods of Lightning's Trainer.
 CKPT_PATH = "--ckpt_path"
 # Options that `compare` sets itself, or that not every engine supports.
@@ -111,7 +113,7 @@ def unknown_flag(command: str, flag: str, engine: str, *, user: bool = False) ->
         return f"{flag} belongs to {', '.join(others)}."
     keys = [key for key in options_of(command, engine) if not (user and key.startswith(("model.", "data.")))]
     short = [name for name, key in SHORT_FLAGS.items() if key in keys]
-    known = [*short, *COMMAND_FLAGS[command], "--config", "--import", *(f"--{key}" for key in keys)]
+    known = [*short, *COMMAND_FLAGS[command], *_GENERAL, *(f"--{key}" for key in keys)]
     word = flag.lstrip("-").replace("-", "_").rpartition(".")[2]
     meant = SYNONYMS.get(word)
     if meant == "--ckpt" and command not in EVALUATING:
@@ -122,4 +124,4 @@ def unknown_flag(command: str, flag: str, engine: str, *, user: bool = False) ->
     hint = nearest(flag, [*known, *SHORT_FLAGS, *(f"--{key}" for key in options())])
     if hint and hint == nearest(flag, known):
         return f"Unknown flag {flag}{hint}"
-    return f"Unknown flag {flag}. See: {'fit' if command == 'train' else command} --help"
+    return f"Unknown flag {flag}. See: {'fit' if command == 'train' else command} --help {ALL}"

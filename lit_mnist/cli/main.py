@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ddp_doctor.command import complete as complete_doctor
 from ddp_doctor.command import main as doctor
 from lit_mnist.cli.help import help_text
 from lit_mnist.cli.request import parse
@@ -106,7 +107,7 @@ def _export(line: CommandLine) -> int:
 # A command of this table that parses its words gets them as they are.
 COMMANDS = {
     "train": Command("fit, then test the best weights exactly; the default command", _run),
-    "fit": Command("train", _run),
+    "fit": Command("train, without the test", _run),
     "validate": Command("evaluate on the validation split", _run),
     "test": Command("evaluate on the test split", _run),
     "predict": Command("predict the test split, or your own images", _run),
@@ -127,6 +128,12 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     guard_streams()
     words = sys.argv[1:] if argv is None else argv
     outside, code = False, 0
+    if words[:1] == ["--complete"]:
+        from lit_mnist.cli.completion import proposals, typed_words
+
+        for word in proposals(*typed_words(), _commands_of(engine), engine, complete_doctor):
+            print_line(word)
+        return 0
     if words[:1] == ["doctor"] and engine == "lightning":
         return doctor(words[1:])
     try:
@@ -175,7 +182,7 @@ def _command(name: str, engine: str) -> Command:
     if name == "bench":
         raise InputError("The benchmarks run from a checkout: python -m benchmarks")
     if name not in COMMANDS:
-        known = _commands_of(engine)
+        known = [*_commands_of(engine), "--help"] if name == "help" else list(_commands_of(engine))
         raise InputError(f"Unknown command {name!r}{nearest(name, known) or ': use ' + ', '.join(known) + '.'}")
     command = COMMANDS[name]
     if command.engines and engine not in command.engines:

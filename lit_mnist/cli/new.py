@@ -15,20 +15,18 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from lit_mnist.distributed.terminal import print_line
-from lit_mnist.errors import InputError
+from lit_mnist.distributed.terminal import print_labelled
+from lit_mnist.errors import InputError, nearest
+from lit_mnist.run.help_text import HELP_FLAGS, help_topic, paragraph
 
 TEMPLATE = Path(__file__).parents[1] / "template"
 PLACEHOLDER = "my_project"
-HELP = """\
-usage: {program} new FOLDER
-
-Writes a small complete project into a new or an empty folder: a LightningModule and its data, a script, a
-configuration, a test that one rank and two train the same, and a workflow for CI. The last part of FOLDER is the name
-of the Python package.
-
-exit codes: 0 written; 2 the name or the folder is rejected, and nothing is written
-"""
+_ABOUT = (
+    "Writes a small complete project into a new or an empty folder: a LightningModule and its data, a script, a "
+    "configuration, a test that one rank and two train the same, and a workflow for CI. The last part of FOLDER is the "
+    "name of the Python package."
+)
+_EXIT_CODES = "exit codes: 0 written; 2 the name or the folder is rejected, and nothing is written"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Names that the project uses for other things.
 _USED = frozenset({"train", "tests", "test_ranks", "test_doctor", "config"})
@@ -36,7 +34,9 @@ _USED = frozenset({"train", "tests", "test_ranks", "test_doctor", "config"})
 
 def help_of_new(words: Sequence[str], program: str) -> str:
     """Returns the help if the words ask for it, otherwise nothing."""
-    return HELP.format(program=program) if {"--help", "-h"} & set(words) else ""
+    if help_topic(words) is None:
+        return ""
+    return f"usage: {program} new FOLDER\n\n{paragraph(_ABOUT)}\n\n{paragraph(_EXIT_CODES)}"
 
 
 def run_new(words: Sequence[str]) -> int:
@@ -47,7 +47,7 @@ def run_new(words: Sequence[str]) -> int:
     """
     flags = [word for word in words if word.startswith("-")]
     if flags:
-        raise InputError(f"Unknown flag {flags[0]}. See: new --help")
+        raise InputError(f"Unknown flag {flags[0]}{nearest(flags[0], HELP_FLAGS) or '. See: new --help'}")
     if len(words) != 1 or not words[0]:
         raise InputError("The command new needs one folder, such as: new my_project")
     folder = Path(words[0])
@@ -57,10 +57,10 @@ def run_new(words: Sequence[str]) -> int:
         _write(folder, contents_of(name))
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror or error}.") from error
-    print_line(f"{folder} is ready; its README.md explains the files. Next:")
+    print_labelled("written", f"{folder}: its README.md explains the files")
     if folder.resolve() != Path.cwd():
-        print_line(f"  cd {shlex.quote(str(folder))}")
-    print_line(f"  lit-mnist --config config.yaml --import {name} --devices 2")
+        print_labelled("enter", f"cd {shlex.quote(str(folder))}")
+    print_labelled("train", f"lit-mnist --config config.yaml --import {name} --devices 2")
     return 0
 
 

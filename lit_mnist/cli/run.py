@@ -19,6 +19,8 @@ from lit_mnist.cli.request import Request
 from lit_mnist.cli.resume import checkpoint_to_read, lock_resumed_folder
 from lit_mnist.cli.target import Target
 from lit_mnist.cli.validate import check_accelerate
+from lit_mnist.distributed.rank import print_once
+from lit_mnist.distributed.screen import labelled
 from lit_mnist.distributed.terminal import display_path
 from lit_mnist.engines.capabilities import CAPABILITIES
 from lit_mnist.run.finish import program
@@ -45,6 +47,7 @@ def run(request: Request, engine: str, command_line: str) -> None:
         target.plan()
         path, folder = claim(request, target.saved, target.output(), lock)
     work = target.work(path, checkpoint_to_read(request, target.saved, folder))
+    print_once(labelled("running", _describe(target)))
     run_ranks(Ranks(work, target.world_size, target.run, path, partial(_how_to_resume, target, path)), folder)
 
 
@@ -57,6 +60,14 @@ def _target(request: Request, engine: str, command_line: str) -> Target:
     from lit_mnist.cli.experiment_target import ExperimentTarget
 
     return ExperimentTarget(request, engine, command_line)
+
+
+def _describe(target: Target) -> str:
+    """Returns what begins: the command, what it trains or evaluates, the steps and the ranks."""
+    kind = "GPU" if target.devices.kind == "cuda" else "CPU"
+    ranks = f"{target.world_size} rank{'s' * (target.world_size != 1)} ({kind})"
+    steps = f", {target.total_steps} steps" if target.request.trains and target.total_steps is not None else ""
+    return f"{target.request.command}: {target.describe()}{steps}, {ranks}"
 
 
 def _how_to_resume(target: Target, path: Path, only_with_checkpoint: bool) -> str:

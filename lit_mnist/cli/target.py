@@ -52,6 +52,10 @@ class Target(ABC):
         """Checks everything that requires neither data nor a run folder."""
 
     @abstractmethod
+    def describe(self) -> str:
+        """Returns what is trained or evaluated, in a few words, after `plan`."""
+
+    @abstractmethod
     def load(self) -> None:
         """Loads what the ranks share, before they are forked."""
 

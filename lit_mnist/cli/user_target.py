@@ -81,6 +81,11 @@ class UserTarget(Target):
             self.saved.check_same(self._config)
             report_resume(self.saved)
 
+    def describe(self) -> str:
+        """Returns the classes, and the precision."""
+        names = [path.rpartition(".")[2] for path in self.request.classes.values()]
+        return f"{' with '.join(names)}, {self._precision}"
+
     def output(self) -> Output:
         """Returns what the run writes into its folder."""
         name = self.folder_name(self.request.classes["model"].rpartition(".")[2])

@@ -7,6 +7,7 @@ python train.py compare --engines single,raw_ddp,lightning --config configs/basi
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.distributed.precision import resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside, threads_per_rank
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.terminal import display_path, print_line
+from lit_mnist.distributed.terminal import display_path, print_labelled, print_line
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.learning_rate import scaled_lr
@@ -92,6 +93,9 @@ def compare(
         timed_steps=min(int(options["--timed-steps"]), plan.total_steps),
         folder=folder.path,
     )
+    steps, ranks = plan.total_steps, f"{runs.ranks} rank{'s' * (runs.ranks != 1)}"
+    begun = f"compare: {len(variants)} engines, {experiment.model.net} on {dataset.name}, {steps} steps, {ranks}"
+    print_labelled("running", begun)
     try:
         outcomes, timed = _run_all(runs, experiment, devices)
     finally:
@@ -114,7 +118,9 @@ def compare(
     write_text(folder.path / JSON, json.dumps(comparison, indent=2) + "\n")
     write_comparison(folder.path / PAGE, comparison)
     print(text(comparison))
-    print(f"results   {display_path(folder.path / JSON)}, {display_path(folder.path / PAGE)}", flush=True)
+    print()
+    print_labelled("results", f"{display_path(folder.path / JSON)}, {display_path(folder.path / PAGE)}")
+    print_labelled("open", f"python -m webbrowser {shlex.quote(display_path(folder.path / PAGE))}")
     return 0 if comparison["equal"] else 1
 
 

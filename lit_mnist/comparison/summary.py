@@ -15,7 +15,7 @@ from lit_mnist.comparison import tables
 from lit_mnist.report.formats import number
 from lit_mnist.report.html import write_page
 from lit_mnist.report.plot import STYLES, Plot, Point, Series, loss_axis, step_axis
-from lit_mnist.report.table import TONES, Cell, Column, Entry, Table, text_list, text_of, text_table
+from lit_mnist.report.table import TONES, Cell, Column, Entry, Table, fitting_table, text_list, text_of
 
 
 def write_comparison(path: Path, comparison: Mapping[str, Any]) -> None:
@@ -72,11 +72,10 @@ def text(comparison: Mapping[str, Any], *, width: int | None = None, color: bool
 
     Args:
         comparison: The content of `comparison.json`.
-        width: Number of columns; by default that of the terminal, from 100 to 120.
+        width: Number of columns; by default that of the terminal, at most 120.
         color: Whether to use colors; by default if the standard output is a terminal.
     """
-    width = width or min(max(shutil.get_terminal_size((120, 24)).columns, 100), 120)
-    gap = 1 if width >= 120 else 0  # beside the one column between two
+    width = width or min(shutil.get_terminal_size((120, 24)).columns, 120)
     big, words, tone = tables.headline(comparison)
     marks = "   ".join(f"{mark.name} {mark.text}" for mark in tables.MARKS)
     cost = tables.cost_table(comparison)
@@ -85,7 +84,7 @@ def text(comparison: Mapping[str, Any], *, width: int | None = None, color: bool
         *map(Text, tables.notes(comparison)),
         Text(),
         Text("Equality", "bold"),
-        text_table(tables.equality_table(comparison), gap),
+        fitting_table(tables.equality_table(comparison), width),
         Text(marks),
         text_list(tables.expectations(comparison)),
         Text(),
@@ -93,7 +92,7 @@ def text(comparison: Mapping[str, Any], *, width: int | None = None, color: bool
     ]
     if cost.rows:
         measures = [Entry(entry.name.lower(), entry.text) for entry in tables.measures(cost)]
-        parts += [text_table(_with_range(cost), gap), text_list(measures)]
+        parts += [fitting_table(_with_range(cost), width), text_list(measures)]
     others = {"First differences": tables.differences(comparison), "Skipped and failed": tables.not_run(comparison)}
     for title, rows in others.items():
         if rows:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from lit_mnist.distributed.screen import fitted, has_color, labelled
 from lit_mnist.errors import LitMnistError, StoppedError
 
 # Control characters except the newline (C0, DEL, C1), and surrogates, which cannot be encoded.
@@ -34,12 +35,17 @@ def escape_control(text: str) -> str:
 
 def print_line(text: str = "") -> None:
     """Prints a note, a warning or a summary to standard output."""
-    print(escape_control(text), flush=True)
+    print(fitted(escape_control(text)), flush=True)
 
 
 def print_error(text: str) -> None:
     """Prints an error to standard error."""
-    print(escape_control(text), file=sys.stderr, flush=True)
+    print(fitted(escape_control(text), sys.stderr), file=sys.stderr, flush=True)
+
+
+def print_labelled(label: str, text: str) -> None:
+    """Prints a line of a result, or a command to type next, under one of the labels that all commands share."""
+    print_line(labelled(label, text))
 
 
 def print_stop(text: str, signum: int) -> None:
@@ -50,8 +56,7 @@ def print_stop(text: str, signum: int) -> None:
     interrupted = signum == signal.SIGINT
     line = escape_control(text if interrupted else f"error: {text}") + "\n"
     if interrupted and os.isatty(2):
-        plain = os.environ.get("TERM", "dumb") == "dumb"
-        line = ("\n" if plain else "\r\x1b[2K") + line
+        line = ("\r\x1b[2K" if has_color() else "\n") + line
     with suppress(OSError):
         os.write(2, line.encode())
 
@@ -73,7 +78,7 @@ def display_path(path: Path) -> str:
 def clear_bar() -> None:
     """Clears the progress bar of a lost rank, and shows the cursor that the rank has hidden."""
     with suppress(OSError, ValueError):
-        if sys.stdout.isatty():
+        if has_color():
             os.write(sys.stdout.fileno(), b"\r\x1b[2K\x1b[?25h")
 
 

@@ -85,7 +85,8 @@ def _run(job: Job, rank: Rank) -> None:
     if job.trains:
         trainer = _fit(job, rank, parts, outcome)
     else:
-        trainer = _trainer(job, parts, [WritePredictions(job.folder)] if _writes_outputs(job) else [])
+        writes = [WritePredictions(job.folder)] if _writes_outputs(job) else []
+        trainer = _trainer(job, parts, [*writes, *([bar] if (bar := _bar(parts)) else [])])
         assert job.checkpoint
         _load(module, read_checkpoint(job.checkpoint, hashed=False), str(job.checkpoint))
     state = parts.network.state_dict().items()
@@ -120,9 +121,7 @@ def _run(job: Job, rank: Rank) -> None:
 
 def _fit(job: Job, rank: Rank, parts: Parts, outcome: Outcome) -> LitTrainer:
     """Trains, and records what is known after the last step."""
-    given = _as_list(parts.options.get("callbacks"))
-    shows = parts.options.get("enable_progress_bar", True) and not any(isinstance(each, ProgressBar) for each in given)
-    bar = RunProgressBar() if shows else None
+    given, bar = _as_list(parts.options.get("callbacks")), _bar(parts)
     logger = RunLogger()
     monitor = StepMonitorCallback(job, rank, outcome.clock, parts.network, logger, bar)
     save = RunCheckpoint(job, monitor, bar)
@@ -136,6 +135,13 @@ def _fit(job: Job, rank: Rank, parts: Parts, outcome: Outcome) -> LitTrainer:
     outcome.validation = job.note_partial(evaluation_results(parts.module, logger.validation), "val")
     outcome.add_inexact(trainer.inexact_evaluation)
     return trainer
+
+
+def _bar(parts: Parts) -> RunProgressBar | None:
+    """Returns the progress bar, unless it is disabled or the user has another one."""
+    given = _as_list(parts.options.get("callbacks"))
+    shows = parts.options.get("enable_progress_bar", True) and not any(isinstance(each, ProgressBar) for each in given)
+    return RunProgressBar() if shows else None
 
 
 def _trainer(job: Job, parts: Parts, callbacks: list[Any], logger: RunLogger | None = None) -> LitTrainer:

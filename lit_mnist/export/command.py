@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from lit_mnist.checkpoint.format import find_weights
-from lit_mnist.distributed.terminal import print_line
+from lit_mnist.distributed.terminal import print_labelled, print_line
 from lit_mnist.errors import InputError
 from lit_mnist.export.flags import SUFFIXES, Request
 from lit_mnist.export.formats import FORMATS
@@ -35,12 +35,12 @@ def export(request: Request) -> None:
     _check_output(output)
     exported = load_exported(path)
     difference = _write(exported, request, output)
-    print_line(f"network   {exported.metadata['network']} of {path}")
-    print_line(f"written   {output} ({output.stat().st_size:,} bytes)")
-    print_line(f"compared  largest difference of the logits {difference:.1e}, on {len(exported.pixels)} images")
+    print_labelled("network", f"{exported.metadata['network']} of {path}")
+    print_labelled("written", f"{output} ({output.stat().st_size:,} bytes)")
+    print_labelled("compared", f"largest difference of the logits {difference:.1e}, on {len(exported.pixels)} images")
     if request.form != "safetensors":
-        print_line(f"input     {exported.metadata['input']}")
-    print_line(f"use       {_USE[request.form].format(output)}")
+        print_labelled("input", exported.metadata["input"])
+    print_labelled("use", _USE[request.form].format(output))
 
 
 def _check_output(output: Path) -> None:

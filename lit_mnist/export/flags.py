@@ -6,25 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_mnist.errors import InputError
+from lit_mnist.errors import InputError, nearest
+from lit_mnist.run.help_text import HELP_FLAGS, help_topic, paragraph, row
 
 # The formats with the suffix of their files.
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "pt2": ".pt2"}
-HELP = """\
-usage: {program} export --ckpt RUN --to FORMAT [--output FILE]
-
-Writes the best weights of a run for other programs. The file is kept only if it gives the logits of the network.
-
-flags:
-  --ckpt    a run folder or a checkpoint
-  --to      safetensors: the weights alone
-            onnx: the network with its normalization, for ONNX Runtime and others
-            pt2: the same as an exported program of torch.export
-  --output  the file; by default, the checkpoint's name with the format's suffix, in the current folder
-  --import  the packages with networks of your own
-
-exit codes: 0 written; 2 the input is rejected, or the file would give other logits
-"""
+_ABOUT = (
+    "Writes the best weights of a run for other programs. The file is kept only if it gives the logits of the network."
+)
+FLAGS = {
+    "--ckpt": "a run folder or a checkpoint",
+    "--to": "safetensors: the weights alone; onnx: the network with its normalization, for ONNX Runtime and others; "
+    "pt2: the same as an exported program of torch.export",
+    "--output": "the file; by default, the checkpoint's name with the format's suffix, in the current folder",
+}
+_IMPORT = "the packages with networks of your own"
+_EXIT_CODES = "exit codes: 0 written; 2 the input is rejected, or the file would give other logits"
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,12 @@ class Request:
 
 def help_of_export(words: Sequence[str], program: str) -> str:
     """Returns the help if the flags ask for it, otherwise nothing."""
-    return HELP.format(program=program) if {"--help", "-h"} & set(words) else ""
+    if help_topic(words) is None:
+        return ""
+    usage = paragraph(f"usage: {program} export --ckpt RUN --to FORMAT [--output FILE]", "  ")
+    lines = [usage, "", paragraph(_ABOUT), "", "flags:"]
+    lines += [row(flag, meaning) for flag, meaning in {**FLAGS, "--import": _IMPORT}.items()]
+    return "\n".join([*lines, "", paragraph(_EXIT_CODES)])
 
 
 def parse_export(words: Sequence[str]) -> Request:
@@ -51,8 +53,9 @@ def parse_export(words: Sequence[str]) -> Request:
     rest = list(words)
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
-        if flag not in {"--ckpt", "--to", "--output"}:
-            raise InputError(f"export does not know {flag}: its flags are --ckpt, --to, --output and --import.")
+        if flag not in FLAGS:
+            hint = nearest(flag, [*FLAGS, "--import", *HELP_FLAGS])
+            raise InputError(f"Unknown flag {flag}{hint or ': export has --ckpt, --to, --output and --import.'}")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else ""
         if not value or flag in values:
@@ -62,6 +65,7 @@ def parse_export(words: Sequence[str]) -> Request:
         if flag not in values:
             raise InputError(f"export needs {flag}: {wanted}.")
     if values["--to"] not in SUFFIXES:
-        raise InputError(f"--to {values['--to']!r} is not a format: use {', '.join(SUFFIXES)}.")
+        hint = nearest(values["--to"], SUFFIXES) or f": use {', '.join(SUFFIXES)}."
+        raise InputError(f"--to {values['--to']!r} is not a format{hint}")
     output = Path(values["--output"]).expanduser() if "--output" in values else None
     return Request(Path(values["--ckpt"]).expanduser(), values["--to"], output)

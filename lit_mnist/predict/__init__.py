@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from lit_mnist.distributed.terminal import display_path, print_line
+from lit_mnist.distributed.terminal import display_path, print_labelled, print_line
 from lit_mnist.errors import NonFiniteError
+from lit_mnist.run.finish import evaluate_with
 
 if TYPE_CHECKING:
     from lit_mnist.distributed.rank import Rank
@@ -36,4 +37,7 @@ def write_predictions(job: ExperimentJob, rank: Rank, batches: Iterable[Predicti
     if rank.is_first:
         assert [row[0] for row in rows] == list(range(len(job.splits.test)))
         places = ", ".join(display_path(job.folder / name) for name in digits.write(job, rows))
-        print_line(f"predicted {len(rows)} image{'s' * (len(rows) != 1)}: {places}")
+        print_line()
+        print_labelled("predicted", f"{len(rows)} image{'s' * (len(rows) != 1)}")
+        print_labelled("results", places)
+        print_labelled("export", f"{evaluate_with(job, 'export')} --to onnx")

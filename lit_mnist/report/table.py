@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,9 +12,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from lit_mnist.distributed.screen import has_color
 from lit_mnist.distributed.terminal import escape_control
 from lit_mnist.report.formats import MISSING, SPACE
 
+# Widths of a terminal that tables need, and of one that has space between two columns.
+_TABLE, _WIDE_TABLE = 100, 120
 TONES = {"": "", "bad": "bold red", "muted": "dim"}
 
 
@@ -96,6 +98,17 @@ def text_table(table: Table, gap: int = 1) -> RichTable:
     return found
 
 
+def fitting_table(table: Table, width: int) -> RichTable:
+    """Returns a table for the terminal; one that is too wide becomes a list, in which each value has its name."""
+    if width >= _TABLE:
+        return text_table(table, gap=1 if width >= _WIDE_TABLE else 0)
+    heads = [column.head or column.title for column in table.columns[1:]]
+    return text_list(
+        Entry(name.text, ", ".join(f"{head} {cell.text}".strip() for head, cell in zip(heads, cells, strict=True)))
+        for name, *cells in table.rows
+    )
+
+
 def text_list(entries: Iterable[Entry]) -> RichTable:
     """Returns a list for the terminal, as two columns."""
     found = RichTable.grid(padding=(0, 2, 0, 0))
@@ -112,10 +125,10 @@ def text_of(parts: Iterable[Text | RichTable], width: int, color: bool | None = 
     Args:
         parts: The texts and tables.
         width: Number of columns.
-        color: Whether to use colors; by default if the standard output is a terminal.
+        color: Whether to use colors; by default if the standard output shows them.
     """
     file = io.StringIO()
-    color = sys.stdout.isatty() if color is None else color
+    color = has_color() if color is None else color
     console = Console(file=file, width=width, force_terminal=color, highlight=False)
     for part in parts:
         if not isinstance(part, RichTable) or part.row_count:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_mnist.distributed.rank import Rank
-from lit_mnist.distributed.terminal import display_path, print_line
+from lit_mnist.distributed.terminal import display_path, print_labelled, print_line
 from lit_mnist.run.folder import REPORT, RESULT, RunFolder
 from lit_mnist.run.job import Job
 from lit_mnist.run.outcome import Outcome, Trained
@@ -42,16 +42,20 @@ def _summarize(job: Job, rank: Rank, outcome: Outcome) -> None:
         _summarize_training(job, rank, trained)
     for title, metrics in (("validated", outcome.validation if not outcome.test else None), ("tested", outcome.test)):
         if metrics:
-            print_line(f"{title:<9} {describe_metrics(metrics)}")
+            print_labelled(title, describe_metrics(metrics))
     for reason in outcome.inexact:
         print_line(f"note: not exact, these metrics depend on the number of ranks: {reason}")
-    print_line(f"results   {display_path(job.folder / RESULT)}, {display_path(job.folder / REPORT)}")
+    print_labelled("results", f"{display_path(job.folder / RESULT)}, {display_path(job.folder / REPORT)}")
     if trained:
         folder, command = shlex.quote(display_path(job.folder)) + job.import_flag, program(job.engine)
         if job.resumable and job.can_continue(trained.steps):
             unlimited = "" if (job.config["trainer"].get("max_steps") or -1) == -1 else " --max-steps -1"
-            print_line(f"continue  {command} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
-        print_line(f"test      {command if job.testable else program()} test --ckpt {folder}")
+            print_labelled("continue", f"{command} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
+        print_labelled("test", f"{command if job.testable else program()} test --ckpt {folder}")
+    elif job.command == "validate":
+        print_labelled("test", evaluate_with(job, "test"))
+    elif job.command == "test" and job.predictions:
+        print_labelled("predict", evaluate_with(job, "predict"))
 
 
 def _summarize_training(job: Job, rank: Rank, trained: Trained) -> None:
@@ -60,9 +64,16 @@ def _summarize_training(job: Job, rank: Rank, trained: Trained) -> None:
     steps = f"{trained.steps_now} step{'s' * (trained.steps_now != 1)}"
     before = trained.steps - trained.steps_now
     since = f" since the resume after step {before}" if before else ""
-    print_line(f"trained   {steps} on {ranks}, {job.precision}, in {trained.seconds:.1f} s{since}{skipped}")
+    print_labelled("trained", f"{steps} on {ranks}, {job.precision}, in {trained.seconds:.1f} s{since}{skipped}")
     if trained.stopped_early:
         print_line(f"stopped early: {trained.stopped_early}")
+
+
+def evaluate_with(job: Job, command: str) -> str:
+    """Returns the command that continues with the checkpoint of an evaluation."""
+    assert job.checkpoint
+    place = job.checkpoint.parent.parent if job.checkpoint.parent.name == "checkpoints" else job.checkpoint
+    return f"{program(job.engine)} {command} --ckpt {shlex.quote(display_path(place))}{job.import_flag}"
 
 
 def describe_metrics(metrics: Mapping[str, Any]) -> str:

@@ -1,25 +1,30 @@
-"""The progress display of a training: a bar on a terminal, otherwise a line every few seconds."""
+"""The progress display of a run: a bar on a terminal, otherwise a line every few seconds, both with the time left."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleDimensions
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
+from lit_mnist.distributed.screen import can_redraw, fitted, has_color
 from lit_mnist.distributed.terminal import print_line
 
 _SECONDS_BETWEEN_LINES = 15.0
 _SECONDS_TO_CLEAR = 1.0
 _ECHO = "^C"
+_ERASE = "\r\x1b[2K"
+_ESCAPE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 # Logged values that the display leaves to the files.
 _HIDDEN = {"lr", "epoch"}
 # Minimal widths of the bar, the remaining time, and the gaps, in characters.
@@ -27,30 +32,36 @@ _REST = 4 + 7 + 3
 
 
 class ProgressDisplay:
-    """Displays the progress of a training on rank 0.
+    """Displays the progress of a training or an evaluation on rank 0.
 
     Args:
-        total_steps: Optimizer steps of the run; None if they are not known.
+        total: Optimizer steps, or batches of an evaluation; None if they are not known.
         done: Completed steps of a resumed run.
+        unit: What is counted.
     """
 
-    def __init__(self, total_steps: int | None, done: int = 0) -> None:
-        self._of_total = "" if total_steps is None else f"/{total_steps}"
+    def __init__(self, total: int | None, done: int = 0, unit: str = "step") -> None:
+        self._total, self._begin, self._unit = total, done, unit
+        self._of_total = "" if total is None else f"/{total}"
         self._bar: Progress | None = None
+        self._plain: Any = None
         self._task = TaskID(0)
-        self._last_line = time.monotonic()
-        if sys.stdout.isatty():
-            console = _Console()
-            longest = 9_999_999 if total_steps is None else total_steps
-            taken = len(f"step {longest}{self._of_total}") + _REST
+        self._started = self._last_line = time.monotonic()
+        if can_redraw():
+            self._plain = None if has_color() else _WithoutEscapes(sys.stdout)
+            console = _Console(file=self._plain)
+            longest = 9_999_999 if total is None else total
+            taken = len(f"{unit} {longest}{self._of_total}") + _REST
             columns: list[ProgressColumn] = [
-                TextColumn("step {task.completed}" + self._of_total, table_column=Column(no_wrap=True, overflow="crop"))
+                TextColumn(
+                    f"{unit} {{task.completed}}{self._of_total}", table_column=Column(no_wrap=True, overflow="crop")
+                )
             ]
             if console.width >= taken:
                 left = TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True))
                 columns += [BarColumn(), _Metrics(console, taken), left]
             self._bar = Progress(*columns, console=console)
-            self._task = self._bar.add_task("train", total=total_steps, completed=done, metrics=[])
+            self._task = self._bar.add_task("train", total=total, completed=done, metrics=[])
             self._bar.start()
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -62,12 +73,18 @@ class ProgressDisplay:
         now = time.monotonic()
         if now - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = now
-            print_line("  ".join((f"step {step}{self._of_total}", *texts)))
+            print_line("  ".join((f"{self._unit} {step}{self._of_total}", *texts, *self._time_left(step, now))))
+
+    def _time_left(self, step: int, now: float) -> list[str]:
+        if self._total is None or step <= self._begin or step >= self._total:
+            return []
+        seconds = (now - self._started) / (step - self._begin) * (self._total - step)
+        return [f"{describe_time(seconds)} left"]
 
     def line(self, text: str) -> None:
         """Prints a line above the bar."""
         if self._bar:
-            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._bar.console.print(fitted(text), highlight=False, markup=False, soft_wrap=True)
         else:
             print_line(text)
 
@@ -83,13 +100,24 @@ class ProgressDisplay:
             return
         bar, self._bar = self._bar, None
         bar.live.transient = True
+        if self._plain:
+            self._plain.is_muted = True
         # In a thread, because the interrupted thread may hold a lock that rich needs.
         clearing = threading.Thread(target=bar.stop, daemon=True)
         clearing.start()
         clearing.join(_SECONDS_TO_CLEAR)
-        if clearing.is_alive():
-            with suppress(OSError):
+        with suppress(OSError):
+            if self._plain:
+                os.write(1, f"\r{' ' * bar.console.width}\r".encode())
+            elif clearing.is_alive():
                 os.write(1, b"\r\x1b[2K\x1b[?25h")
+
+
+def describe_time(seconds: float) -> str:
+    """Returns a duration as `0:07`, `12:30` or `1:02:45`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def describe_epoch(
@@ -139,6 +167,28 @@ class _Console(Console):
         """Size of the usable area."""
         width, height = super().size
         return ConsoleDimensions(max(1, width - len(_ECHO)), height)
+
+
+class _WithoutEscapes:
+    """A terminal that gets a bar of one line without escape codes: the next state is written over the last one.
+
+    Args:
+        stream: The terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.is_muted = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes a text without its escape codes; a line that would be erased is covered with spaces."""
+        if not self.is_muted:
+            blank = f"\r{' ' * max(1, shutil.get_terminal_size().columns - 1)}\r"
+            self._stream.write(_ESCAPE.sub("", text.replace(_ERASE, blank)))
+        return len(text)
 
 
 class _Metrics(ProgressColumn):

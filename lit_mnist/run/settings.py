@@ -31,7 +31,7 @@ class RunSettings:
         inject: A fault to inject: `kill`, `raise`, `stop` or `nan`, as in `kill:rank=1,step=50`. A resumed or restarted
             run does not repeat it.
         threads: Threads of each rank; by default the cores divided by the ranks. It affects rounding.
-        launcher: `agent`: forks the ranks of this machine; `spawn`: starts each as a new Python process.
+        launcher: How ranks start: `agent` forks them from one process, `spawn` starts each as a new Python process.
         cuda_graph: Whether to record the passes of a micro-batch as a CUDA graph. Unset: if it is supported, which is
             by the engines lightning and single, for the ConvNet, on one GPU.
         servers: Ranks that are also parameter servers, for the engine `parameter_server`.

@@ -134,7 +134,7 @@ def test_a_file_with_other_logits_is_not_kept(program: Program, run: Path, monke
     [
         (("--to", "pickle"), "not a format: use safetensors, onnx, pt2"),
         ((), "export needs --to"),
-        (("--to", "pt2", "--fast", "1"), "does not know --fast"),
+        (("--to", "pt2", "--fast", "1"), "Unknown flag --fast"),
         (("--to", "pt2", "--output", "there.pt2"), "there.pt2 exists"),
         (("--to", "pt2", "--output", "no/folder.pt2"), "no folder no"),
     ],

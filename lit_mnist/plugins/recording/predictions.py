@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.distributed.gather import all_gather_bytes
-from lit_mnist.distributed.terminal import display_path, print_line
+from lit_mnist.distributed.terminal import display_path, print_labelled, print_line
 from lit_mnist.errors import InputError
 from lit_mnist.plugins.plain_values import NotPlainError, pack, unpack
 
@@ -60,4 +60,7 @@ class WritePredictions(BasePredictionWriter):
             merged.sort(key=lambda row: (row["dataloader"], row["indices"]))
             with atomic_file(self.path) as file:
                 torch.save(merged, file)
-            print_line(f"predicted {len(merged)} batches: {display_path(self.path)}")
+            print_line()
+            print_labelled("predicted", f"{len(merged)} batches")
+            print_labelled("results", display_path(self.path))
+            print_labelled("use", f'torch.load("{display_path(self.path)}", weights_only=True)')
