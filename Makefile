@@ -37,7 +37,7 @@ lint: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	@# Not --quiet: with it, mkdocs does not count warnings.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "build/site/index.html; with the search: python3 -m http.server --directory build/site"
+	@echo "build/site/index.html"
 
 # Opens every page in light and dark at 390 and 1,400 pixels, and leaves images of them.
 browser: $(VENV)/.installed-dev

@@ -59,6 +59,11 @@ def examine(
 
     The code sees the files that it writes, but the user's files stay as they are.
 
+    A LightningModule is named or given, and so is its data module:
+
+        report = examine("lightning.pytorch.demos.boring_classes:BoringModel", devices=2, only=["LD009"])
+        assert not report.faults, report.faults
+
     Args:
         target: A LightningModule class or a function, or its name as `package.module:name` or `path/to/file.py:name`.
         data: The same for a LightningDataModule; not needed if the module has its own loaders.
@@ -75,6 +80,9 @@ def examine(
         keep_output: Whether the files that the code writes are kept, in a new folder `doctor-output`.
         baseline: Path of a file of `--write-baseline`, whose findings are accepted.
         gpu_as_cpu: Whether GPUs are emulated on the CPU; by default if the code needs a GPU and the machine has none.
+
+    Returns:
+        The report, with the findings, how each check ended, and the seconds that it took.
 
     Raises:
         InputError: An argument is wrong. A fault of the examined code is in the report.

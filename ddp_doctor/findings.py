@@ -121,6 +121,12 @@ class Accepted:
 class Report:
     """The result of an examination.
 
+    `report` is what `examine` returns:
+
+        for finding in report.of(Verdict.FAULT, Verdict.UNCLEAR):
+            print(finding.code, finding.message, finding.place)
+        report.to_json()["exit_code"]  # 0 without a fault
+
     Attributes:
         target: What was examined, as it was named.
         devices: Number of ranks.

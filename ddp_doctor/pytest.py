@@ -36,6 +36,10 @@ def examine_command(
 ) -> Report:
     """Examines a command, and fails the test if it has a fault.
 
+    In a test of a project with a training script:
+
+        report = examine_command("torchrun --standalone --nproc-per-node 2 train.py", only=["LD009"])
+
     Args:
         command: The command as one text or as its words. Programs of the environment that runs the test come first.
         devices: Number of ranks.
@@ -44,6 +48,9 @@ def examine_command(
 
     Returns:
         The report, such as for `assert report.comparison.made`.
+
+    Raises:
+        pytest.fail.Exception: The doctor found a fault, a rank was lost, or the command is rejected.
     """
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     own = Path(sys.executable).with_name(words[0]) if words else Path()

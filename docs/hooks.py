@@ -1,6 +1,6 @@
 """Hooks of mkdocs: the pages read well in a checkout, and the site shows the same pages with the code that they name.
 
-- The README is the first page.
+- The README is the first page, and the changelog and the guide for contributors are pages.
 - A link to a file outside `docs/` leads to a copy of that file in the site.
 - A line that consists of a link such as [`run` in `train.py`](../train.py) is replaced by the code of that function or
   class, and [`run`, section `data`, in `train.py`](../train.py) by the part of it below the comment `# --- data`.
@@ -22,7 +22,9 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from ddp_doctor.checks import Description, describe
 
 ROOT = Path(__file__).parents[1]
-# The folder of the site with the files from outside `docs/`.
+# Files of the checkout that are pages of the navigation.
+PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+# The folder of the site with the other files from outside `docs/`.
 SOURCE = "source"
 CHECKS = ROOT / "ddp_doctor" / "checks"
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
@@ -34,12 +36,13 @@ FENCED = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the README and the files outside `docs/` that a page links to."""
-    files.append(File.generated(config, "index.md", abs_src_path=str(ROOT / "README.md")))
+    """Adds the pages of the checks, the README, and the files outside `docs/` that a page links to."""
+    for name, uri in PAGES.items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
     waiting = [file.src_uri for file in files if file.is_documentation_page()]
+    files.append(File.generated(config, "checks/index.md", content=page_of_checks()))
     for check in describe().values():
-        uri = f"checks/{check.code}.md"
-        files.append(File.generated(config, uri, content=page_of(check), inclusion=InclusionLevel.NOT_IN_NAV))
+        files.append(File.generated(config, f"checks/{check.code}.md", content=page_of(check)))
     while waiting:
         origin = origin_of(waiting.pop())
         for target in targets_of(origin):
@@ -51,6 +54,22 @@ def on_files(files: Files, config: Any) -> Files:
             if uri.endswith(".md"):
                 waiting.append(uri)
     return files
+
+
+def page_of_checks() -> str:
+    """Returns the list of all checks, as Markdown."""
+    rows = "\n".join(
+        f"| [{check.code}]({check.code}.md) | {check.title} | {'' if check.structural else 'yes'} |"
+        for check in describe().values()
+    )
+    return f"""# Checks of the doctor
+
+Each page is what `ddp-doctor --explain CODE` prints. [The guide](../doctor.md) describes the verdicts and the states.
+
+| code | finds | compares numbers |
+|---|---|---|
+{rows}
+"""
 
 
 def page_of(check: Description) -> str:
@@ -83,7 +102,7 @@ def page_of(check: Description) -> str:
 
 {kind}. `ddp-doctor --explain {check.code}` prints this page, `--skip {check.code}` leaves the check out, and a comment
 `# ddp-doctor: ignore[{check.code}] reason` in the reported line [accepts it](../doctor-daily.md). All checks:
-[the doctor](../doctor.md#the-checks).
+[the list](index.md).
 """
 
 
@@ -150,8 +169,9 @@ def source_of(path: Path, name: str, section: str | None = None) -> str:
 
 def origin_of(uri: str) -> Path:
     """Returns the file of the checkout that is a page of the site."""
-    if uri == "index.md":
-        return ROOT / "README.md"
+    for name, page in PAGES.items():
+        if uri == page:
+            return ROOT / name
     return ROOT / uri.removeprefix(f"{SOURCE}/") if uri.startswith(f"{SOURCE}/") else ROOT / "docs" / uri
 
 
@@ -160,8 +180,8 @@ def uri_of(target: Path) -> str | None:
     if target.is_dir():
         return uri_of(target / "README.md") if (target / "README.md").exists() else None
     path = target.relative_to(ROOT).as_posix()
-    if path == "README.md":
-        return "index.md"
+    if path in PAGES:
+        return PAGES[path]
     if target.parent == CHECKS and target.stem in (
         codes := {check.module: check.code for check in describe().values()}
     ):

@@ -29,6 +29,11 @@ from lit_mnist.run import trainer_settings as settings
 class LitTrainer(Trainer):
     """Lightning's Trainer with real float16 on CPUs, portable synchronized batch norm, and verified checkpoints.
 
+    It trains any module with any loaders, as a stock Trainer does:
+
+        trainer = LitTrainer(accelerator="cpu", devices=1, max_steps=2)
+        trainer.fit(module, train_loader)
+
     Args:
         precision: `32-true`, `64-true`, `16-mixed`, `bf16-mixed` or `auto`, which selects 16-mixed on GPUs. On CPUs it
             selects bf16-mixed if the processor has the instructions, otherwise 32-true.

@@ -18,6 +18,11 @@ else:
 class WatchCallback(Callback):
     """Watches a `fit` for differences between its ranks.
 
+    The findings are in `watch.json`, and each is printed when it is first seen:
+
+        trainer = Trainer(max_steps=4, callbacks=[WatchCallback("watch")])
+        trainer.fit(module, train_loader)
+
     Args:
         folder: A folder that all ranks see; rank 0 writes `watch.json` there.
         every: Optimizer steps between two records, at least.

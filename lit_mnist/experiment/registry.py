@@ -103,18 +103,20 @@ def register_network(name: str) -> Callable[[Make], Make]:
     The decorated class or function is called with the number of classes, and with the options `dropout` and `views` if
     it has arguments of these names. It returns an `nn.Module` with `forward(images, rng)`: images float
     [batch, 1, 28, 28], normalized; `rng` for the project's dropout layers, None in evaluation. It returns logits
-    [batch, num_classes].
+    [batch, num_classes]:
 
-    >>> from lit_mnist import SeededDropout, register_network
-    >>> @register_network("linear")
-    ... class Linear(nn.Module):
-    ...     def __init__(self, num_classes, dropout=0.5):
-    ...         super().__init__()
-    ...         self.dropout = SeededDropout(dropout, layer=1)
-    ...         self.fc = nn.Linear(784, num_classes)
-    ...
-    ...     def forward(self, images, rng):
-    ...         return self.fc(self.dropout(images.flatten(1), rng))
+        @register_network("linear")
+        class Linear(nn.Module):
+            def __init__(self, num_classes, dropout=0.5):
+                super().__init__()
+                self.dropout = SeededDropout(dropout, layer=1)
+                self.fc = nn.Linear(784, num_classes)
+
+            def forward(self, images, rng):
+                return self.fc(self.dropout(images.flatten(1), rng))
+
+    Args:
+        name: The value of `model.net`.
 
     Raises:
         InputError: The name is invalid or taken, or the arguments are others.
@@ -136,9 +138,16 @@ def register_dataset(name: str, class_names: Sequence[str]) -> Callable[[Make], 
     [28, 28] as tensor, array or PIL image, and an integer from 0. Each sample is read once, before the training starts:
     it must depend on its index alone. A class may be registered, too, if its objects have `train` and `test`.
 
-    >>> @register_dataset("stripes", class_names=("horizontal", "vertical"))
-    ... def stripes():
-    ...     return Stripes(train=True), Stripes(train=False)
+    The label is the index modulo 2 here:
+
+        @register_dataset("halves", class_names=("top", "bottom"))
+        def halves():
+            samples = [(torch.full((28, 28), index, dtype=torch.uint8), index % 2) for index in range(100)]
+            return samples[:80], samples[80:]
+
+    Args:
+        name: The value of `data.name`.
+        class_names: Names of the classes, in the order of the labels.
 
     Raises:
         InputError: The name is invalid or taken, the arguments are others, or the class names are not different texts.

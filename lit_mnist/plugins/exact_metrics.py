@@ -16,7 +16,17 @@ from lit_mnist.plugins.evaluation.metric_states import metrics_in, plain_attribu
 
 
 class ExactMetric(Metric):
-    """A metric over all samples of all ranks, which counts them; see `exact_metric`.
+    """A metric over all samples of all ranks, which counts them; `exact_metric` makes it.
+
+    It is updated with the arguments of the function or of the torchmetrics object:
+
+        metric = exact_metric(lambda values: values)
+        metric.update(torch.tensor([1.0, 2.0]))  # one value per sample, [batch]
+        assert int(metric.count) == 2
+
+    Args:
+        metric: As of `exact_metric`.
+        expected: Number of samples of the data set, which `result` checks.
 
     Attributes:
         count: Number of samples of this rank since the last reset, int64 [].
@@ -136,16 +146,12 @@ def exact_metric(
 ) -> ExactMetric:
     """Returns a metric that is exact for any number of samples on each rank, such as that of one process.
 
-    `self.log(..., sync_dist=True)` is not exact: it rounds the ranks' mean number of samples to an integer.
+    `self.log(..., sync_dist=True)` is not exact: it rounds the ranks' mean number of samples to an integer. A module
+    makes the metric in `__init__`, updates it in each `validation_step`, and logs its result at the end of the epoch:
 
-        def __init__(self):
-            self.val_loss = exact_metric(partial(F.cross_entropy, reduction="none"), expected=10_000)
-
-        def validation_step(self, batch, batch_idx):
-            self.val_loss.update(self(batch[0]), batch[1])
-
-        def on_validation_epoch_end(self):
-            self.log("val_loss", self.val_loss.result(partial=self.trainer.sanity_checking))
+        val_loss = exact_metric(partial(F.cross_entropy, reduction="none"), expected=3)
+        val_loss.update(torch.zeros(3, 10), torch.tensor([1, 2, 3]))  # logits [batch, classes], targets [batch]
+        val_loss.result()  # log(10), a float64 scalar, on any number of ranks
 
     Args:
         metric: A torchmetrics object or a MetricCollection, or a function that returns one value per sample, [batch],

@@ -13,9 +13,12 @@ from lit_mnist.errors import InputError
 class VerifiedLoading:
     """Mixed into a LightningModule, verifies what `load_from_checkpoint` loads, including from a run folder.
 
-    class Classifier(VerifiedLoading, LightningModule): ...
+    It stands before the module in the list of bases. `checkpoint` is a file or the folder of a run:
 
-    classifier = Classifier.load_from_checkpoint("runs/a")  # the best weights of the run
+        class VerifiedModule(VerifiedLoading, Module):
+            pass
+
+        loaded = VerifiedModule.load_from_checkpoint(checkpoint)
     """
 
     @classmethod

@@ -73,9 +73,17 @@ class TrainedNetwork:
 def load(run_dir_or_ckpt: str | Path, device: str | torch.device = "cpu") -> TrainedNetwork:
     """Loads and verifies the best weights of a run.
 
+    `run_dir` is the folder of a run:
+
+        network = load(run_dir)
+        classes, probabilities = network.predict(torch.zeros(2, 28, 28, dtype=torch.uint8))  # int64 [2], float32 [2]
+
     Args:
         run_dir_or_ckpt: A run folder, of which the best or else the last weights are loaded, or a checkpoint.
         device: The device of the network, such as `cpu` or `cuda:0`.
+
+    Returns:
+        The network in evaluation mode, with `predict`.
 
     Raises:
         InputError: There is no valid checkpoint.

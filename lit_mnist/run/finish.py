@@ -19,6 +19,7 @@ from lit_mnist.run.result import build_result, total_gpu_memory, total_memory
 
 def finish(job: Job, rank: Rank, outcome: Outcome) -> None:
     """Writes the result and the report, and prints the summary; every rank must call it."""
+    end_tracker()
     device = job.devices.of(rank)
     memory = total_memory(outcome.clock, rank, device, job.first_process)
     # nn.DataParallel is one rank on several GPUs.
@@ -33,6 +34,16 @@ def finish(job: Job, rank: Rank, outcome: Outcome) -> None:
     if job.report:
         job.report(job, result, outcome)
     _summarize(job, rank, outcome)
+
+
+def end_tracker() -> None:
+    """Ends the run of Weights & Biases in this process, if there is one.
+
+    `WandbLogger` leaves this to an exit function, which a forked rank does not run: its metrics would be lost.
+    """
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and getattr(wandb, "run", None) is not None:
+        wandb.finish()
 
 
 def _summarize(job: Job, rank: Rank, outcome: Outcome) -> None:

@@ -143,7 +143,7 @@ def pages_of(site: Path) -> list[Path]:
     return [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
 
 
-@pytest.mark.parametrize("name", ["index", "tutorial/05-evaluation"])
+@pytest.mark.parametrize("name", ["index", "tutorial/05-evaluation", "promises", "api/lit_mnist"])
 def test_a_page_of_the_documentation(browser: Chromium, site: Path, name: str) -> None:
     assert_fine(check(browser, site / f"{name}.html", f"docs {Path(name).stem}"))
 
@@ -154,3 +154,29 @@ def test_the_documentation(browser: Chromium, site: Path, theme: str) -> None:
     pages = pages_of(site)
     assert len(pages) > 30
     assert_fine([text for page in pages for text in check(browser, page, f"docs {page.stem}", (theme,))])
+
+
+def test_the_search_works_in_pages_of_a_folder(browser: Chromium, site: Path) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.open(site / "tutorial" / "05-evaluation.html", "light", 1400)
+    field = browser.driver.find_element("css selector", ".md-search__input")
+    field.click()
+    field.send_keys("GradScaler")
+    results = WebDriverWait(browser.driver, 30).until(
+        lambda driver: [
+            link.get_attribute("href") for link in driver.find_elements("css selector", ".md-search-result__item a")
+        ]
+    )
+    assert any("semantics.html" in address or "07-precision.html" in address for address in results)
+    loaded = browser.driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert all(address.startswith("file:") for address in loaded)
+
+
+def test_a_table_of_long_texts_needs_no_scrolling_on_a_phone(browser: Chromium, site: Path) -> None:
+    browser.open(site / "promises.html", "light", 390)
+    ends = "[...document.querySelectorAll('.md-typeset td')].map(cell => cell.getBoundingClientRect().right)"
+    widest = f"return Math.max(...{ends})"
+    assert browser.driver.execute_script(widest) <= 390
+    label = "return getComputedStyle(document.querySelector('.md-typeset td:nth-child(2)'), '::before').content"
+    assert "measured here" in browser.driver.execute_script(label)

@@ -3,7 +3,7 @@
 python tests/ddp_doctor/mutations.py               all, which takes many hours on two cores; a restart resumes
 python tests/ddp_doctor/mutations.py set_epoch     those whose names contain one of the words, again
 python tests/ddp_doctor/mutations.py --most 120    the first 120 of the order
-python tests/ddp_doctor/mutations.py --table       writes the results so far into docs/doctor.md
+python tests/ddp_doctor/mutations.py --table       writes the results so far into docs/doctor-proof.md
 
 A mutation changes only functions that the program reaches. Each mutant is examined by all checks. The order is that of
 a fixed seed: first one program of every kind with every fault, then a second one, and so on. On a busy machine,

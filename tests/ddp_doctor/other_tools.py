@@ -1,4 +1,4 @@
-"""Runs the planted programs with two other tools, and prints what they report: the rows of docs/doctor.md.
+"""Runs the planted programs with two other tools, and prints what they report: the rows of docs/doctor-proof.md.
 
 python tests/ddp_doctor/other_tools.py guardtower        all programs that are functions or LightningModules
 python tests/ddp_doctor/other_tools.py torch_audit gan   those whose names contain a word

@@ -1,4 +1,4 @@
-"""Examines the planted faults, TrainCheck's errors and the healthy projects, and writes the table of docs/doctor.md.
+"""Examines the planted faults, TrainCheck's errors and the healthy projects; writes the table of docs/doctor-proof.md.
 
 python tests/ddp_doctor/suite.py             all, which takes more than an hour on two cores
 python tests/ddp_doctor/suite.py ld013 gan   those whose names contain a word; the results of the others are kept
@@ -30,7 +30,8 @@ from ddp_doctor.findings import Report, Verdict
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = float(os.environ.get("DOCTOR_TIMEOUT", "60"))
-PAGE, RESULTS = ROOT / "docs" / "doctor.md", ROOT / "build" / "doctor-suite.json"
+GUIDE, PAGE = ROOT / "docs" / "doctor.md", ROOT / "docs" / "doctor-proof.md"
+RESULTS = ROOT / "build" / "doctor-suite.json"
 BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
 TRAINCHECK = tuple(
     Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
@@ -168,7 +169,7 @@ def _write(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def checks_table() -> str:
-    """Returns the table of all checks for the page."""
+    """Returns the table of all checks for the guide."""
     lines = ["| code | finds | structural | reported in |", "|---|---|---|---|"]
     for code, check in describe().items():
         structural = "yes" if check.structural else ""
@@ -178,10 +179,10 @@ def checks_table() -> str:
 
 
 def write_checks() -> None:
-    """Writes the table of all checks into the page."""
-    before, _, rest = PAGE.read_text().partition("<!-- checks -->\n")
+    """Writes the table of all checks into the guide."""
+    before, _, rest = GUIDE.read_text().partition("<!-- checks -->\n")
     after = rest.partition("<!-- end of checks -->\n")[2]
-    PAGE.write_text(f"{before}<!-- checks -->\n{checks_table()}<!-- end of checks -->\n{after}")
+    GUIDE.write_text(f"{before}<!-- checks -->\n{checks_table()}<!-- end of checks -->\n{after}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from example_report import example, hostile
 from html_page import Page
-from suite import PAGE, checks_table
+from suite import GUIDE, checks_table
 
 import ddp_doctor
 from ddp_doctor.findings import REASONS, CheckState, Finding, Report, State, Verdict
@@ -197,4 +197,4 @@ def test_the_page_is_self_contained_and_escaped() -> None:
 
 
 def test_the_documented_checks_are_those_of_the_package() -> None:
-    assert checks_table() in PAGE.read_text()
+    assert checks_table() in GUIDE.read_text()

@@ -87,10 +87,10 @@ def read_mutations(path: Path = ENTRIES) -> list[Mutation]:
 
 
 def read_promises(root: Path = ROOT) -> list[str]:
-    """Returns the first column of the table of docs/promises.md."""
+    """Returns the first column of the tables of docs/promises.md, without their headings."""
     lines = (root / "docs" / "promises.md").read_text().splitlines()
     rows = [line.removeprefix("| ").partition(" | ")[0] for line in lines if line.startswith("| ")]
-    return rows[1:]
+    return [row for row in rows if row != "promise"]
 
 
 @contextmanager
