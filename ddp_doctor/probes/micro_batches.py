@@ -92,7 +92,7 @@ class MicroBatchProbe:
             world_size: Number of ranks.
             begin: How many of the micro-batches an earlier process has had.
         """
-        loaded = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world_size)]
+        loaded = [torch.load(folder / f"rank{rank}.pt", weights_only=True, mmap=True) for rank in range(world_size)]
         self.ranks = [part["tensors"] for part in loaded]
         self.plan = plan_of([part["events"] for part in loaded])[begin:]
 

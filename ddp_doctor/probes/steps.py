@@ -19,6 +19,7 @@ from ddp_doctor.records.spec import Spec
 
 # Tensors of larger models are recorded in the first step alone.
 _LARGE = 5_000_000
+_MOST_STEPS = 6
 # The gradients of more backward passes per step are not recorded one by one.
 _MOST_PARTS = 16
 
@@ -96,8 +97,10 @@ class StepProbe:
 
     def most_steps(self, size: int) -> int:
         """Returns the steps whose tensors are recorded, for optimizers with so many values."""
+        # A longer run serves checks that read no tensors.
+        steps = min(self.spec.steps, _MOST_STEPS) if self.spec.purpose == "train" else self.spec.steps
         # One process may step after the micro-batches of each rank.
-        return (1 if size > _LARGE else 2 * self.spec.steps) * int(self.spec.interventions.get("ranks", 1))
+        return (1 if size > _LARGE else 2 * steps) * int(self.spec.interventions.get("ranks", 1))
 
     def _number(self, optimizer: Optimizer) -> int:
         # A comparison of optimizers is one of identities.

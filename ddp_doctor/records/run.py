@@ -162,7 +162,8 @@ class Run:
 def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:
     """Returns what a rank recorded, which is nothing if it was lost."""
     path = folder / f"rank{rank}.pt"
-    loaded = torch.load(path, "cpu", weights_only=True) if path.exists() else {"events": [], "tensors": {}}
+    # The tensors of all runs need not be in memory at once.
+    loaded = torch.load(path, "cpu", weights_only=True, mmap=True) if path.exists() else {"events": [], "tensors": {}}
     output, stack, lines = (
         _text(folder / name) for name in (f"output{rank}.txt", f"stack{rank}.txt", f"journal{rank}.jsonl")
     )
