@@ -8,7 +8,7 @@ from math import isclose
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.findings import Finding, cannot_tell, depends, fault, not_reached, note
+from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
 CODE = "LD017"
@@ -32,6 +32,8 @@ THREADS = ("huggingface/accelerate#2926", "huggingface/accelerate#2318")
 STRUCTURAL = True
 # A program without epochs has more steps than are compared.
 _MOST_STEPS = 12
+# Of the difference between the rates after as many samples, and after as many times more.
+_NEAR = 0.25
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -68,6 +70,10 @@ def check(evidence: Evidence) -> list[Finding]:
         message += " It steps after each epoch, and an epoch has as many samples on any number of ranks."
         proof = "With one step of the schedule per epoch, the learning rates are those of one process."
         return [fault(message, step, "", amount, place, proof)]
+    by_rates = _by_rates(evidence, record, count)
+    if all(finding.verdict is not Verdict.CANNOT_TELL for finding in by_rates):
+        # Each sample may have the learning rate that it has on one process, as with a schedule that Accelerate steps.
+        return by_rates
     message += f" It ends after {count} times fewer optimizer steps, unless its length counts those of one process."
     return [depends(message, step, "", amount, place)]
 
@@ -91,7 +97,7 @@ def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Findin
     alone = _of_first_epoch(one)
     compared = [_compare(ours[number][:_MOST_STEPS], alone.get(number, []), count) for number in changing]
     if not any(steps for steps, _ in compared):
-        return [cannot_tell("An epoch has too few steps to compare the learning rates, or its first one is 0.")]
+        return [cannot_tell("An epoch has too few steps to compare the learning rates.")]
     found = next((found for _, found in compared if found), None)
     if found is None:
         return []
@@ -104,11 +110,16 @@ def _compare(
 ) -> tuple[int, tuple[int, Callable[..., Finding], str, str] | None]:
     """Returns how many steps can be compared, and the first that differs: its number, verdict, message and amount."""
     # A schedule may count from 1.
-    steps = [step for step in range(1, len(rates)) if step * count + 1 < len(alone) and rates[0] and alone[0]]
+    steps = [
+        step for step in range(1, len(rates)) if step * count + 1 < len(alone) and bool(rates[0]) == bool(alone[0])
+    ]
+    # A warm-up may begin at 0.
+    first = rates[0] or 1.0
+    alone = [rate / (alone[0] or 1.0) for rate in alone]
     for step in steps:
-        found, expected = rates[step] / rates[0], [alone[step] / alone[0], alone[step * count] / alone[0]]
+        found, expected = rates[step] / first, [alone[step], alone[step * count]]
         # Between as many steps and as many samples.
-        near = [rate / alone[0] for rate in alone[step : step * count + 2]]
+        near = alone[step : step * count + 2]
         if min(near) * (1 - 1e-5) - 1e-9 <= found <= max(near) * (1 + 1e-5) + 1e-9:
             continue
         amount = f"{found:.4g} of the first learning rate instead of {expected[1]:.4g}"
@@ -117,11 +128,24 @@ def _compare(
             f"one process it is {expected[0]:.4g} after as many steps, and {expected[1]:.4g} after as many samples."
         )
         far = step * count**2
-        if far < len(alone) and isclose(found, alone[far] / alone[0], rel_tol=1e-5):
+        if far < len(alone) and _is_far(rates, alone, count):
             message += f" It is that after {count} times as many samples: the schedule advances once per process."
             return len(steps), (step, fault, message, amount)
         return len(steps), (step, depends, message, amount)
     return len(steps), None
+
+
+def _is_far(rates: Sequence[float], alone: Sequence[float], count: int) -> bool:
+    """Returns whether the rates are those of one process after as many times as many samples, in each known step.
+
+    The lengths of two schedules are whole numbers of batches, so their rates are not equal.
+    """
+    far = [
+        (rates[step] / (rates[0] or 1.0), alone[step * count], alone[step * count**2])
+        for step in range(1, len(rates))
+        if step * count**2 < len(alone)
+    ]
+    return bool(far) and all(abs(found - late) <= _NEAR * abs(now - late) for found, now, late in far)
 
 
 def _first_epoch(record: RankRecord) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from ddp_doctor.probes.micro_batches import Turn, plan_of
 from ddp_doctor.records.run import RankRecord, Run
 
 _KINDS = ("applied", "local")
+_DIVISIONS = ("div", "divide", "true_divide", "__truediv__", "div_")
 _UNSEEN = (
     "what depends on the samples of several ranks at once, such as batch norm or unequal numbers of labels, is not seen"
 )
@@ -36,7 +37,10 @@ def compare_micro_batches(ranks: Run, references: Sequence[Run], *, threshold: f
         return RankComparison(cannot="no optimizer step was seen on one process")
     if why := _why_other_losses(ranks, one, plan, threshold):
         return RankComparison(cannot=why)
-    joined = _joined(ranks, one, plan, threshold)
+    factor = _common_factor(one, plan, len(ranks.ranks))
+    if not factor:
+        return RankComparison(cannot="the loss depends on a number that the ranks count together")
+    joined = _joined(ranks, one, plan, threshold, factor)
     if isinstance(joined, str):
         return RankComparison(cannot=joined)
     if not joined.tensors:
@@ -66,7 +70,7 @@ def _one_after_another(records: Sequence[RankRecord]) -> RankRecord:
     tensors: dict[str, torch.Tensor] = {}
     steps = passes = 0
     for record in records:
-        for event in record.of_kind("step", "backward"):
+        for event in record.of_kind("step", "backward", "number"):
             own = {"passes": [number + passes for number in event["passes"]]} if event["kind"] == "step" else {}
             events.append({**event, **own})
         for name, tensor in record.tensors.items():
@@ -96,7 +100,31 @@ def _why_other_losses(ranks: Run, one: RankRecord, plan: Sequence[Turn], thresho
     return ""
 
 
-def _joined(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float) -> RankRecord | str:
+def _common_factor(one: RankRecord, plan: Sequence[Turn], ranks: int) -> float:
+    """Returns what the loss of a rank is multiplied with if all divide by a number that they count together; else 1.
+
+    One process divides the loss of each rank by the number of all of them, for example of tokens. The ranks have the
+    mean of their gradients. The factor is that of a mean over all samples. It is 0 if it is not known.
+    """
+    first = {(turn.step, turn.rank): turn.number for turn in reversed(plan)}
+    found: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
+    for event in one.of_kind("number"):
+        if event["function"] not in _DIVISIONS:
+            return 0.0
+        step, rank, number = event["turn"]
+        place = step, number - first[step, rank]
+        known = found.setdefault(place, {}).setdefault(rank, (event["own"], event["given"]))
+        if known != (event["own"], event["given"]):
+            return 0.0
+    factors = []
+    for numbers in found.values():
+        own, given = (sum(values) for values in zip(*numbers.values(), strict=True))
+        factors += [given / own] if len(numbers) == ranks and own else []
+    same = bool(factors) and all(isclose(factor, factors[0], rel_tol=1e-6) for factor in factors)
+    return factors[0] if same else float(not found)
+
+
+def _joined(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float, factor: float) -> RankRecord | str:
     """Returns a record with the gradients of one process by the steps of the ranks, or why there is none."""
     wanted: dict[int, set[Turn]] = {}
     for turn in plan:
@@ -124,9 +152,8 @@ def _joined(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float)
             for key in keys:
                 found = [own.tensors.get(f"{kind}/{number}/{key}") for number in numbers]
                 if all(tensor is not None for tensor in found):
-                    tensors[f"{kind}/{step}/{key}"] = torch.stack(
-                        [tensor for tensor in found if tensor is not None]
-                    ).mean(0)
+                    mean = torch.stack([tensor for tensor in found if tensor is not None]).mean(0)
+                    tensors[f"{kind}/{step}/{key}"] = factor * mean
     events: list[dict[str, Any]] = ranks.ranks[0].of_kind("step")
     return replace(one, events=events, tensors=tensors)
 

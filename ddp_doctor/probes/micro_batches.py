@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from ddp_doctor.torch_internals import in_backward, tree_leaves, tree_map
 # Tensors of more values, such as a table that the loss looks up, are not data of a batch.
 _MOST_VALUES = 20_000_000
 _MOST_INPUTS = 100
+FUNCTION = "function "
 
 
 class Turn(NamedTuple):
@@ -122,7 +124,7 @@ class MicroBatchProbe:
 
     def function_inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns the arguments of a function of the model's outputs, such as a loss."""
-        return self._inputs(f"function {name}", args, kwargs)
+        return self._inputs(f"{FUNCTION}{name}", args, kwargs)
 
     def _inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         count = self._counts[name] = self._counts.get(name, 0) + 1
@@ -138,10 +140,18 @@ class MicroBatchProbe:
                 self.recorder.keep(key.format(self._number), leaf)
                 return leaf
             other = self.ranks[turn.rank].get(key.format(turn.number)) if turn else None
-            fits = other is not None and other.dtype == leaf.dtype and other.ndim == leaf.ndim
-            return other.clone().to(leaf.device) if fits and other is not None else leaf
+            if other is None or other.dtype != leaf.dtype or other.ndim != leaf.ndim:
+                return leaf
+            if name.startswith(FUNCTION) and leaf.numel() == other.numel() == 1:
+                self._compare_numbers(name.removeprefix(FUNCTION), float(leaf), float(other))
+            return other.clone().to(leaf.device)
 
         return tree_map(take, (args, kwargs))
+
+    def _compare_numbers(self, name: str, own: float, given: float) -> None:
+        """Records a number that is another one on the ranks, such as the tokens that they have counted together."""
+        if self.turn and not isclose(own, given, rel_tol=1e-6):
+            self.recorder.add("number", function=name, own=own, given=given, turn=list(self.turn))
 
     def _begin(self) -> None:
         """Begins the calls of the model in this micro-batch."""

@@ -26,6 +26,9 @@ def warm(step: int, total: int) -> float:
         (lambda step: cosine(step, 20), lambda step: cosine(step, 40), None),
         (lambda step: warm(step, 20), lambda step: warm(step, 40), None),
         (lambda step: cosine(2 * step, 20), lambda step: cosine(step, 40), fault),
+        # A warm-up from 0 that counts the steps of one process, and one that is half as long on two ranks.
+        (lambda step: 2 * step / 100, lambda step: step / 100, None),
+        (lambda step: 2 * step / 20, lambda step: step / 40, fault),
         # A warm-up from the rate of one process to that of all.
         (lambda step: 1 + step / 3, lambda _: 1.0, depends),
     ],
