@@ -21,6 +21,7 @@ from ddp_doctor.command import complete as complete_doctor
 from ddp_doctor.command import main as doctor
 from lit_mnist.cli.help import help_text
 from lit_mnist.cli.request import parse
+from lit_mnist.cli.versions import check_versions
 from lit_mnist.cli.words import split_command
 from lit_mnist.distributed.rank import (
     Rank,
@@ -143,6 +144,7 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
             print_line(text)
             return 0
         guard_streams(lambda text: print_error(f"warning: This command {text}"))
+        check_versions()
         require_main_thread()
         STOP.listen()
         adopt_slurm()
