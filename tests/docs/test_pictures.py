@@ -57,11 +57,11 @@ def test_each_image_of_a_page_exists_and_has_an_alternative_text() -> None:
 
 def test_the_readme_shows_the_two_programs_that_it_runs() -> None:
     (block,) = re.findall(r"^```diff\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    removed, added = ([line[1:] for line in block.splitlines() if line[0] == mark] for mark in "-+")
-    assert len(removed) + len(added) == len(block.splitlines())
+    removed, added, kept = ([line[1:] for line in block.splitlines() if line[0] == mark] for mark in "-+ ")
+    assert len(removed) + len(added) + len(kept) == len(block.splitlines())
     before, after = ((GUARANTEES / name).read_text().splitlines()[2:] for name in ("before.py", "after.py"))
-    assert set(removed) <= set(before)
-    assert set(added) <= set(after)
+    assert {*removed, *kept} <= set(before)
+    assert {*added, *kept} <= set(after)
     assert [line for line in before if line not in removed] == [line for line in after if line not in added]
 
 
