@@ -46,10 +46,10 @@ def shown_lines(report: str) -> list[str]:
     return [*lines, "...", seconds]
 
 
-def draw(lines: list[str]) -> str:
-    """Returns the lines as a picture."""
+def draw(lines: list[str], title: str) -> str:
+    """Returns the lines of a terminal as a picture."""
     widest = max(len(line) for line in lines)
-    picture = Picture(round(widest * CELL + 2 * MARGIN), round(len(lines) * LEADING + 1.5 * MARGIN), TITLE)
+    picture = Picture(round(widest * CELL + 2 * MARGIN), round(len(lines) * LEADING + 1.5 * MARGIN), title)
     color = "text"
     for number, line in enumerate(lines):
         color = color_of(line, color)
@@ -76,7 +76,7 @@ def main() -> None:
     saved = HERE / "doctor.txt"
     if "--run" in sys.argv[1:]:
         saved.write_text(examine(), encoding="utf-8")
-    (HERE / "doctor.svg").write_text(draw(shown_lines(saved.read_text(encoding="utf-8"))), encoding="utf-8")
+    (HERE / "doctor.svg").write_text(draw(shown_lines(saved.read_text(encoding="utf-8")), TITLE), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ def test_each_picture_is_what_its_script_draws(tmp_path: Path) -> None:
     copy = tmp_path / "docs" / "pictures"
     copy.mkdir(parents=True)
     (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
+    copy.with_name("bench").symlink_to(ROOT / "docs" / "bench")
     for path in PICTURES.iterdir():
         if path.suffix in {".py", ".txt", ".json"}:
             (copy / path.name).write_bytes(path.read_bytes())
@@ -53,6 +54,14 @@ def test_each_image_of_a_page_exists_and_has_an_alternative_text() -> None:
             assert len(words.split()) > 5, (page, target)
             shown.add((page.parent / target).resolve())
     assert set(PICTURES.glob("*.svg")) <= shown
+
+
+def test_the_gallery_is_small_and_names_no_folder_of_a_machine() -> None:
+    files = [path for path in (ROOT / "docs" / "gallery").iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 1_500_000
+    pages = [path.read_text(encoding="utf-8") for path in files if path.suffix == ".html"]
+    assert len(pages) >= 4
+    assert not [page for page in pages if re.search(r"/tmp/|/home/|/root/|\.venv", page)]
 
 
 def test_the_readme_shows_the_two_programs_that_it_runs() -> None:
