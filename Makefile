@@ -1,4 +1,4 @@
-# make train | make test | make soak | make lint | make docs | make browser | make bench | make doctor-corpus: each makes the environment in .venv first where there is none.
+# make train | make test | make soak | make lint | make docs | make pictures | make gallery | make browser | make bench | make doctor-corpus: each makes the environment in .venv first where there is none.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 DEVICES := $(if $(filter 1,$(GPUS)),1,2)
 
-.PHONY: train test soak lint docs browser bench doctor-corpus clean
+.PHONY: train test soak lint docs pictures gallery browser bench doctor-corpus clean
 
 train: $(VENV)/.installed
 	@echo "$(GPUS) GPUs found: training on $(DEVICES) device(s)"
@@ -38,6 +38,14 @@ docs: $(VENV)/.installed-dev
 	@# Not --quiet: with it, mkdocs does not count warnings.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
+
+# Draws the pictures of the pages from the data beside their scripts.
+pictures: $(VENV)/.installed
+	@for script in $$(ls docs/pictures/*.py | grep -v /svg.py); do $(BIN)/python $$script || exit 1; done
+
+# Makes the gallery from real runs.
+gallery: $(VENV)/.installed-dev
+	$(BIN)/python docs/gallery/gallery.py
 
 # Opens every page in light and dark at 390 and 1,400 pixels, and leaves images of them.
 browser: $(VENV)/.installed-dev

@@ -1,7 +1,7 @@
 """Hooks of mkdocs: the pages read well in a checkout, and the site shows the same pages with the code that they name.
 
 - The README is the first page, and the changelog and the guide for contributors are pages.
-- A link to a file outside `docs/` leads to a copy of that file in the site.
+- A link to a file outside `docs/` leads to a copy of that file in the site. An image is a link.
 - A line that consists of a link such as [`run` in `train.py`](../train.py) is replaced by the code of that function or
   class, and [`run`, section `data`, in `train.py`](../train.py) by the part of it below the comment `# --- data`.
 - Each check of the doctor has a page with what `ddp-doctor --explain` prints; a link to its file leads there.
@@ -27,7 +27,7 @@ PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.
 # The folder of the site with the other files from outside `docs/`.
 SOURCE = "source"
 CHECKS = ROOT / "ddp_doctor" / "checks"
-LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
 CODE = re.compile(
     r"^\[`(?P<name>[\w.]+)`(?:, section `(?P<section>[^`]+)`,)? in `(?P<path>[\w/.-]+)`\]\((?P<target>[^)]+)\)$",
     re.MULTILINE,
@@ -129,7 +129,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         found = uri_of(target)
         if found is None:
             return match["text"]
-        return f"[{match['text']}]({posixpath.relpath(found, posixpath.dirname(uri) or '.')}{match['anchor'] or ''})"
+        link = posixpath.relpath(found, posixpath.dirname(uri) or ".")
+        return f"{match['image']}[{match['text']}]({link}{match['anchor'] or ''})"
 
     parts, end = [], 0
     for fenced in [*FENCED.finditer(markdown), None]:
