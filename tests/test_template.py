@@ -54,7 +54,7 @@ def test_an_early_stop_is_told_recorded_and_repeated(program: Program) -> None:
 
 def test_the_python_lines_of_the_page_run_as_they_stand(tmp_path: Path) -> None:
     """Beside the run that they name; the training is the default recipe's, whole."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "layout.md").read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "code.md").read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) == 1
     few = ("--data.train_size", 640, "--data.val_size", 100, "--data.test_size", 100)
     run = Program(tmp_path).train(*few)
@@ -64,7 +64,7 @@ def test_the_python_lines_of_the_page_run_as_they_stand(tmp_path: Path) -> None:
     def work() -> int:
         os.chdir(tmp_path)
         names: dict[str, Any] = {}
-        exec(compile(blocks[0], "docs/layout.md", "exec"), names)  # noqa: S102
+        exec(compile(blocks[0], "docs/code.md", "exec"), names)  # noqa: S102
         saved = result_of(tmp_path / "runs" / "NAME")
         assert weights_sha256(names["network"].net.state_dict()) == saved["weights_sha256"]
         assert not names["network"].training
