@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,10 @@ _Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 _SECONDS_AFTER_SIGTERM = 10
 
 
+class WorkerLostError(Exception):
+    """A loader worker ended before its work was done."""
+
+
 def load_batches(
     samples: Samples, batches: Sequence[Indices], workers: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -40,7 +46,8 @@ def load_batches(
     `workers` processes prefetch; with 0, this process loads a batch when it is requested.
 
     Raises:
-        Exception: Raised by a worker, with its traceback in the message; RuntimeError if a worker was killed.
+        Exception: Raised by a worker, with its traceback in the message; WorkerLostError, or RuntimeError if torch notices
+            it while it reads, if a worker was killed.
     """
     workers = min(workers, len(batches))
     loader = DataLoader(
@@ -56,6 +63,8 @@ def load_batches(
     # A worker must not receive a signal before it has set its handlers.
     with blocked():
         loaded: Iterator[_Arrays] = iter(loader)
+    if workers:
+        _report_lost_workers()
     for number in range(len(batches)):
         arrays = next(loaded)
         if number + 1 == len(batches):
@@ -63,6 +72,31 @@ def load_batches(
             del loaded
         images, targets = arrays
         yield torch.from_numpy(images), torch.from_numpy(targets)
+
+
+class _WorkerSignals:
+    """The handler of SIGCHLD that torch has installed, with another type of error.
+
+    torch raises RuntimeError wherever the rank is. `threading.Condition.notify`, with which the rank gives its workers
+    indices, ignores this type: the rank would then wait forever for the rest of a batch that the worker was writing.
+    """
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self._handler = handler
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        try:
+            self._handler(signum, frame)
+        except RuntimeError as error:
+            raise WorkerLostError(str(error)) from None
+
+
+def _report_lost_workers() -> None:
+    # torch has a handler in the main thread only.
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGCHLD)
+        if callable(handler) and not isinstance(handler, _WorkerSignals):
+            signal.signal(signal.SIGCHLD, _WorkerSignals(handler))
 
 
 def _collate(samples: Sequence[tuple[torch.Tensor, Any]]) -> _Arrays:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import re
 import signal
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from conftest import Program, processes_of, ranks_of, result_of, wait_for
+from conftest import Program, processes_of, ranks_of, result_of, run_forked, wait_for
 from faults.conftest import read_errors, read_step, wait_for_exit
 
 from lit_mnist.cli.request import parse
 from lit_mnist.data.dataset import Dataset
 from lit_mnist.data.digits.split import Samples
 from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
+from lit_mnist.data.workers import WorkerLostError, load_batches
 from lit_mnist.errors import InputError
 from lit_mnist.experiment import DataSettings, Experiment
 from lit_mnist.training.job import Splits, plan_for, split_dataset
@@ -131,6 +135,52 @@ def test_an_exception_in_a_worker_is_raised_in_its_rank(program: Program, monkey
     assert done.code == 3
     assert re.search(r"error: Rank \d \(.*\) failed", done.err), done.err
     assert re.search(r"LookupError: sample \d+, threads 1\b", done.err), done.err
+
+
+class LargeSamples:
+    """Samples that do not fit into a pipe, so that a worker is always writing one."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((1 << 18,), float(index)), index
+
+
+class Waiter:
+    """Receives the signal of a killed worker when it is released."""
+
+    def release(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def is_asleep(pid: int) -> bool:
+    states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"S"}
+
+
+def test_a_killed_worker_is_noticed_while_its_rank_gives_out_indices(tmp_path: Path) -> None:
+    """`Condition.notify` ignores a RuntimeError, and the rest of the batch never arrives."""
+
+    def work() -> int:
+        # The threads that send indices inherit the mask.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        batches = load_batches(LargeSamples(), [np.array([index]) for index in range(8)], 1)  # type: ignore[arg-type]
+        next(batches)
+        (worker,) = multiprocessing.active_children()
+        # It waits for its next index, and until its rank reads what it writes.
+        wait_for(lambda: is_asleep(worker.pid or 0), 20)
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        # Returns as soon as the worker has ended, and lets torch find that.
+        os.waitid(os.P_PID, worker.pid or 0, os.WEXITED | os.WNOWAIT)
+        condition = threading.Condition()
+        condition._waiters.append(Waiter())  # type: ignore[attr-defined]
+        try:
+            with condition:
+                condition.notify()
+            next(batches)
+        except WorkerLostError as error:
+            return 0 if "killed by signal" in str(error) else 1
+        return 2
+
+    assert run_forked(work, tmp_path, 40).code == 0
 
 
 def workers_of(launcher: int) -> set[int]:
