@@ -1,4 +1,4 @@
-# make train | make test | make soak | make lint | make docs | make pictures | make gallery | make browser | make bench | make doctor-corpus: each makes the environment in .venv first where there is none.
+# make train | make test | make quick | make soak | make lint | make docs | make pictures | make gallery | make browser | make bench | make doctor-corpus: each makes the environment in .venv first where there is none.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 DEVICES := $(if $(filter 1,$(GPUS)),1,2)
 
-.PHONY: train test soak lint docs pictures gallery browser bench doctor-corpus clean
+.PHONY: train test quick soak lint docs pictures gallery browser bench doctor-corpus clean
 
 train: $(VENV)/.installed
 	@echo "$(GPUS) GPUs found: training on $(DEVICES) device(s)"
@@ -19,6 +19,10 @@ train: $(VENV)/.installed
 # Two at a time: most of a test is one process's start, which leaves a second core idle.
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
+
+# What concerns the changed files, in about a minute.
+quick: $(VENV)/.installed-dev
+	$(BIN)/python tests/quick.py
 
 # The measurements of the fault suite go into docs/reliability.md. The mutations show that the tests can fail.
 soak: $(VENV)/.installed-dev

@@ -25,7 +25,7 @@ from lit_mnist.errors import InputError
 
 __all__ = ["ROOT", "Done", "forked", "on_ranks", "processes_of", "ranks_of", "run_forked", "wait_for"]
 
-pytest_plugins = ["needs"]
+pytest_plugins = ["needs", "pytester"]
 
 # Tests use the CPU even if there are GPUs. The GPU tests take the GPUs from this list. The workers of pytest-xdist
 # inherit the variable.
