@@ -46,8 +46,8 @@ def load_batches(
     `workers` processes prefetch; with 0, this process loads a batch when it is requested.
 
     Raises:
-        Exception: Raised by a worker, with its traceback in the message; WorkerLostError, or RuntimeError if torch notices
-            it while it reads, if a worker was killed.
+        Exception: Raised by a worker, with its traceback in the message; if a worker was killed, WorkerLostError, or
+            RuntimeError if torch notices it while it reads.
     """
     workers = min(workers, len(batches))
     loader = DataLoader(

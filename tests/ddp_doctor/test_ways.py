@@ -17,7 +17,7 @@ from compared_command import compared
 from conftest import CHILD_ENV
 
 import ddp_doctor
-from ddp_doctor.evidence.micro_batches import compare_micro_batches, missing_turns
+from ddp_doctor.evidence.micro_batches import _common_factor, compare_micro_batches, missing_turns
 from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOLD
 from ddp_doctor.launch.command_rank import is_launcher
 from ddp_doctor.launch.srun import without_options
@@ -61,6 +61,7 @@ BATCHING: dict[str, tuple[list[str], str]] = {
     "two loaders at once": ([*_TORCHRUN, "gan.py"], BATCHES),
     "batches fetched ahead": ([*_TORCHRUN, "fetched_ahead.py"], BATCHES),
     "a batch sampler and mixup": ([*_TORCHRUN, "own_sampler.py"], MICRO_BATCHES),
+    "tokens counted by all ranks": ([*_TORCHRUN, "counted_tokens.py"], MICRO_BATCHES),
     "unequal batches": ([*_TORCHRUN, "uneven_batches.py"], BATCHES),
 }
 HEALTHY = STARTS | BATCHING
@@ -104,6 +105,23 @@ def test_ranks_that_a_program_forks_are_compared() -> None:
     assert [len(run.ranks) for run in runs.values()] == [2, 1]
     assert found.difference < 1e-9
     assert found.method == BATCHES
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "factor"),
+    # The sum of the counts of all ranks, their mean, and numbers that are no divisors or that differ.
+    [("div", (30.0, 30.0), 2.0), ("div", (15.0, 15.0), 1.0), ("mul", (30.0, 30.0), 0.0), ("div", (30.0, 20.0), 0.0)],
+)
+def test_a_count_of_all_ranks_changes_the_loss_of_one_process(
+    function: str, given: tuple[float, float], factor: float
+) -> None:
+    plan = [Turn(step, rank, step) for step in range(2) for rank in range(2)]
+    numbers = [
+        {"kind": "number", "function": function, "own": own, "given": given[turn.step], "turn": list(turn)}
+        for turn, own in zip(plan, (10.0, 20.0, 18.0, 12.0), strict=True)
+    ]
+    assert _common_factor(RankRecord(0, numbers), plan, 2) == factor
+    assert _common_factor(RankRecord(0), plan, 2) == 1.0
 
 
 @pytest.mark.timeout(200)
