@@ -147,8 +147,12 @@ def training() -> int:
 
 
 def lengths(output: str) -> int:
-    """Returns the length of the longest line that ends with a line feed, without what a bar has drawn before it."""
-    return max(len(line.rstrip("\r").rpartition("\r")[2]) for line in output.split("\n"))
+    """Returns the length of the longest line that ends with a line feed, without what a bar has drawn before it.
+
+    A line of one word, such as a path, cannot be shorter.
+    """
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in output.split("\n")]
+    return max((len(line) for line in lines if len(line.split()) > 1), default=0)
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"CI": "true"}], ids=" ".join)
