@@ -85,7 +85,7 @@ def test_a_standard_output_that_cannot_be_written_does_not_end_the_run(
     program: Program, engine: str, devices: int, redirect: Callable[[], None]
 ) -> None:
     folder = program.folder / "run"
-    # Without the notes on the precision and the learning rate: the ranks print first.
+    # Without the notes on the precision and the learning rate, the command prints one line before the ranks do.
     silent = ("--precision", "32-true", "--model.schedule", "constant")
     words = (*SMALL, *silent, "--devices", devices, "--epochs", 3, "--run-dir", folder)
     done = printing(program, redirect, *words, engine=engine)
@@ -95,6 +95,8 @@ def test_a_standard_output_that_cannot_be_written_does_not_end_the_run(
     assert "Exception ignored" not in done.err
     if redirect is not to_nothing:
         assert "can no longer write its standard output" in done.err
+    if redirect is to_a_reader_that_leaves:
+        # The reader has read what the command prints before it starts the ranks.
         assert "can no longer write its standard output" in (folder / "logs" / "rank-0.log").read_text()
 
 
