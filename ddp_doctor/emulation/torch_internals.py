@@ -72,7 +72,7 @@ def make_wrappers_in_memory(in_memory: Callable[[Any], Any]) -> None:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return make(*args, **{**kwargs, "device": in_memory(kwargs.get("device"))})
 
-    torch.Tensor._make_wrapper_subclass = staticmethod(wrapper)  # type: ignore[method-assign, assignment]
+    torch.Tensor._make_wrapper_subclass = staticmethod(wrapper)  # type: ignore[method-assign]
 
 
 def skip_check_of_synchronized_norm() -> None:

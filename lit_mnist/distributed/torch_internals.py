@@ -58,6 +58,15 @@ class FailedAttempt:
     exit_codes: dict[int, int | None]
     pids: dict[int, int]
 
+    def followed_by(self, later: FailedAttempt) -> FailedAttempt:
+        """Returns this attempt with the ranks that have failed by themselves since.
+
+        A rank may exit before the rank that it lost, which still writes its report.
+        """
+        since = {rank: code for rank, code in later.exit_codes.items() if code and code > 0}
+        codes = {rank: since.get(rank) if code is None else code for rank, code in self.exit_codes.items()}
+        return FailedAttempt(codes, self.pids)
+
 
 class RankAgent(LocalElasticAgent):
     """torch's elastic agent with faster shutdown, restarts that depend on the exit code, and failure reports.
@@ -112,6 +121,8 @@ class RankAgent(LocalElasticAgent):
         if codes:
             # torch would wait 30 seconds for the remaining ranks.
             end_processes(self._pcontext._pc.processes)  # type: ignore[union-attr]
+            attempt = attempt.followed_by(self._current_attempt(worker_group))
+            codes = [code for code in attempt.exit_codes.values() if code]
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
             if not codes:

@@ -46,6 +46,7 @@ from torch.distributed import distributed_c10d
 from lit_mnist.cli.main import main
 from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.torch_internals import FailedAttempt
 from lit_mnist.engines.capabilities import ENGINES
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.run.monitor import StepMonitor
@@ -474,3 +475,10 @@ def test_a_signal_at_the_end_of_a_rank_does_not_block_the_launcher(tmp_path: Pat
 
     # A signal that arrives before a rank has ended stops the run, as it should.
     assert launched(work, tmp_path, world_size=2).code in {0, 128 + signal.SIGTERM}
+
+
+def test_a_rank_that_fails_after_the_one_that_lost_it_is_reported() -> None:
+    first = FailedAttempt({0: None, 1: 3, 2: None}, {0: 10, 1: 11, 2: 12})
+    # The agent has killed rank 2.
+    later = FailedAttempt({0: 2, 1: 3, 2: -9}, {0: 10, 1: 11, 2: 12})
+    assert first.followed_by(later) == FailedAttempt({0: 2, 1: 3, 2: None}, first.pids)
