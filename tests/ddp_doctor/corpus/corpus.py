@@ -163,9 +163,13 @@ def _result(report: dict[str, Any], code: int, log: Path) -> dict[str, Any]:
         "compared": comparison.get("made"),
         "method": comparison.get("method", ""),
         "why_not_compared": comparison.get("reason", ""),
-        "error": (report.get("error") or ("" if report else log.read_text()[-600:]))[-600:],
+        "error": (report.get("error") or ("" if report else _why_no_report(code, log)))[-600:],
         "hang": bool(report.get("hang")),
     }
+
+
+def _why_no_report(code: int, log: Path) -> str:
+    return f"The doctor was killed by {signal.Signals(-code).name}." if code < 0 else log.read_text()
 
 
 if __name__ == "__main__":
