@@ -14,23 +14,11 @@ from lit_mnist.training.batches import RankBatches
 
 
 class MNISTDataModule(LightningDataModule):
-    """Batches of MNIST, or of a data set like it, for any Trainer or your own loop.
-
-    `batch_size` is that of all ranks together. A batch of a rank has `images`, float32 [samples, 1, 28, 28], which are
-    normalized, and `targets`, int64 [samples]:
-
-        data = MNISTDataModule(batch_size=64)
-        data.setup("fit")
-        batch = next(iter(data.train_dataloader()))
-        images, targets = batch.images, batch.targets
+    """Batches of MNIST, or of a set like it: `images`, float32 [samples, 1, 28, 28], and `targets`, int64 [samples].
 
     Args:
         seed: Seed of the split, the order and the augmentation.
-        **data: The options `data.*` of the command, such as `batch_size` and `augment`.
-
-    Raises:
-        InputError: A value is out of its range, or, in `setup`, a file is damaged or missing.
-        TypeError: There is no option of this name.
+        **data: The options `data.*` of the command, such as `batch_size` and `augment`. A wrong one raises InputError.
     """
 
     def __init__(self, seed: int = 42, **data: Any) -> None:

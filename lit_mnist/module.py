@@ -14,21 +14,12 @@ from lit_mnist.training import classifier
 
 
 class LitClassifier(classifier.VerifiedLoading, LightningModule):
-    """Image classifier. It trains on `MNISTDataModule`, or on any loader of images and targets.
-
-    Images are floating point [batch, 1, 28, 28], normalized; targets are int64 [batch]:
-
-        classifier = LitClassifier(net="basicnet", lr=0.01).eval()
-        logits = classifier(torch.zeros(4, 1, 28, 28))  # float32 [4, 10]
+    """Image classifier. It trains on `MNISTDataModule`, or on any loader of images and targets, int64 [batch].
 
     Args:
         num_classes: Number of classes.
         seed: Seed of the initial weights and of dropout.
-        **model: The options `model.*` of the command, such as `net` and `lr`.
-
-    Raises:
-        InputError: A value is out of its range.
-        TypeError: There is no option of this name.
+        **model: The options `model.*` of the command, such as `net` and `lr`. A wrong value raises InputError.
     """
 
     # Dropout is a function of the seed and the step, so that a run can resume on another number of ranks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import wrong_reduction
+from ddp_doctor.evidence.reduction import wrong_reduction
 from ddp_doctor.evidence.requirements import one_pass, optimizer_steps, wrapped
 from ddp_doctor.findings import Finding, fault
 

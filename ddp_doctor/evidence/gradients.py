@@ -15,9 +15,6 @@ from ddp_doctor.records.run import RankRecord, Run
 
 # Relative; gradients of 32 bits.
 _SAME = 1e-4
-# Relative to the largest gradient of a step. In exact arithmetic, that of the bias of a key in attention is zero.
-_ROUNDING = 1e-6
-_LEAST_OF_16_BITS = 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -85,12 +82,12 @@ def _classify(first: RankRecord, second: RankRecord, step: int, different: list[
     if not unequal:
         # The gradients are equal, but the weights were not, or the optimizers are different.
         return Divergence(step, "other", tuple(names[key] for key in different if key in names), place=place)
-    own = all(_is_multiple(applied, local) for key in unequal for applied, local in zip(*known[key], strict=True))
-    trivial = all(_is_multiple(*known[key][1]) for key in unequal)
-    kind = "scaled" if all(_is_multiple(*known[key][0]) for key in unequal) else "other"
+    own = all(is_multiple(applied, local) for key in unequal for applied, local in zip(*known[key], strict=True))
+    trivial = all(is_multiple(*known[key][1]) for key in unequal)
+    kind = "scaled" if all(is_multiple(*known[key][0]) for key in unequal) else "other"
     if not trivial and own:
         kind = "partly" if len(known) > len(unequal) else "local"
-    amount = max(_distance(*known[key][0]) for key in unequal)
+    amount = max(distance(*known[key][0]) for key in unequal)
     return Divergence(step, kind, tuple(names[key] for key in unequal), amount, place)
 
 
@@ -111,9 +108,9 @@ def _of_parts(ranks: Sequence[RankRecord], step: int) -> Divergence | None:
         if applied is None or local is None or len(locals_of_all) < len(ranks):
             return None
         mean = torch.stack(locals_of_all).double().mean(0)
-        if _is_multiple(applied, mean):
+        if is_multiple(applied, mean):
             scales[key] = float(applied.norm() / mean.norm()) if mean.any() else 1.0
-        elif _is_multiple(applied, local):
+        elif is_multiple(applied, local):
             own.append(key)
         else:
             # Compressed, or with what earlier steps left.
@@ -125,12 +122,13 @@ def _of_parts(ranks: Sequence[RankRecord], step: int) -> Divergence | None:
     return Divergence(step, "scaled", tuple(names[key] for key in scales), amount, place) if amount > _SAME else None
 
 
-def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Returns the largest difference, relative to the largest value."""
     size = max(float(a.abs().max()), float(b.abs().max()))
     return float((a - b).abs().max()) / size if size else 0.0
 
 
-def _is_multiple(a: torch.Tensor, b: torch.Tensor) -> bool:
+def is_multiple(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Returns whether one tensor is a multiple of the other."""
     x, y = a.double().flatten(), b.double().flatten()
     if not y.any() or not x.any():
@@ -201,70 +199,3 @@ def loss_place(evidence: Evidence) -> str:
         found = [event["place"] for event in run.ranks[0].of_kind("output", "log") if event["place"]]
         places = [place for place in found if place.endswith(" in training_step")] or found[-1:]
     return places[0] if places else ""
-
-
-@dataclass(frozen=True)
-class WrongReduction:
-    """An averaged gradient that is none of those of the ranks.
-
-    Attributes:
-        step: The step, from 0.
-        rank: The rank that got it.
-        zero: Whether it is zero.
-        parameters: Names of the parameters.
-        amount: Largest relative difference from the mean of the ranks' gradients.
-        place: The user's place of the optimizer step.
-    """
-
-    step: int
-    rank: int
-    zero: bool
-    parameters: tuple[str, ...]
-    amount: float
-    place: str
-
-
-def wrong_reduction(evidence: Evidence) -> WrongReduction | None:
-    """Returns the first gradient that a rank got from the others, and that is no combination of theirs."""
-    run = evidence.worked("ranks")
-    if run is None or not wraps(run):
-        return None
-    names = names_of(run.ranks[0])
-    for step, event in enumerate(run.ranks[0].of_kind("step")):
-        passes = passes_of(run.ranks[0], step)
-        if len(passes) != 1 or not passes[0]["synchronizes"]:
-            continue
-        known = [f"{step}/{key}" for key in event["names"]]
-        least = _least(run, known)
-        for place, rank in enumerate(run.ranks):
-            wrong = [key for key in known if _is_wrong(run, evidence.single, place, key, least)]
-            keys = [key.partition("/")[2] for key in wrong]
-            if keys:
-                applied = [rank.tensors[f"applied/{step}/{key}"] for key in keys]
-                means = [torch.stack(run.tensors(f"local/{step}/{key}")).double().mean(0) for key in keys]
-                amount = max(_distance(a.double(), mean) for a, mean in zip(applied, means, strict=True))
-                zero = not any(bool(tensor.any()) for tensor in applied)
-                return WrongReduction(step, rank.rank, zero, tuple(names[key] for key in keys), amount, event["place"])
-    return None
-
-
-def _least(run: Run, keys: Sequence[str]) -> float:
-    """Returns the size below which a gradient is only rounding, or is lost by a hook that compresses."""
-    sizes = [float(local.abs().max()) for key in keys for local in run.tensors(f"local/{key}") if local.numel()]
-    least = _ROUNDING * max(sizes, default=0.0)
-    return max(least, _LEAST_OF_16_BITS) if run.ranks[0].of_kind("comm_hook") else least
-
-
-def _is_wrong(run: Run, single: RankRecord | None, place: int, key: str, least: float) -> bool:
-    applied, local = run.tensors(f"applied/{key}"), run.tensors(f"local/{key}")
-    if not applied or not local:
-        return False
-    own, mean = applied[place], torch.stack(local).double().mean(0)
-    if float(mean.abs().max()) <= least or any(_is_multiple(own, tensor) for tensor in [mean, *local]):
-        return False
-    equal = all(torch.equal(own, tensor) for tensor in applied)
-    if bool(own.any()):
-        # The code may change gradients on all ranks alike.
-        return not equal
-    alone = single.tensors.get(f"applied/{key}") if single else None
-    return not equal or (alone is not None and bool(alone.any()))

@@ -42,8 +42,12 @@ WITH_EXAMPLE = [
 # They start processes, or need a run.
 SLOW = {"train", "compare", "load", "examine", "examine_command"}
 EXAMPLE = re.compile(r":\n\n((?: {4}.*\n|\n)+)")
+# The template is short: its examples are on the page.
+ON_PAGE = {"lit_mnist.LitClassifier", "lit_mnist.MNISTDataModule"}
 PARAMETERS = [
-    pytest.param(name, marks=[pytest.mark.slow] if name.rpartition(".")[2] in SLOW else []) for name in WITH_EXAMPLE
+    pytest.param(name, marks=[pytest.mark.slow] if name.rpartition(".")[2] in SLOW else [])
+    for name in WITH_EXAMPLE
+    if name not in ON_PAGE
 ]
 # What keeps an example short: one process on a CPU, two steps, and no files.
 SHORT = {"accelerator": "cpu", "devices": 1, "strategy": "auto", "max_epochs": None, "max_steps": 2, "logger": False}
@@ -104,6 +108,8 @@ def test_the_example_of_a_public_name_runs(name: str, tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_pages_run(tmp_path: Path) -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert all(f"::: {name}\n\n```python\n" in text for name in ON_PAGE)
     for page in PAGES:
         for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)):
             folder = tmp_path / f"{page.stem}{number}"
