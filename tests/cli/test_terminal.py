@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,22 @@ from faults.terminal import in_terminal
 from lit_mnist.cli.flags import options_of
 from lit_mnist.cli.main import COMMANDS, main
 from lit_mnist.distributed.screen import fitted
+from lit_mnist.distributed.signals import STOPPING
 from lit_mnist.errors import nearest
 from lit_mnist.run.help_text import brief, first_sentence
 from lit_mnist.run.progress import ProgressDisplay, describe_time
 
 WIDTHS = (60, 100, 200)
 HELPS = [["--help"], *([name, "--help"] for name in COMMANDS if name != "train"), ["doctor", "watch", "--help"]]
+
+
+@pytest.fixture(autouse=True)
+def own_signal_handlers() -> Iterator[None]:
+    """Keeps the handlers that a command installs from the tests that follow in this process."""
+    before = {signum: signal.getsignal(signum) for signum in STOPPING}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str, engine: str = "lightning") -> str:
