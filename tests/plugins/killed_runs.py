@@ -121,7 +121,8 @@ class Training:
             pid, status = os.wait()
             del ranks[pid]
             code = os.waitstatus_to_exitcode(status)
-            first = first or code
+            # The rank that lost a killed one may be waited for first.
+            first = code if code < 0 <= first else first or code
             if code < 0:
                 # A launcher kills the other ranks.
                 for other in ranks:
