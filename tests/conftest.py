@@ -33,6 +33,10 @@ _ALL = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.c
 GPUS = [number for number in os.environ.setdefault("LIT_MNIST_TEST_GPUS", _ALL).split(",") if number]
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+# What a machine says of its terminal must not decide what a test sees: a CI sets CI, and a shell may set the others.
+for _name in ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
+
 # This process must not start OpenMP threads, since the tests fork it.
 torch.set_num_threads(1)
 

@@ -98,8 +98,7 @@ class Chromium:
         """Returns what is wrong with the open page: errors, overflow, and violations of WCAG 2 AA that axe finds."""
         from axe_core_python.base import AXE_SCRIPT
 
-        found = [f"console: {entry['message']}" for entry in self.driver.get_log("browser")]
-        found += [f"overflow: {' '.join(text.split())}" for text in self.driver.execute_script(OVERFLOW)]
+        found = [f"overflow: {' '.join(text.split())}" for text in self.driver.execute_script(OVERFLOW)]
         found += [f"drawing: {text}" for text in self.driver.execute_script(SVG_CONTRAST)]
         self.driver.execute_script(AXE_SCRIPT)
         checked = self.driver.execute_async_script("axe.run(arguments[0]).then(arguments[1])", AXE)
@@ -107,6 +106,8 @@ class Chromium:
             for node in violation["nodes"]:
                 told = " ".join(node["failureSummary"].split())
                 found.append(f"{violation['id']}: {node['html'][:200]}: {told}")
+        # Last, since the log gets an error some time after the page has met it.
+        found += [f"console: {entry['message']}" for entry in self.driver.get_log("browser")]
         return found
 
     def screenshot(self, path: Path) -> None:

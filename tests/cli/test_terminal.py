@@ -141,8 +141,6 @@ def on_screen(work: Callable[[], int], folder: Path, columns: int, **environment
     """Returns the output of a program in a terminal, and the lines that it shows."""
 
     def seated() -> int:
-        for name in ("CI", "NO_COLOR"):
-            os.environ.pop(name, None)
         os.environ.update(environment)
         os.chdir(folder)
         return work()

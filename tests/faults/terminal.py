@@ -64,8 +64,6 @@ def in_terminal(work: Callable[[], int], folder: Path, columns: int) -> Iterator
 
     def seated() -> int:
         os.environ["TERM"] = "xterm"
-        for name_of_size in ("COLUMNS", "LINES", "NO_COLOR"):
-            os.environ.pop(name_of_size, None)
         os.close(master)
         # The first terminal that a session leader opens becomes its controlling terminal.
         opened = os.open(name, os.O_RDWR)
