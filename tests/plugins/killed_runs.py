@@ -195,11 +195,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def assert_resumes(training: Training, reference: list[Any], kills: list[int]) -> None:
-    """Kills a training at each of some batches, resumes it, and compares its end with the uninterrupted one."""
-    for batch in kills:
+def assert_resumes(training: Training, reference: list[Any], kills: list[int], *, alone: bool = False) -> None:
+    """Kills a training at each of some batches, resumes it, and compares its end with the uninterrupted one.
+
+    Args:
+        training: The training.
+        reference: The results of the uninterrupted one.
+        kills: The batches, in ascending order. Each kill is of the training that was resumed after the one before.
+        alone: Whether each kill has a training of its own, which takes the longer the more kills there are.
+    """
+    for part in [[batch] for batch in kills] if alone else [kills]:
         for path in training.folder.glob("*"):
             path.unlink()
-        done = training.run(stop=SignalAt(batch, signal.SIGKILL))
-        assert done.code in {-signal.SIGKILL, 128 + signal.SIGKILL}, f"batch {batch}: {done.code} {done.out}{done.err}"
-        assert training.complete() == reference, f"killed at batch {batch}"
+        for batch in part:
+            done = training.run(stop=SignalAt(batch, signal.SIGKILL))
+            assert done.code in {-signal.SIGKILL, 128 + signal.SIGKILL}, f"{batch}: {done.code} {done.out}{done.err}"
+        assert training.complete() == reference, f"killed at {part}"

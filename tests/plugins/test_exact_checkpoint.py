@@ -35,8 +35,18 @@ def _training(name: str, tmp_path: Path, world_size: int) -> Training:
     ],
 )
 def test_a_training_killed_at_any_step_resumes_bit_identically(name: str, tmp_path: Path) -> None:
+    """One training is killed at ten steps, each time after it was resumed."""
     training = _training(name, tmp_path, 1)
     assert_resumes(training, training.complete(), KILLS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "stream_with_workers"])
+def test_a_training_killed_once_resumes_bit_identically(name: str, tmp_path: Path) -> None:
+    """Ten trainings are killed at one step each."""
+    training = _training(name, tmp_path, 1)
+    assert_resumes(training, training.complete(), KILLS, alone=True)
 
 
 @pytest.mark.timeout(120)
@@ -50,4 +60,4 @@ def test_a_training_on_two_ranks_resumes_bit_identically(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", MODULES)
 def test_a_training_on_two_ranks_killed_at_ten_steps_resumes_bit_identically(name: str, tmp_path: Path) -> None:
     training = _training(name, tmp_path, 2)
-    assert_resumes(training, training.complete(), [1, 3, 5, 7, 8, 10, 14, 16, 19, 23])
+    assert_resumes(training, training.complete(), [1, 3, 5, 7, 8, 10, 14, 16, 19, 23], alone=True)

@@ -109,13 +109,23 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any], Callabl
     "64 bits": (WithMetrics, {"precision": "64-true"}, list),
 }
 
+# The save before batch 15 follows a validation, and the last start of the shorter loader in the first epoch.
+KILLS = [15, 21, 36]
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trainer_with_options_resumes_bit_identically(kind: str, tmp_path: Path) -> None:
     make, options, callbacks = KINDS[kind]
     training = Training(make, tmp_path / "run", 1, options=options, callbacks=callbacks)
-    # The save before batch 15 follows a validation, and the last start of the shorter loader in the first epoch.
-    assert_resumes(training, training.complete(), [15, 21, 36])
+    assert_resumes(training, training.complete(), KILLS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_with_options_that_is_killed_once_resumes_bit_identically(kind: str, tmp_path: Path) -> None:
+    make, options, callbacks = KINDS[kind]
+    training = Training(make, tmp_path / "run", 1, options=options, callbacks=callbacks)
+    assert_resumes(training, training.complete(), KILLS, alone=True)
 
 
 def test_a_model_checkpoint_beside_it_works(tmp_path: Path) -> None:

@@ -171,11 +171,18 @@ def _assert_resumes_on_any_number(training: Training, kill: int, metrics: list[s
             assert found["metrics"][name] == pytest.approx(expected["metrics"][name], rel=1e-6), (name, ranks)
 
 
-@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_the_project_s_module_resumes_bit_identically(accumulate: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("accumulate", "alone"),
+    [
+        pytest.param(1, True, id="1", marks=pytest.mark.slow),
+        pytest.param(4, False, id="4"),
+        pytest.param(4, True, id="4, each kill alone", marks=pytest.mark.slow),
+    ],
+)
+def test_the_project_s_module_resumes_bit_identically(accumulate: int, alone: bool, tmp_path: Path) -> None:
     """Killed at the first, a middle and the last step of an epoch, and within an accumulation window."""
     training = _classifier(tmp_path / "run", accumulate_grad_batches=accumulate)
-    assert_resumes(training, training.complete(), [10, 15, 19])
+    assert_resumes(training, training.complete(), [10, 15, 19], alone=alone)
     assert "ranks" not in _saved(training.folder)["ExactCheckpoint"]
 
 
@@ -184,7 +191,7 @@ def test_the_project_s_module_resumes_bit_identically_in_float16(tmp_path: Path)
     """The scale, and the steps that were skipped, are those of the uninterrupted training."""
     plugins = [Float16OnCPU(init_scale=2.0**19), PortableSyncBatchNorm()]
     training = replace(_classifier(tmp_path / "run"), options={"plugins": plugins, "max_epochs": 2})
-    assert_resumes(training, training.complete(), [3, 8])
+    assert_resumes(training, training.complete(), [3, 8], alone=True)
 
 
 def test_the_project_s_module_resumes_on_any_number_of_ranks(tmp_path: Path) -> None:
@@ -192,10 +199,17 @@ def test_the_project_s_module_resumes_on_any_number_of_ranks(tmp_path: Path) -> 
     _assert_resumes_on_any_number(training, 17, ["val_loss", "val_accuracy"])
 
 
-@pytest.mark.parametrize("make", [Declared, pytest.param(WithSampler, marks=pytest.mark.slow)])
-def test_a_user_s_module_resumes_bit_identically(make: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "alone"),
+    [
+        pytest.param(Declared, False, id="Declared"),
+        pytest.param(Declared, True, id="Declared, each kill alone", marks=pytest.mark.slow),
+        pytest.param(WithSampler, True, id="WithSampler", marks=pytest.mark.slow),
+    ],
+)
+def test_a_user_s_module_resumes_bit_identically(make: Any, alone: bool, tmp_path: Path) -> None:
     training = _user(tmp_path / "run", make, accumulate_grad_batches=3)
-    assert_resumes(training, training.complete(), [8, 12, 15])
+    assert_resumes(training, training.complete(), [8, 12, 15], alone=alone)
 
 
 @pytest.mark.parametrize(
