@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_python import ForkedPopen, execv
 from processes import ROOT, Done, files_of, forked, on_ranks, processes_of, ranks_of, run_forked, wait_for
 
 from benchmarks.command import main as bench
@@ -37,8 +38,17 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 for _name in ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
     os.environ.pop(_name, None)
 
+# Every test that was collected, and whether `make test` runs it.
+COLLECTED = pytest.StashKey[dict[str, bool]]()
+
 # This process must not start OpenMP threads, since the tests fork it.
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Notes the tests before `-m` and `-k` deselect some."""
+    config.stash[COLLECTED] = {item.nodeid: item.get_closest_marker("slow") is None for item in items}
 
 
 class Program:
@@ -88,6 +98,13 @@ class Program:
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
     return Program(tmp_path)
+
+
+@pytest.fixture
+def forked_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets each `python` that the test starts be a fork of this process, which has imported torch and Lightning."""
+    monkeypatch.setattr(subprocess, "Popen", ForkedPopen)
+    monkeypatch.setattr(os, "execv", execv)
 
 
 @pytest.fixture(scope="session")

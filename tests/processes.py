@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from typing import TypeVar
 import pytest
 import torch
 import torch.distributed as dist
+from prepared import prepare, use_prepared
 
 from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
@@ -43,9 +45,13 @@ class Done:
 @contextmanager
 def forked(work: Callable[[], int], folder: Path) -> Iterator[int]:
     """Runs `work` in a forked process with its own process group, which is killed at the end."""
+    prepare()
     child = os.fork()
     if child == 0:
         code = 99
+        use_prepared()
+        # What this process has imported is neither searched for garbage here nor copied for that.
+        gc.freeze()
         try:
             os.setsid()
             for name, descriptor in (("stdout.txt", 1), ("stderr.txt", 2)):
@@ -201,11 +207,17 @@ def torchrun(folder: Path, *words: object, restarts: int = 0, script: tuple[str,
 
 
 def named(folder: Path) -> list[int]:
-    """Returns the processes with a run folder on their command line, since each rank of torchrun has its own group."""
+    """Returns the processes with a run folder on their command line, since each rank of torchrun has its own group.
+
+    A fork that stands for a Python program has a file of that name; see `forked_python`.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
-            if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+            if entry.name.isdigit() and (
+                str(folder).encode() in (entry / "cmdline").read_bytes().split(b"\0")
+                or any(f"/memfd:{folder} (deleted)" == str(file.readlink()) for file in (entry / "fd").iterdir())
+            ):
                 found.append(int(entry.name))
     return found
 

@@ -148,6 +148,7 @@ def test_an_interpreter_without_torch_is_named_with_that_of_the_doctor(tmp_path:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.usefixtures("forked_python")
 def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
     words = (f"{PROJECT}:main", "--only", "structural", "--json", "report.json", "--html", "report.html")
     done = program("doctor", *words, timeout=150)
@@ -165,6 +166,7 @@ def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.usefixtures("forked_python")
 def test_the_configuration_of_a_project_is_examined(program: Program) -> None:
     """The section `run` is of this project's own command; LightningCLI does not know it."""
     shutil.copytree(ROOT / "examples" / "user_module", program.folder, dirs_exist_ok=True)

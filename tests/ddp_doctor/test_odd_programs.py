@@ -151,6 +151,7 @@ def test_a_doctor_that_is_killed_changes_nothing_and_the_next_removes_its_folder
     ("name", "said"),
     [("does_nothing", "without training"), ("takes_three", r"takes_three\(a, b, c\)"), ("missing", "has no missing")],
 )
+@pytest.mark.usefixtures("forked_python")
 def test_a_wrong_target_is_rejected(name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         examined(name)

@@ -17,7 +17,9 @@ QUICK = ("ld013_padded_tokens", "ld024_lightning_mean")
     "case",
     [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in ALL],
 )
-def test_exactly_the_planted_fault_is_found(case: Case) -> None:
+def test_exactly_the_planted_fault_is_found(case: Case, request: pytest.FixtureRequest) -> None:
+    if case.name in QUICK:
+        request.getfixturevalue("forked_python")
     result = examine_case(case)
     listed = "\n".join(
         f"{finding.code} {finding.verdict.value}: {finding.message}" for finding in result.report.findings

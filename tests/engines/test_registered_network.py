@@ -65,6 +65,7 @@ def test_one_two_and_three_ranks_train_the_same_weights(program: Program) -> Non
     assert counts == [101, 101, 101]
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_torchrun_and_restarted_ranks_train_the_same_bits(trained: Path, program: Program) -> None:
     wanted = result_of(trained)["weights_sha256"]
     folders = {}

@@ -41,6 +41,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize(("ranks", "torchrun"), [pytest.param(1, False, marks=pytest.mark.slow), (2, False), (2, True)])
+@pytest.mark.usefixtures("forked_python")
 def test_it_trains_the_weights_of_raw_ddp(result: Any, tmp_path: Path, ranks: int, torchrun: bool) -> None:
     file = tmp_path / "ddp.pt"
     shown = run("--save", file, torchrun=ranks) if torchrun else run("--save", file, "--devices", ranks)

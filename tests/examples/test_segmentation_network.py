@@ -217,6 +217,7 @@ def test_the_best_and_the_worst_are_kept_each_once() -> None:
 
 
 @pytest.mark.timeout(280)
+@pytest.mark.usefixtures("forked_python")
 def test_both_ways_of_data_parallel_training_give_the_same_parameters() -> None:
     script = ROOT / "examples" / "segmentation" / "data_parallel.py"
     words = ("--devices", "2", "--size", "32", "--batch", "2", "--steps", "1", "--double")

@@ -420,6 +420,7 @@ def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, colum
     assert all(word in known or re.fullmatch(r"[\d:-]+", word) for word in left) or columns == 12, left
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_rank_of_torchrun_that_fails_shows_its_traceback_on_the_terminal(program: Program) -> None:
     """Other output of a rank except rank 0 is in its log."""
     folder = program.folder / "torchrun"

@@ -379,6 +379,7 @@ def make(): return Part(), Part()
 """
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_names_without_import_are_rejected_with_the_flag_to_add(program: Program) -> None:
     (program.folder / "mine.py").write_text(MINE)
     words = ("--import", "mine", "--model.net", "mine", "--data.name", "parity", "--data.val_size", 8)

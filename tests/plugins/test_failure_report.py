@@ -64,6 +64,7 @@ def _run(tmp_path: Path, launcher: list[str], world_size: int, failing: int) -> 
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.parametrize(
     ("launcher", "world_size"),
     [([], 1), ([], 2), (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], 2)],
