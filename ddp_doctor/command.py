@@ -17,6 +17,7 @@ from ddp_doctor.errors import DoctorError, InputError, StoppedError, nearest
 from ddp_doctor.findings import Report
 from ddp_doctor.flags import ALL, flags_of_doctor, names_of, reject_unknown, width_of_text
 from ddp_doctor.output.formats import FORMATS, formatted
+from ddp_doctor.output.links import page_address
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.request import check_request
 from ddp_doctor.settings import read_settings
@@ -162,7 +163,7 @@ def program() -> str:
 
 
 def explain(code: str) -> str:
-    """Returns the cause, wrong code, the fix and the threads of a check."""
+    """Returns the cause, wrong code, the fix, the threads and the page of a check."""
     check = describe()[code]
     parts = [f"{code}  {check.title}", "", *textwrap.wrap(check.cause, width_of_text()), ""]
     parts += ["Wrong:", *(f"  {line}" for line in check.wrong.splitlines()), "", "Fix:"]
@@ -171,7 +172,9 @@ def explain(code: str) -> str:
         parts += textwrap.wrap(
             line, width_of_text(), initial_indent="  ", subsequent_indent="  ", drop_whitespace=False
         ) or [""]
-    return "\n".join([*parts, "", "Reported in:", *(f"  {thread}" for thread in check.threads)])
+    parts += ["", "Reported in:", *(f"  {thread}" for thread in check.threads)]
+    page = page_address(code)
+    return "\n".join([*parts, *(["", f"page      {page}"] if page else [])])
 
 
 def write_text(path: Path, text: str) -> None:
