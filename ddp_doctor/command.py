@@ -18,6 +18,7 @@ from ddp_doctor.findings import Report
 from ddp_doctor.flags import ALL, flags_of_doctor, names_of, reject_unknown, width_of_text
 from ddp_doctor.output.formats import FORMATS, formatted
 from ddp_doctor.output.links import page_address
+from ddp_doctor.output.progress import shown_progress
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.request import check_request
 from ddp_doctor.settings import read_settings
@@ -91,12 +92,14 @@ def _run(words: Sequence[str]) -> int:
     # The output of a format is for a program.
     own = request.format != "text" and not request.output
     begun = f"The doctor runs {what} several times, with your rights, in {Path.cwd()}. Your files stay as they are."
-    print_text(begun, sys.stderr if own else sys.stdout)
+    stream = sys.stderr if own else sys.stdout
+    print_text(begun, stream)
     from ddp_doctor.examination import examine
 
     names = ("devices", "steps", "samples", "timeout", "args", "config", "command", "keep_output")
     options = {name: getattr(request, name) for name in (*names, "baseline", "gpu_as_cpu")}
-    report = examine(request.target, request.data, only=only, skip=skip, **options)
+    with shown_progress(stream) as progress:
+        report = examine(request.target, request.data, only=only, skip=skip, on_stage=progress.begin, **options)
     if request.write_baseline and report.exit_code < 2:
         write_text(Path(request.write_baseline), baseline_text(report))
         report = accept_baseline(report, request.write_baseline)

@@ -67,9 +67,13 @@ def _shown(text: str, stream: TextIO) -> str:
         # Lines with an indent are code, and commands to copy.
         whole = len(line) <= width or line[:1].isspace()
         lines += [line] if whole else textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
-    if os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb":
-        return "\n".join(lines)
-    return "\n".join(map(_decorated, lines))
+    return "\n".join(map(_decorated, lines) if has_color(stream) else lines)
+
+
+def has_color(stream: TextIO) -> bool:
+    """Returns whether a stream shows escape codes, such as those of colors, as they are meant."""
+    plain_only = os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not plain_only
 
 
 def _decorated(line: str) -> str:

@@ -93,12 +93,13 @@ def test_the_addresses_come_from_one_setting(monkeypatch: pytest.MonkeyPatch, tm
         return layout.on_config(config)
 
     monkeypatch.delenv("LIT_MNIST_REPOSITORY", raising=False)
+    monkeypatch.setattr(layout, "PROJECT", tmp_path / "pyproject.toml")
+    setting = re.compile(r'^(?:# )?(Repository|Documentation) = ".*"$', re.MULTILINE)
+    layout.PROJECT.write_text(setting.sub("", PROJECT))
     config = configured()
     assert not config.repo_url
     assert not config.site_url
-    filled = re.sub(r'^# (Repository|Documentation) = ".*"$', r'\1 = "https://docs.example/\1"', PROJECT, flags=re.M)
-    monkeypatch.setattr(layout, "PROJECT", tmp_path / "pyproject.toml")
-    layout.PROJECT.write_text(filled)
+    layout.PROJECT.write_text(setting.sub(r'\1 = "https://docs.example/\1"', PROJECT))
     config = configured()
     assert (config.repo_url, config.site_url) == (
         "https://docs.example/Repository",
