@@ -42,6 +42,8 @@ from lit_mnist.run.job import Job, Parts
 from lit_mnist.run.outcome import Outcome
 from lit_mnist.trainer import LitTrainer, silence_lightning
 
+_EVALUATIONS = ("test", "predict")
+
 
 def run(job: Job, rank: Rank) -> None:
     """Runs a job in one rank.
@@ -81,7 +83,7 @@ def _run(job: Job, rank: Rank) -> None:
     # --- optimizer: created by the module's configure_optimizers
 
     # --- resume and train: the Trainer restores weights, optimizer, schedule, scaler and loops
-    outcome = Outcome({}, clock)
+    outcome = Outcome({}, clock, evaluations=[name for name in _EVALUATIONS if _has(name, module, data)])
     if job.trains:
         trainer = _fit(job, rank, parts, outcome)
     else:
@@ -93,9 +95,9 @@ def _run(job: Job, rank: Rank) -> None:
     outcome.weights = {name: each.detach().cpu().clone() for name, each in state if isinstance(each, torch.Tensor)}
 
     # --- evaluate
-    if job.command == "train" and _has_test(module, data):
+    if job.command == "train" and "test" in outcome.evaluations:
         _load_best(job, rank, trainer, module.to(device))
-    if job.command == "test" or (job.command == "train" and _has_test(module, data)):
+    if job.command == "test" or (job.command == "train" and "test" in outcome.evaluations):
         metrics = _merged(trainer.test(module, datamodule=data, verbose=False, weights_only=True))
         outcome.test = job.note_partial(evaluation_results(module, metrics), "test")
         outcome.examples = evaluation_examples(trainer) if metrics else ()
@@ -213,9 +215,10 @@ def _load_best(job: Job, rank: Rank, trainer: LitTrainer, module: LightningModul
             dist.broadcast(tensor, src=0)
 
 
-def _has_test(module: LightningModule, data: LightningDataModule | None) -> bool:
-    return is_overridden("test_step", module) and any(
-        is_overridden("test_dataloader", each) for each in (module, data) if each
+def _has(evaluation: str, module: LightningModule, data: LightningDataModule | None) -> bool:
+    """Returns whether a module can be tested or predict; Lightning's `predict_step` calls `forward`."""
+    return (evaluation == "predict" or is_overridden("test_step", module)) and any(
+        is_overridden(f"{evaluation}_dataloader", each) for each in (module, data) if each
     )
 
 
