@@ -28,7 +28,7 @@ def examined() -> int:
     with shown_progress(sys.stdout) as shown:
         for stage in STAGES:
             shown.begin(*stage)
-            time.sleep(0.2)
+            time.sleep(0.5)
     print("1 fault found.", flush=True)
     return 0
 
@@ -44,9 +44,10 @@ def test_a_terminal_has_one_line_that_is_removed(columns: int, tmp_path: Path) -
         assert wait_for_exit(terminal.group, Program(tmp_path), 60)[0] == 0, terminal.output
     drawn = terminal.output.split("\r\x1b[2K")
     assert terminal.screen()[:1] == ["1 fault found."], terminal.output
-    assert {"stage 1/7  one process  0:00", "stage 7/7  checks, emulated GPUs  0:00"} <= set(drawn)
+    shown = [line.rpartition("  ")[0] for line in drawn]
+    assert {"stage 1/7  one process", "stage 7/7  checks, emulated GPUs"} <= set(shown)
     # The time goes on while a stage lasts.
-    assert drawn.count("stage 2/7  several ranks  0:00") > 2
+    assert shown.count("stage 2/7  several ranks") > 2
     assert "\n" not in "".join(drawn[:-1])
 
 
