@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import InputError
 from lit_mnist.plugins.lightning_internals import disable_signal_handling
+from lit_mnist.plugins.lightning_messages import hide_messages, write_beside_the_bar
 from lit_mnist.plugins.recording.checkpoint import RunCheckpoint
 from lit_mnist.plugins.recording.logger import RunLogger
 from lit_mnist.plugins.recording.monitor import StepMonitorCallback
@@ -40,7 +40,7 @@ from lit_mnist.profiling.timing import StepClock
 from lit_mnist.run.finish import finish
 from lit_mnist.run.job import Job, Parts
 from lit_mnist.run.outcome import Outcome
-from lit_mnist.trainer import LitTrainer, silence_lightning
+from lit_mnist.trainer import LitTrainer
 
 _EVALUATIONS = ("test", "predict")
 
@@ -60,9 +60,8 @@ def run(job: Job, rank: Rank) -> None:
 def _run(job: Job, rank: Rank) -> None:
     # --- setup
     device = job.devices.of(rank)
-    silence_lightning()
-    # The first and the last step are always logged.
-    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
+    hide_messages()
+    write_beside_the_bar()
     if rank.world_size > 1 and (store := rendezvous_store(rank, job.run.timeout)):
         # Under torchrun, Lightning would confuse the process groups of restarts. It uses an existing group.
         dist.init_process_group(
