@@ -88,4 +88,4 @@ def write_beside_the_bar() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
             if type(handler) is logging.StreamHandler and handler.stream in (sys.stderr, sys.__stderr__):
-                handler.setStream(_StandardError())  # type: ignore[arg-type] # all that a handler needs
+                handler.setStream(_StandardError())

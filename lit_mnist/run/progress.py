@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TextIO, TypeVar
 
@@ -161,9 +161,9 @@ def _describe(name: str, value: float, words: list[str] | None = None) -> str:
     return f"{' '.join(words)} {value:.2%}" if share else f"{' '.join(words)} {value:.4f}"
 
 
-def with_bar(batches: Collection[T]) -> Iterator[T]:
-    """Yields batches, and displays how many are complete in a display that disappears at the end."""
-    display = ProgressDisplay(len(batches), unit="batch")
+def with_bar(batches: Iterable[T], total: int) -> Iterator[T]:
+    """Yields batches, and displays how many of the total are complete; the display disappears at the end."""
+    display = ProgressDisplay(total, unit="batch")
     RANK_STATUS.clear_display = display.clear
     try:
         for number, batch in enumerate(batches, start=1):

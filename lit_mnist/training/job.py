@@ -177,7 +177,7 @@ class ExperimentJob(Job):
         )
         in_training = self.trains and split is self.splits.validation
         shown = rank.is_first and self.experiment.trainer.enable_progress_bar and not in_training
-        return with_bar(batches) if shown else batches
+        return with_bar(batches, len(batches)) if shown else batches
 
 
 def split_dataset(experiment: Experiment, dataset: Dataset, command: Command = "train") -> Splits:

@@ -227,7 +227,7 @@ def test_an_evaluation_of_another_engine_shows_a_bar(engine: str, tmp_path: Path
 
 
 def test_a_pipe_gets_no_line_of_a_short_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(with_bar(range(3))) == [0, 1, 2]
+    assert list(with_bar(range(3), 3)) == [0, 1, 2]
     assert capsys.readouterr().out == ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -91,7 +92,9 @@ def test_a_run_hides_what_the_command_says_itself(logged: list[str]) -> None:
     assert logging.getLogger("lightning.pytorch").level <= logging.INFO
 
 
-def test_a_warning_of_a_user_module_is_shown(program: Program) -> None:
+def test_a_warning_of_a_user_module_is_shown(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    # pytest would record the warnings that are not hidden.
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: print(message, file=sys.stderr))
     (program.folder / "noisy.py").write_text(
         "from lightning.pytorch.demos.boring_classes import BoringModel\n"
         "from lightning.pytorch.utilities import rank_zero_warn\n"
