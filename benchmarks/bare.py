@@ -81,11 +81,11 @@ def infer_by_lightning(precision: UsedPrecision) -> dict[str, float]:
     """Evaluates by the Trainer, as `infer` does."""
     # Here, since the other modes do without Lightning.
     from lit_mnist.datamodule import MNISTDataModule
-    from lit_mnist.engines.lightning import silence_lightning
     from lit_mnist.module import LitClassifier
+    from lit_mnist.plugins.lightning_messages import hide_messages
     from lit_mnist.trainer import LitTrainer
 
-    silence_lightning()
+    hide_messages()
     data = MNISTDataModule()
     trainer = LitTrainer(
         precision=precision,

@@ -17,6 +17,8 @@ from ddp_doctor.errors import DoctorError, InputError, StoppedError, nearest
 from ddp_doctor.findings import Report
 from ddp_doctor.flags import ALL, flags_of_doctor, names_of, reject_unknown, width_of_text
 from ddp_doctor.output.formats import FORMATS, formatted
+from ddp_doctor.output.links import page_address
+from ddp_doctor.output.progress import shown_progress
 from ddp_doctor.output.terminal import print_text
 from ddp_doctor.request import check_request
 from ddp_doctor.settings import read_settings
@@ -90,12 +92,14 @@ def _run(words: Sequence[str]) -> int:
     # The output of a format is for a program.
     own = request.format != "text" and not request.output
     begun = f"The doctor runs {what} several times, with your rights, in {Path.cwd()}. Your files stay as they are."
-    print_text(begun, sys.stderr if own else sys.stdout)
+    stream = sys.stderr if own else sys.stdout
+    print_text(begun, stream)
     from ddp_doctor.examination import examine
 
     names = ("devices", "steps", "samples", "timeout", "args", "config", "command", "keep_output")
     options = {name: getattr(request, name) for name in (*names, "baseline", "gpu_as_cpu")}
-    report = examine(request.target, request.data, only=only, skip=skip, **options)
+    with shown_progress(stream) as progress:
+        report = examine(request.target, request.data, only=only, skip=skip, on_stage=progress.begin, **options)
     if request.write_baseline and report.exit_code < 2:
         write_text(Path(request.write_baseline), baseline_text(report))
         report = accept_baseline(report, request.write_baseline)
@@ -162,7 +166,7 @@ def program() -> str:
 
 
 def explain(code: str) -> str:
-    """Returns the cause, wrong code, the fix and the threads of a check."""
+    """Returns the cause, wrong code, the fix, the threads and the page of a check."""
     check = describe()[code]
     parts = [f"{code}  {check.title}", "", *textwrap.wrap(check.cause, width_of_text()), ""]
     parts += ["Wrong:", *(f"  {line}" for line in check.wrong.splitlines()), "", "Fix:"]
@@ -171,7 +175,9 @@ def explain(code: str) -> str:
         parts += textwrap.wrap(
             line, width_of_text(), initial_indent="  ", subsequent_indent="  ", drop_whitespace=False
         ) or [""]
-    return "\n".join([*parts, "", "Reported in:", *(f"  {thread}" for thread in check.threads)])
+    parts += ["", "Reported in:", *(f"  {thread}" for thread in check.threads)]
+    page = page_address(code)
+    return "\n".join([*parts, *(["", f"page      {page}"] if page else [])])
 
 
 def write_text(path: Path, text: str) -> None:

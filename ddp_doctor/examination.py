@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,9 +30,12 @@ from ddp_doctor.observations import Stage
 from ddp_doctor.records.run import Run
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.request import check_limits
+from ddp_doctor.versions import library_versions
 
-_LIBRARIES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "torchvision", "transformers", "accelerate")
 _ORDER = list(Verdict)
+# The third and fourth compare numbers, and the two after them are those of a module.
+_STAGES = ("one process", "several ranks", "determinism", "one process in 64 bits", "evaluation", "resume", "checks")
+OnStage = Callable[[str, int, int], None]
 
 
 def examine(
@@ -54,6 +54,7 @@ def examine(
     keep_output: bool = False,
     baseline: str = "",
     gpu_as_cpu: bool | None = None,
+    on_stage: OnStage | None = None,
 ) -> Report:
     """Examines distributed training for silent faults; it runs the code several times, for a few steps.
 
@@ -80,6 +81,7 @@ def examine(
         keep_output: Whether the files that the code writes are kept, in a new folder `doctor-output`.
         baseline: Path of a file of `--write-baseline`, whose findings are accepted.
         gpu_as_cpu: Whether GPUs are emulated on the CPU; by default if the code needs a GPU and the machine has none.
+        on_stage: Is called when a stage begins, with its name, its number and the number of stages there are at most.
 
     Returns:
         The report, with the findings, how each check ended, and the seconds that it took.
@@ -101,8 +103,7 @@ def examine(
         protection = Protection(folder, keep_output=keep_output)
         runner = CommandRunner(folder, protection) if what.command else Runner(devices, folder, protection)
         try:
-            runner.preload()
-            examination = _Examination(Evidence(spec, runner), checks, folder)
+            examination = _Examination(Evidence(spec, runner), checks, folder, on_stage)
             examination.run()
             protection.end()
         finally:
@@ -115,8 +116,10 @@ def examine(
 class _Examination:
     """The stages of an examination."""
 
-    def __init__(self, evidence: Evidence, checks: dict[str, ModuleType], folder: Path) -> None:
-        self.evidence, self.checks, self.folder = evidence, checks, folder
+    def __init__(
+        self, evidence: Evidence, checks: dict[str, ModuleType], folder: Path, on_stage: OnStage | None = None
+    ) -> None:
+        self.evidence, self.checks, self.folder, self.on_stage = evidence, checks, folder, on_stage
         self.numeric = any(not check.STRUCTURAL for check in checks.values())
         self.stages: list[Stage] = []
         self.findings: list[Finding] = []
@@ -125,7 +128,9 @@ class _Examination:
 
     def run(self) -> None:
         """Runs the stages as far as the code allows, with emulated GPUs if it needs some."""
-        first = FirstRuns(self.evidence)
+        self._begin(_STAGES[0], self.evidence)
+        self.evidence.runner.preload()
+        first = FirstRuns(self.evidence, self._begin)
         worked = first.run()
         self.evidence, self.stages, self.error, self.hang = first.evidence, first.stages, first.error, first.hang
         if not worked:
@@ -144,9 +149,17 @@ class _Examination:
 
     def _stage(self, name: str, work: Callable[[], str]) -> None:
         begun = time.monotonic()
+        self._begin(name, self.evidence)
         outcome = work()
         if outcome:
             self.stages.append(Stage(name, outcome, time.monotonic() - begun))
+
+    def _begin(self, name: str, evidence: Evidence) -> None:
+        """Tells that a stage begins. Whether there are those of a module is known after the first run."""
+        if self.on_stage:
+            module = not evidence.spec.target.command and (evidence.single is None or evidence.is_module)
+            names = [*_STAGES[: 2 + 2 * self.numeric + 2 * (self.numeric and module)], _STAGES[-1]]
+            self.on_stage(f"{name}, emulated GPUs" if evidence.spec.gpus else name, names.index(name) + 1, len(names))
 
     def _determinism(self) -> str:
         again = self._again()
@@ -230,15 +243,7 @@ class _Examination:
             error=self.error,
             hang=self.hang,
             seconds=seconds,
-            versions=_versions(),
+            versions=library_versions(),
             files=protection.files(self.evidence.runs.values()),
             emulated_gpus=self.evidence.spec.gpus,
         )
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from ddp_doctor.checks import describe
 
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 CHECKS = "Checks of the doctor"
 # A table with a longer cell is shown row by row on a narrow screen.
 LONGEST_CELL = 60
@@ -19,11 +22,13 @@ TAG = re.compile(r"<[^>]+>")
 
 
 def on_config(config: Any) -> Any:
-    """Adds the page of each check to the navigation, and the links to the repository if its address is set."""
+    """Adds the page of each check to the navigation, and the addresses of the site and the repository if set."""
     pages = next(found for entry in config.nav for found in _lists_named(entry, CHECKS))
     pages.extend({f"{check.code} {check.title}": f"checks/{check.code}.md"} for check in describe().values())
-    address = (os.environ.get("LIT_MNIST_REPOSITORY") or config.extra["repository"]).rstrip("/")
-    if address:
+    addresses = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["urls"]
+    if site := addresses.get("Documentation"):
+        config.site_url = site.rstrip("/") + "/"
+    if address := (os.environ.get("LIT_MNIST_REPOSITORY") or addresses.get("Repository", "")).rstrip("/"):
         config.repo_url, config.repo_name = address, "/".join(address.split("/")[-2:])
         config.edit_uri = "edit/main/docs/"
         config.theme["features"].append("content.action.edit")

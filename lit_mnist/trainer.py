@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from typing import Any, Literal
 
 from lightning.pytorch import Trainer
@@ -21,6 +19,7 @@ from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.plugins.evaluation.loaders import accept_loaders
 from lit_mnist.plugins.evaluation.logged import ExactEvaluation
 from lit_mnist.plugins.lightning_internals import inspect_signature_once
+from lit_mnist.plugins.lightning_messages import OF_LIT_TRAINER, hide_messages
 from lit_mnist.plugins.precision import precision_plugin
 from lit_mnist.plugins.strategy import NoProfiler, ddp_strategy
 from lit_mnist.run import trainer_settings as settings
@@ -102,6 +101,7 @@ class LitTrainer(Trainer):
         if is_distributed and strategy in ("auto", "ddp"):
             # A hang ends after 30 minutes instead of `timeout`, and what ranks send each other can execute code.
             strategy = ddp_strategy(chosen.kind, timeout, kwargs.get("accumulate_grad_batches", 1))
+        hide_messages(OF_LIT_TRAINER)
         super().__init__(
             accelerator=chosen.kind,
             devices=list(chosen.numbers) if chosen.kind == "cuda" else chosen.count,
@@ -126,13 +126,3 @@ class LitTrainer(Trainer):
         if self._exact_evaluation is not None:
             return self._exact_evaluation.reasons
         return ["exact_evaluation is False"] if self.world_size > 1 else []
-
-
-def silence_lightning() -> None:
-    """Silences the messages of Lightning that appear in every run, and one warning."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    # A profiler prints its summary at the end of a stage.
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
-    # Lightning itself causes this warning.
-    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")

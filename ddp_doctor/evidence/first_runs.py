@@ -21,6 +21,7 @@ class FirstRuns:
 
     Args:
         evidence: Takes the runs.
+        begin: Is called when a stage begins, with its name and the evidence.
 
     Attributes:
         evidence: The evidence of the runs that count.
@@ -29,8 +30,8 @@ class FirstRuns:
         hang: The stacks of the ranks if one hung or was lost; empty otherwise.
     """
 
-    def __init__(self, evidence: Evidence) -> None:
-        self.evidence = evidence
+    def __init__(self, evidence: Evidence, begin: Callable[[str, Evidence], None]) -> None:
+        self.evidence, self._begin = evidence, begin
         self.stages: list[Stage] = []
         self.error, self.hang = "", ""
 
@@ -94,6 +95,7 @@ class FirstRuns:
 
     def _stage(self, name: str, work: Callable[[], str]) -> None:
         begun = time.monotonic()
+        self._begin(name, self.evidence)
         self.stages.append(Stage(name, work(), time.monotonic() - begun))
 
     def _single(self) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
 from ddp_doctor.checks import describe
 from ddp_doctor.findings import Finding, Report, State, Verdict
+from ddp_doctor.output.links import page_address
 from ddp_doctor.output.sarif import sarif_of
 from ddp_doctor.output.terminal import counts, facts, headline, plain, report_text, safe
 from ddp_doctor.places import shown_place
@@ -82,11 +82,13 @@ def _title(finding: Finding) -> str:
 
 
 def _told(finding: Finding) -> str:
-    """Returns the evidence, the numbers, the place and the fix, a line each."""
+    """Returns the evidence, the numbers, the place, the fix and the page of the check, a line each."""
     check = describe().get(finding.code)
     place = f"at {plain(finding.place)}" if finding.place else ""
-    fix = f"fix: {check.short_fix}" if check else ""
-    lines: Sequence[str] = (plain(finding.message), plain(finding.proof), "; ".join(facts(finding)), place, fix)
+    lines = [plain(finding.message), plain(finding.proof), "; ".join(facts(finding)), place]
+    if check:
+        more = page_address(check.code) or f"ddp-doctor --explain {check.code}"
+        lines += [f"fix: {check.short_fix}", f"more: {more}"]
     return "\n".join(line for line in lines if line)
 
 

@@ -8,6 +8,7 @@ from ddp_doctor.checks import describe
 from ddp_doctor.findings import Report, State, Verdict
 from ddp_doctor.output.drawings import curve_drawing, module_tree, samples_drawing
 from ddp_doctor.output.fix_diff import excerpt, is_diff
+from ddp_doctor.output.links import page_address
 from ddp_doctor.output.terminal import (
     LIMITS,
     NOT_MADE,
@@ -61,6 +62,7 @@ def page_of(report: Report) -> str:
         states={title: rows for title, rows in states.items() if rows},
         outputs=[text.rstrip() for text in (report.hang, report.error) if text],
         checks=describe(),
+        page_address=page_address,
         facts=facts,
         plain=plain,
         limits=LIMITS,

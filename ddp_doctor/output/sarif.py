@@ -10,6 +10,7 @@ from typing import Any
 
 from ddp_doctor.checks import Description, describe
 from ddp_doctor.findings import Accepted, Finding, Report, Verdict
+from ddp_doctor.output.links import page_address
 from ddp_doctor.output.terminal import facts, headline, plain, safe
 from ddp_doctor.places import shown_place
 
@@ -54,6 +55,7 @@ def sarif_of(report: Report) -> dict[str, Any]:
 
 def _rule(check: Description) -> dict[str, Any]:
     fix, threads = check.fix.strip(), ", ".join(check.threads)
+    page = page_address(check.code)
     return {
         "id": check.code,
         "name": "".join(word.capitalize() for word in check.module.split("_")),
@@ -63,6 +65,7 @@ def _rule(check: Description) -> dict[str, Any]:
             "text": f"{fix}\n\nReported in {threads}",
             "markdown": f"{' '.join(check.cause.split())}\n\n**Fix.** {_with_code(fix)}\n\nReported in {threads}",
         },
+        **({"helpUri": page} if page else {}),
         "defaultConfiguration": {"level": "error"},
         "properties": {"tags": ["distributed-training", "structural" if check.structural else "numeric"]},
     }

@@ -14,6 +14,7 @@ from typing import TextIO
 from ddp_doctor.checks import describe
 from ddp_doctor.findings import CheckState, Finding, Report, State, Verdict
 from ddp_doctor.observations import DEFECT, Comparison, Files
+from ddp_doctor.output.links import page_address
 
 MARKS = {
     Verdict.FAULT: "✗",
@@ -38,6 +39,7 @@ _PROTECTIONS = {"private view": "a private view of all files", "redirected write
 NOT_MADE = (State.CANNOT_TELL, State.NOT_APPLICABLE, State.NOT_REACHED)
 # Bold red, yellow, and cyan, by the mark at the beginning of a line.
 _STYLES = {"✗ ": "1;31", "≈ ": "33", "? ": "36"}
+_FINDING = re.compile(rf"(?P<mark>[{''.join(MARKS.values())}]) (?P<code>LD\d+)\b")
 # Control characters except the newline, and surrogates, which cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # Characters that reorder or hide the text around them, and separators of lines.
@@ -65,14 +67,21 @@ def _shown(text: str, stream: TextIO) -> str:
         # Lines with an indent are code, and commands to copy.
         whole = len(line) <= width or line[:1].isspace()
         lines += [line] if whole else textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
-    if os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb":
-        return "\n".join(lines)
-    return "\n".join(map(_colored, lines))
+    return "\n".join(map(_decorated, lines) if has_color(stream) else lines)
 
 
-def _colored(line: str) -> str:
-    """Returns a line, with the color of its mark if it is the first one of a finding."""
+def has_color(stream: TextIO) -> bool:
+    """Returns whether a stream shows escape codes, such as those of colors, as they are meant."""
+    plain_only = os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not plain_only
+
+
+def _decorated(line: str) -> str:
+    """Returns a line; the first one of a finding with the color of its mark, and its code as a link to the page."""
     style = _STYLES.get(line[:2])
+    if (found := _FINDING.match(line)) and (address := page_address(found["code"])):
+        link = f"\x1b]8;;{address}\x1b\\{found['code']}\x1b]8;;\x1b\\"
+        line = f"{found['mark']} {link}{line[found.end() :]}"
     return line if style is None else f"\x1b[{style}m{line}\x1b[0m"
 
 

@@ -24,7 +24,7 @@ from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.models.convnet import ConvNet
 from lit_mnist.plugins import ExactDistributedSampler
-from lit_mnist.trainer import silence_lightning
+from lit_mnist.plugins.lightning_messages import hide_messages
 
 RANKS, VALIDATED = 2, 101
 DATA = MNISTDataModule(train_size=640, val_size=VALIDATED)
@@ -112,7 +112,7 @@ def template(rank: Rank) -> None:
 if __name__ == "__main__":
     # The ranks are forked: this process must not start threads before.
     torch.set_num_threads(1)
-    silence_lightning()
+    hide_messages()
     assert DATA.batches.splits
     with tempfile.TemporaryDirectory() as folder:
         launch(stock if "--bug" in sys.argv else template, world_size=RANKS, max_restarts=0, logs=Path(folder))

@@ -25,7 +25,7 @@ from lit_mnist.distributed.devices import Devices, choose_devices
 from lit_mnist.distributed.precision import resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside, threads_per_rank
 from lit_mnist.distributed.signals import STOP
-from lit_mnist.distributed.terminal import display_path, print_labelled, print_line
+from lit_mnist.distributed.terminal import display_path, print_labelled
 from lit_mnist.errors import InputError, StoppedError
 from lit_mnist.experiment import Experiment
 from lit_mnist.experiment.learning_rate import scaled_lr
@@ -98,7 +98,9 @@ def compare(
     print_labelled("running", begun)
     try:
         outcomes, timed = _run_all(runs, experiment, devices)
+        results = engine_results(runs, outcomes, timed)
     finally:
+        runs.display.clear()
         folder.release()
     comparison = {
         "experiment": experiment.to_dict(),
@@ -113,7 +115,7 @@ def compare(
         "command": typed,
         "repeats": runs.repeats,
         "warm_up_steps": WARM_UP_STEPS,
-        **engine_results(runs, outcomes, timed),
+        **results,
     }
     write_text(folder.path / JSON, json.dumps(comparison, indent=2) + "\n")
     write_comparison(folder.path / PAGE, comparison)
@@ -133,7 +135,7 @@ def _run_all(
     runnable = [variant for variant in options.variants if not skipped[variant]]
     outcomes: dict[Variant, Outcome] = {variant: found for variant, found in skipped.items() if found}
     for n, variant in enumerate(runnable, start=1):
-        print_line(f"[{n}/{len(runnable)}] {variant.name}: training with a trace")
+        options.display.begin(f"engine {n}/{len(runnable)}  {variant.name}  training with a trace")
         outcomes[variant] = train_with_trace(options, variant, options.folder / variant.folder)
     timed, failed = measure(options, [variant for variant in runnable if isinstance(outcomes[variant], Run)])
     outcomes.update(failed)

@@ -85,6 +85,7 @@ def _compare(options: Options, runs: Mapping[Variant, Run], reference: Variant, 
         for one in (reference, variant):
             run_dir = options.folder / f"{variant.folder}-step-{step}" / one.folder
             run_dir.parent.mkdir(exist_ok=True)
+            options.display.begin(f"{one.name}  again, which keeps the weights of step {step}")
             again = train_with_trace(options, one, run_dir, f"--run.trace_step={step}")
             kept.append(again.kept_weights(rank, step) if isinstance(again, Run) else {})
         if all(tensor in weights for weights in kept):

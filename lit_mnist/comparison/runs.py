@@ -11,12 +11,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lit_mnist.checkpoint.config import flatten
 from lit_mnist.comparison.equality import Run
+from lit_mnist.comparison.progress import ComparisonDisplay
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.rank import die_with_parent
 from lit_mnist.distributed.terminal import print_line
@@ -52,13 +53,16 @@ class Variant:
         """The name of the run folder."""
         return self.name.replace(":", "-")
 
-    def run(self, words: Sequence[str], ranks: int, log: Path, *, main: Main | None = None) -> int:
+    def run(
+        self, words: Sequence[str], ranks: int, log: Path, display: ComparisonDisplay, *, main: Main | None = None
+    ) -> int:
         """Runs a training in a child process, and returns its exit code.
 
         Args:
             words: The flags, except those of the launcher.
             ranks: Number of ranks.
             log: File for the output.
+            display: Shows the progress meanwhile.
             main: If given, runs in a fork of this process, which starts at once; by default in a new Python.
         """
         child = os.fork()
@@ -80,7 +84,8 @@ class Variant:
                 sys.stderr.flush()
                 os._exit(code)
         try:
-            _, status = os.waitpid(child, 0)
+            with display.drawn():
+                _, status = os.waitpid(child, 0)
         except BaseException:
             _end(child)
             raise
@@ -146,6 +151,7 @@ class Options:
         repeats: Timed runs of each engine; 0 for none.
         timed_steps: Optimizer steps of a timed run.
         folder: The folder of all runs.
+        display: Shows which engine runs.
     """
 
     main: Main
@@ -156,6 +162,7 @@ class Options:
     repeats: int
     timed_steps: int
     folder: Path
+    display: ComparisonDisplay = field(default_factory=ComparisonDisplay)
 
 
 @dataclass(frozen=True)
@@ -199,10 +206,9 @@ def _flags(options: Options, variant: Variant, *without: str) -> list[str]:
 
 def train_with_trace(options: Options, variant: Variant, run_dir: Path, *flags: str) -> Outcome:
     """Runs a variant with a trace, and returns the run, or why it failed."""
-    fixed = (f"--run.threads={options.threads}", "--run.trace=traffic", f"--run.dir={run_dir}")
-    log = run_dir.with_suffix(".log")
-    words = [*_flags(options, variant), *fixed, *flags]
-    code = variant.run(words, ranks_of(options, variant), log, main=options.main)
+    fixed, log = (f"--run.threads={options.threads}", "--run.trace=traffic"), run_dir.with_suffix(".log")
+    words = [*_flags(options, variant), *fixed, f"--run.dir={run_dir}", *flags]
+    code = variant.run(words, ranks_of(options, variant), log, options.display, main=options.main)
     return Run.read(run_dir) if code == 0 else NotRun("failed", f"exit code {code}: {_message(log)}")
 
 
@@ -214,18 +220,19 @@ def measure(
     failed: dict[Variant, NotRun] = {}
     steps = options.timed_steps
     if steps <= WARM_UP_STEPS and options.repeats:
+        options.display.clear()
         print_line(f"note: nothing is timed: the training has {steps} steps, of which {WARM_UP_STEPS} are warm-up")
         return timed, failed
-    for repeat in range(options.repeats):
-        for variant in variants:
-            print_line(f"[timing {repeat + 1}/{options.repeats}] {variant.name}")
+    for repeat in range(1, options.repeats + 1):
+        for n, variant in enumerate(variants, start=1):
+            options.display.begin(f"engine {n}/{len(variants)}  {variant.name}  timed run {repeat}/{options.repeats}")
             with tempfile.TemporaryDirectory() as scratch:
                 run_dir = Path(scratch) / "run"
                 # Without CUDA graphs, which not all engines support and which would hide the cost of an engine.
                 fixed = (f"--trainer.max_steps={steps}", "--run.cuda_graph=false", f"--run.dir={run_dir}")
                 words = ["fit", *_flags(options, variant, "--trainer.max_steps=", "--run.cuda_graph="), *fixed]
                 log = options.folder / f"{variant.folder}.log"
-                code = variant.run(words, ranks_of(options, variant), log)
+                code = variant.run(words, ranks_of(options, variant), log, options.display)
                 if code:
                     failed[variant] = NotRun("failed", f"a timed run ended with exit code {code}: {_message(log)}")
                 else:

@@ -5,7 +5,6 @@ python -m lit_mnist.engines.fabric --devices 2
 
 from __future__ import annotations
 
-import logging
 import sys
 from datetime import timedelta
 from typing import Any
@@ -21,6 +20,7 @@ from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS, device_options
 from lit_mnist.distributed.precision import weight_dtype
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.sync_batch_norm import sync_batch_norm
+from lit_mnist.plugins.lightning_messages import hide_messages
 from lit_mnist.profiling.timing import StepClock
 from lit_mnist.training.accumulation import window_share
 from lit_mnist.training.checkpoint_manager import CheckpointManager
@@ -38,8 +38,7 @@ def run(job: ExperimentJob, rank: Rank) -> None:
     """Runs a job in one rank."""
     # --- setup
     experiment, plan = job.experiment, job.plan
-    for name in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    hide_messages()
     fabric = _fabric(job)
     fabric.launch()
     clock = StepClock(job.first_process)

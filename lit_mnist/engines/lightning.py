@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_line
 from lit_mnist.errors import InputError
 from lit_mnist.plugins.lightning_internals import disable_signal_handling
+from lit_mnist.plugins.lightning_messages import hide_messages, write_beside_the_bar
 from lit_mnist.plugins.recording.checkpoint import RunCheckpoint
 from lit_mnist.plugins.recording.logger import RunLogger
 from lit_mnist.plugins.recording.monitor import StepMonitorCallback
@@ -40,7 +40,9 @@ from lit_mnist.profiling.timing import StepClock
 from lit_mnist.run.finish import finish
 from lit_mnist.run.job import Job, Parts
 from lit_mnist.run.outcome import Outcome
-from lit_mnist.trainer import LitTrainer, silence_lightning
+from lit_mnist.trainer import LitTrainer
+
+_EVALUATIONS = ("test", "predict")
 
 
 def run(job: Job, rank: Rank) -> None:
@@ -58,9 +60,8 @@ def run(job: Job, rank: Rank) -> None:
 def _run(job: Job, rank: Rank) -> None:
     # --- setup
     device = job.devices.of(rank)
-    silence_lightning()
-    # The first and the last step are always logged.
-    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
+    hide_messages()
+    write_beside_the_bar()
     if rank.world_size > 1 and (store := rendezvous_store(rank, job.run.timeout)):
         # Under torchrun, Lightning would confuse the process groups of restarts. It uses an existing group.
         dist.init_process_group(
@@ -81,7 +82,7 @@ def _run(job: Job, rank: Rank) -> None:
     # --- optimizer: created by the module's configure_optimizers
 
     # --- resume and train: the Trainer restores weights, optimizer, schedule, scaler and loops
-    outcome = Outcome({}, clock)
+    outcome = Outcome({}, clock, evaluations=[name for name in _EVALUATIONS if _has(name, module, data)])
     if job.trains:
         trainer = _fit(job, rank, parts, outcome)
     else:
@@ -93,9 +94,9 @@ def _run(job: Job, rank: Rank) -> None:
     outcome.weights = {name: each.detach().cpu().clone() for name, each in state if isinstance(each, torch.Tensor)}
 
     # --- evaluate
-    if job.command == "train" and _has_test(module, data):
+    if job.command == "train" and "test" in outcome.evaluations:
         _load_best(job, rank, trainer, module.to(device))
-    if job.command == "test" or (job.command == "train" and _has_test(module, data)):
+    if job.command == "test" or (job.command == "train" and "test" in outcome.evaluations):
         metrics = _merged(trainer.test(module, datamodule=data, verbose=False, weights_only=True))
         outcome.test = job.note_partial(evaluation_results(module, metrics), "test")
         outcome.examples = evaluation_examples(trainer) if metrics else ()
@@ -213,9 +214,10 @@ def _load_best(job: Job, rank: Rank, trainer: LitTrainer, module: LightningModul
             dist.broadcast(tensor, src=0)
 
 
-def _has_test(module: LightningModule, data: LightningDataModule | None) -> bool:
-    return is_overridden("test_step", module) and any(
-        is_overridden("test_dataloader", each) for each in (module, data) if each
+def _has(evaluation: str, module: LightningModule, data: LightningDataModule | None) -> bool:
+    """Returns whether a module can be tested or predict; Lightning's `predict_step` calls `forward`."""
+    return (evaluation == "predict" or is_overridden("test_step", module)) and any(
+        is_overridden(f"{evaluation}_dataloader", each) for each in (module, data) if each
     )
 
 

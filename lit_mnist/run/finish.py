@@ -57,16 +57,24 @@ def _summarize(job: Job, rank: Rank, outcome: Outcome) -> None:
     for reason in outcome.inexact:
         print_line(f"note: not exact, these metrics depend on the number of ranks: {reason}")
     print_labelled("results", f"{display_path(job.folder / RESULT)}, {display_path(job.folder / REPORT)}")
-    if trained:
-        folder, command = shlex.quote(display_path(job.folder)) + job.import_flag, program(job.engine)
-        if job.resumable and job.can_continue(trained.steps):
+    for label, command in _next_commands(job, outcome):
+        print_labelled(label, command)
+
+
+def _next_commands(job: Job, outcome: Outcome) -> list[tuple[str, str]]:
+    """Returns the commands that can follow, each after its label."""
+    found = []
+    if outcome.trained:
+        folder, command, steps = _quoted(job.folder) + job.import_flag, program(job.engine), outcome.trained.steps
+        if job.resumable and job.can_continue(steps):
             unlimited = "" if (job.config["trainer"].get("max_steps") or -1) == -1 else " --max-steps -1"
-            print_labelled("continue", f"{command} fit --resume {folder} --epochs {trained.epochs + 1}{unlimited}")
-        print_labelled("test", f"{command if job.testable else program()} test --ckpt {folder}")
-    elif job.command == "validate":
-        print_labelled("test", evaluate_with(job, "test"))
-    elif job.command == "test" and job.predictions:
-        print_labelled("predict", evaluate_with(job, "predict"))
+            epochs = outcome.trained.epochs + 1
+            found.append(("continue", f"{command} fit --resume {folder} --epochs {epochs}{unlimited}"))
+        if "test" in outcome.evaluations:
+            found.append(("test", f"{command if job.testable else program()} test --ckpt {folder}"))
+    elif following := next((name for name in outcome.evaluations if name != job.command), None):
+        found.append((following, evaluate_with(job, following)))
+    return found or [("open", f"python -m webbrowser {_quoted(job.folder / REPORT)}")]
 
 
 def _summarize_training(job: Job, rank: Rank, trained: Trained) -> None:
@@ -84,7 +92,11 @@ def evaluate_with(job: Job, command: str) -> str:
     """Returns the command that continues with the checkpoint of an evaluation."""
     assert job.checkpoint
     place = job.checkpoint.parent.parent if job.checkpoint.parent.name == "checkpoints" else job.checkpoint
-    return f"{program(job.engine)} {command} --ckpt {shlex.quote(display_path(place))}{job.import_flag}"
+    return f"{program(job.engine)} {command} --ckpt {_quoted(place)}{job.import_flag}"
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(display_path(path))
 
 
 def describe_metrics(metrics: Mapping[str, Any]) -> str:

@@ -53,6 +53,7 @@ class Outcome:
         examples: Samples that the report shows.
         data_sha256: The SHA-256 of the user's data, as their data module states it.
         inexact: Why the metrics depend on the number of ranks, each with the fix.
+        evaluations: The commands `test` and `predict`, as far as the module and its data support them.
     """
 
     weights: Mapping[str, torch.Tensor]
@@ -63,6 +64,7 @@ class Outcome:
     examples: Sequence[Any] = ()
     data_sha256: str | None = None
     inexact: list[str] = field(default_factory=list)
+    evaluations: Sequence[str] = ("test", "predict")
 
     def add_inexact(self, reasons: Iterable[str]) -> None:
         """Adds reasons why an evaluation depends on the number of ranks."""

@@ -8,18 +8,20 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from rich.console import Console, ConsoleDimensions
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
+from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.screen import can_redraw, fitted, has_color
 from lit_mnist.distributed.terminal import print_line
 
+T = TypeVar("T")
 _SECONDS_BETWEEN_LINES = 15.0
 _SECONDS_TO_CLEAR = 1.0
 _ECHO = "^C"
@@ -157,6 +159,18 @@ def _describe(name: str, value: float, words: list[str] | None = None) -> str:
         words = ["batch", *words] if words[-1] == "accuracy" else words
     share = words[-1] in {"accuracy", "acc", "iou"} and 0 <= value <= 1
     return f"{' '.join(words)} {value:.2%}" if share else f"{' '.join(words)} {value:.4f}"
+
+
+def with_bar(batches: Iterable[T], total: int) -> Iterator[T]:
+    """Yields batches, and displays how many of the total are complete; the display disappears at the end."""
+    display = ProgressDisplay(total, unit="batch")
+    RANK_STATUS.clear_display = display.clear
+    try:
+        for number, batch in enumerate(batches, start=1):
+            yield batch
+            display.update(number, {})
+    finally:
+        display.clear()
 
 
 class _Console(Console):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from torch import nn
 from lit_mnist.checkpoint.config import flatten
 from lit_mnist.checkpoint.lightning_internals import lightning_loops
 from lit_mnist.data.dataset import Dataset, Split
-from lit_mnist.data.loader import EvaluationBatches, TrainBatches
+from lit_mnist.data.loader import Batch, EvaluationBatches, TrainBatches
 from lit_mnist.distributed.precision import weight_dtype
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.sample_order import train_indices, validation_split
@@ -24,6 +24,7 @@ from lit_mnist.experiment.plan import Plan, make_plan
 from lit_mnist.experiment.registry import registered_by
 from lit_mnist.models.build import build_net
 from lit_mnist.run.job import Job
+from lit_mnist.run.progress import with_bar
 from lit_mnist.run.settings import Command
 
 
@@ -162,10 +163,10 @@ class ExperimentJob(Job):
             device=self.devices.of(rank),
         )
 
-    def evaluation_batches(self, split: Split, rank: Rank) -> EvaluationBatches:
-        """Returns the batches that a rank evaluates of a split."""
+    def evaluation_batches(self, split: Split, rank: Rank) -> Iterable[Batch]:
+        """Returns the batches that a rank evaluates of a split; rank 0 shows a bar, unless a training shows its own."""
         data = self.experiment.data
-        return EvaluationBatches(
+        batches = EvaluationBatches(
             split,
             rank=rank.rank,
             world_size=rank.world_size,
@@ -174,6 +175,9 @@ class ExperimentJob(Job):
             dtype=weight_dtype(self.precision),
             device=self.devices.of(rank),
         )
+        in_training = self.trains and split is self.splits.validation
+        shown = rank.is_first and self.experiment.trainer.enable_progress_bar and not in_training
+        return with_bar(batches, len(batches)) if shown else batches
 
 
 def split_dataset(experiment: Experiment, dataset: Dataset, command: Command = "train") -> Splits:

@@ -20,7 +20,7 @@ from lit_mnist.distributed.screen import fitted
 from lit_mnist.distributed.signals import STOPPING
 from lit_mnist.errors import nearest
 from lit_mnist.run.help_text import brief, first_sentence
-from lit_mnist.run.progress import ProgressDisplay, describe_time
+from lit_mnist.run.progress import ProgressDisplay, describe_time, with_bar
 
 WIDTHS = (60, 100, 200)
 HELPS = [["--help"], *([name, "--help"] for name in COMMANDS if name != "train"), ["doctor", "watch", "--help"]]
@@ -205,6 +205,30 @@ def test_the_screens_of_evaluations_name_the_next_command(program: Program, colu
         # A long command is continued after a backslash.
         assert any(line.startswith(f"{label} ") for line in shown), lines
         assert f" {label} --ckpt run-1" in " ".join(output.replace("\\", "").split()), lines
+
+
+@pytest.mark.parametrize("engine", ["single", "raw_ddp"])
+def test_an_evaluation_of_another_engine_shows_a_bar(engine: str, tmp_path: Path) -> None:
+    batches = ("--data.eval_batch_size", 25)
+
+    def work() -> int:
+        words = [*SMALL, *batches, "--max-steps", 3, "--run-dir", "run"]
+        return main([str(word) for word in words], engine=engine)
+
+    output, lines = on_screen(work, tmp_path, 100)
+    # The test after the training has one; the validation within the training has that of the training.
+    assert "batch 4/4" in output
+    assert output.index("3/3") < output.index("batch 4/4")
+    assert not any(line.startswith("batch") for line in lines), lines
+
+    output, lines = on_screen(lambda: main(["validate", "--ckpt", "run"], engine=engine), tmp_path, 100)
+    assert "batch 4/4" in output
+    assert not any(line.startswith("batch") for line in lines), lines
+
+
+def test_a_pipe_gets_no_line_of_a_short_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(with_bar(range(3), 3)) == [0, 1, 2]
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("columns", WIDTHS)

@@ -176,6 +176,28 @@ def test_a_module_of_the_user_is_trained_and_tested(spirals: Program, devices: i
     assert list((folder / "tensorboard").iterdir())
 
 
+def test_each_command_names_the_next_one_which_works(spirals: Program) -> None:
+    folder = spirals.train(*SPIRALS, "--max-steps", 3, "--trainer.enable_progress_bar", "false")
+    words, named = ["validate", "--ckpt", folder, "--import", "spirals"], []
+    for _ in range(3):
+        done = spirals(*words)
+        assert done.code == 0, done.out + done.err
+        label, _, following = done.out.splitlines()[-1].partition(" ")
+        named.append(label)
+        if label != "use":
+            assert following.split()[:2] == ["lit-mnist", label]
+            words = following.split()[1:]
+    assert named == ["test", "predict", "use"]
+
+
+def test_a_module_without_a_test_names_none(spirals: Program) -> None:
+    done = spirals("fit", "--model", "plain.Lit", "--import", "plain", "--max-steps", 2)
+    assert done.code == 0, done.out + done.err
+    following = done.out.splitlines()[-1]
+    assert following.startswith("open      python -m webbrowser ")
+    assert (spirals.folder / following.split()[-1]).is_file()
+
+
 def test_a_data_module_states_the_digest_of_its_data(spirals: Program) -> None:
     code = """
 from spirals import SpiralsData

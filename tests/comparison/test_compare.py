@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ def compared(program: Program, *flags: object, code: int = 0, timeout: float = 2
     assert (folder / "comparison.html").read_text().startswith("<!DOCTYPE html>")
     comparison = dict(json.loads((folder / "comparison.json").read_text()))
     assert text(comparison, width=120, color=False).splitlines()[0] in done.out
+    ran = [entry for entry in comparison["engines"] if entry["status"] != "skipped"]
+    begun = re.findall(r"^engine (\d+)/(\d+)  \S+  training with a trace  \d+:\d\d$", done.out, re.MULTILINE)
+    assert begun == [(str(n), str(len(ran))) for n in range(1, len(ran) + 1)]
     return comparison
 
 

@@ -47,7 +47,7 @@ class Recorded:
     def run(self, spec: Spec, environment: dict[str, str] | None = None) -> Run:
         return Run(spec, Path(), self.recorded.get(f"{spec.purpose}{spec.world_size}", []))
 
-    def preload(self, names: Sequence[str]) -> None:
+    def preload(self, names: Sequence[str] = ()) -> None:
         pass
 
     def close(self) -> None:

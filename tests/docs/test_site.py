@@ -19,6 +19,7 @@ import lit_mnist.plugins
 from ddp_doctor.checks import describe
 
 # What the pages link to.
+PROJECT = (ROOT / "pyproject.toml").read_text()
 PARTS = ("docs", "lit_mnist", "ddp_doctor", "examples", "tests", "benchmarks", "configs", ".github", ".vscode")
 
 
@@ -94,7 +95,7 @@ def test_each_check_has_a_page_in_the_navigation() -> None:
     assert {f"checks/{code}.md" for code in describe()} <= set(entries_of(config.nav))
 
 
-def test_the_links_to_the_repository_come_from_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_addresses_come_from_one_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def configured() -> MkDocsConfig:
         config = MkDocsConfig()
         config.load_dict(settings())
@@ -102,8 +103,18 @@ def test_the_links_to_the_repository_come_from_one_setting(monkeypatch: pytest.M
         return layout.on_config(config)
 
     monkeypatch.delenv("LIT_MNIST_REPOSITORY", raising=False)
-    assert settings()["extra"]["repository"] == ""
-    assert not configured().repo_url
+    monkeypatch.setattr(layout, "PROJECT", tmp_path / "pyproject.toml")
+    setting = re.compile(r'^(?:# )?(Repository|Documentation) = ".*"$', re.MULTILINE)
+    layout.PROJECT.write_text(setting.sub("", PROJECT))
+    config = configured()
+    assert not config.repo_url
+    assert not config.site_url
+    layout.PROJECT.write_text(setting.sub(r'\1 = "https://docs.example/\1"', PROJECT))
+    config = configured()
+    assert (config.repo_url, config.site_url) == (
+        "https://docs.example/Repository",
+        "https://docs.example/Documentation/",
+    )
     monkeypatch.setenv("LIT_MNIST_REPOSITORY", "https://git.example/someone/a_name/")
     config = configured()
     assert (config.repo_url, config.repo_name) == ("https://git.example/someone/a_name", "someone/a_name")
