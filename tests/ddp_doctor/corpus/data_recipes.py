@@ -172,6 +172,30 @@ def bert(root: Path, labels: int = 2, layers: int = 2) -> None:
     BertForSequenceClassification(config).save_pretrained(root)
 
 
+def causal_lm(root: Path) -> None:
+    """Writes a tiny GPT-2 with random weights, and its tokenizer, as a local folder of transformers."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    words = ["[UNK]", "[PAD]", "[EOS]", *dict.fromkeys(WORDS)]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "eos_token": "[EOS]", "bos_token": "[EOS]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(root)
+    numbers = {"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
+    config = GPT2Config(vocab_size=len(words), n_positions=64, n_embd=32, n_layer=2, n_head=2, **numbers)
+    GPT2LMHeadModel(config).save_pretrained(root)
+
+
+def json_lines(root: Path, train: int = 96, test: int = 24) -> None:
+    """Writes sentences of unequal lengths as a local folder that `datasets` loads."""
+    numbers = np.random.default_rng(0)
+    root.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", train), ("test", test)):
+        lines = [" ".join(numbers.choice(WORDS, numbers.integers(4, 24))) for _ in range(count)]
+        (root / f"{split}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+
+
 def autoencoder(root: Path) -> None:
     """Writes a tiny AutoencoderKL with random weights, as a local folder of diffusers."""
     from diffusers.models import AutoencoderKL
@@ -212,6 +236,8 @@ RECIPES: dict[str, Callable[..., None]] = {
         metric,
         coco,
         bert,
+        causal_lm,
+        json_lines,
         autoencoder,
         torchvision_weights,
     )
