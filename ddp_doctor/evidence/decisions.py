@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.records.run import RankRecord
 
+# What programs call the rank that writes and prints, such as `is_master`.
+_RANK = re.compile(r"rank|master|main_?proc|is_main|primary|leader|chief", re.IGNORECASE)
 _STOPS = (ast.Break, ast.Return, ast.Raise)
 _ENDS = {"exit", "_exit", "quit"}
 
@@ -69,7 +73,8 @@ def decision_about(evidence: Evidence, place: str) -> Decision | None:
 
 
 def _differences(one: RankRecord, other: RankRecord, ranks: Sequence[RankRecord]) -> Iterator[Decision]:
-    first, second = (_lines(record) for record in (one, other))
+    first, second = (_merged(record, "lines") for record in (one, other))
+    learned = [_merged(record, "steps") for record in (one, other)]
     steps = {place for record in ranks for event in record.of_kind("step") for place in event.get("stack", ())}
     saves = {place for record in ranks for event in record.of_kind("save") for place in event.get("stack", ())}
     for place in first.keys() & second.keys():
@@ -79,8 +84,10 @@ def _differences(one: RankRecord, other: RankRecord, ranks: Sequence[RankRecord]
             continue
         a, b = ([condition.outcome(line) for line in lines[place]] for lines in (first, second))
         time = next((time for time, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), None)
-        # A rank that never decides otherwise may be asked for its number.
-        if time is None or (len(set(a)) == 1 and len(set(b)) == 1 and len(a) > 1):
+        # A rank that never decides otherwise may be asked for its number, and one that decides before the first
+        # optimizer step does not ask for what it has learned.
+        is_early = not any(steps_before.get(place, 1) for steps_before in learned)
+        if time is None or (len(set(a)) == 1 and len(set(b)) == 1 and (len(a) > 1 or is_early)):
             continue
         if condition.names_rank:
             continue
@@ -90,8 +97,8 @@ def _differences(one: RankRecord, other: RankRecord, ranks: Sequence[RankRecord]
         yield Decision(where, condition.text, (one.rank, other.rank), time + 1, stops, inside, condition.lines)
 
 
-def _lines(record: RankRecord) -> dict[str, list[int]]:
-    return {place: lines for event in record.of_kind("branches") for place, lines in event["lines"].items()}
+def _merged(record: RankRecord, key: str) -> dict[str, Any]:
+    return {place: value for event in record.of_kind("branches") for place, value in event[key].items()}
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ class _Condition:
     @property
     def names_rank(self) -> bool:
         """Whether it asks for the rank, as `if rank == 0 and ...` does."""
-        return any("rank" in name.lower() or "main_process" in name for name in _names(self.node.test))
+        return any(_RANK.search(name) for name in _names(self.node.test))
 
     def outcome(self, line: int) -> bool:
         """Returns whether the body ran, by the line that followed."""

@@ -205,6 +205,9 @@ def _least_squares(
     if whole is None or any(part is None or part.shape != whole.shape for part in parts) or not float(whole.norm()):
         return (), 0.0
     columns = torch.stack([part for part in parts if part is not None], 1)
+    if not (columns.isfinite().all() and whole.isfinite().all()):
+        # An overflow, which GradScaler skips, has no weights.
+        return (), 0.0
     solution = torch.linalg.lstsq(columns, whole[:, None], driver="gelsd").solution[:, 0]
     residual = float((columns @ solution - whole).norm() / whole.norm())
     return tuple(float(value) for value in solution), residual

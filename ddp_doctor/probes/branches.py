@@ -19,6 +19,8 @@ class BranchProbe:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.lines: dict[str, list[int]] = {}
+        # The number of optimizer steps before the last time, by line.
+        self.steps: dict[str, int] = {}
         self._left = _MOST_LINES
         self._last: dict[int, int] = {}
         # Imports of libraries call functions by the million.
@@ -26,7 +28,7 @@ class BranchProbe:
 
     def install(self) -> None:
         """Begins to follow this thread, including the functions that run already."""
-        self.recorder.add("branches", lines=self.lines)
+        self.recorder.add("branches", lines=self.lines, steps=self.steps)
         for frame in user_frames():
             frame.f_trace = self._on_line
         if threading.current_thread() is threading.main_thread():
@@ -56,6 +58,8 @@ class BranchProbe:
         return self._on_line
 
     def _follow(self, frame: Any, line: int, following: int) -> None:
-        times = self.lines.setdefault(f"{frame.f_code.co_filename}:{line}", [])
+        place = f"{frame.f_code.co_filename}:{line}"
+        times = self.lines.setdefault(place, [])
         if len(times) < _MOST_TIMES:
             times.append(following)
+            self.steps[place] = self.recorder.step

@@ -204,7 +204,9 @@ class _FunctionInputs(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs a function, with the inputs of a rank."""
         kwargs = kwargs or {}
-        if self.probe.inside_model or not torch.is_grad_enabled() or in_backward():
+        # A collective has places for the tensors of all ranks, of which one process has its own alone.
+        is_collective = str(getattr(func, "__module__", "")).startswith("torch.distributed")
+        if is_collective or self.probe.inside_model or not torch.is_grad_enabled() or in_backward():
             return func(*args, **kwargs)
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if any(leaf.requires_grad and not leaf.is_leaf for leaf in leaves) and not all(

@@ -522,3 +522,12 @@ def test_a_large_network_is_compared_in_the_steps_that_all_recorded() -> None:
     ranks = Run(SPEC, Path(), [RankRecord(rank, steps, first) for rank in range(2)])
     found = compare_records(ranks, RankRecord(0, steps, gradients), threshold=1e-6)
     assert (found.cannot, found.differences) == ("", (0.0,))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_gradients_that_overflow_have_no_weights(value: float) -> None:
+    gradients = {f"{kind}/0/0:0": torch.tensor([1.0, value]) for kind in ("applied", "local")}
+    steps = [event("step", names={"0:0": "w"}, lr=[0.1])]
+    ranks = Run(SPEC, Path(), [RankRecord(rank, steps, gradients) for rank in range(2)])
+    found = compare_records(ranks, RankRecord(0, steps, gradients), threshold=1e-6)
+    assert (found.cannot, found.weights, found.residual) == ("", (), 0.0)

@@ -178,7 +178,7 @@ def causal_lm(root: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     words = ["[UNK]", "[PAD]", "[EOS]", *dict.fromkeys(WORDS)]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "eos_token": "[EOS]", "bos_token": "[EOS]"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(root)
