@@ -15,6 +15,7 @@ import multiprocessing.util
 import os
 import random
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,8 +64,15 @@ def program_of(args: Any) -> list[str] | None:
     if isinstance(args, str | bytes | os.PathLike):
         return None
     words = [os.fspath(word) for word in args]
-    if words[0] != sys.executable:
+    here = Path(sys.executable).parent
+    path = Path(words[0] if "/" in words[0] else shutil.which(words[0]) or "/")
+    if path.parent != here or not path.is_file():
         return None
+    if not path.name.startswith("python"):
+        # A command of the environment, such as torchrun.
+        with path.open("rb") as file:
+            interpreter = Path(os.fsdecode(file.readline().removeprefix(b"#!").strip()))
+        return [str(path), *words[1:]] if interpreter.resolve() == Path(sys.executable).resolve() else None
     rest = words[1:]
     while rest and rest[0] == "-u":
         rest = rest[1:]
@@ -145,8 +153,14 @@ def _become_new(environment: Mapping[str, str] | None) -> None:
     torch.manual_seed(67280421310721)
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
     os.execv = execv  # type: ignore[assignment]
+    torch.multiprocessing.spawn = _spawn
     if launcher := sys.modules.get(_LAUNCHER):
         setattr(launcher, "Popen", ForkedPopen)  # noqa: B010
+
+
+def _spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, **_: Any) -> Any:
+    """Starts ranks as `torch.multiprocessing.spawn` does, but as forks."""
+    return torch.multiprocessing.start_processes(fn, args, nprocs, join, daemon, "fork")
 
 
 def _code_of(words: list[str]) -> int:

@@ -48,6 +48,7 @@ REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", REJECTED)
+@pytest.mark.usefixtures("forked_python")
 def test_a_wrong_command_line_is_rejected(program: Program, name: str) -> None:
     words, said = REJECTED[name]
     done = program("doctor", *words)

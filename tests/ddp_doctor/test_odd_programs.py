@@ -123,7 +123,9 @@ def test_a_lost_rank_is_reported(name: str, said: str) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", [pytest.param("starts_processes", marks=pytest.mark.slow), "saves"])
-def test_no_process_and_no_file_is_left(program: str, work: Path) -> None:
+def test_no_process_and_no_file_is_left(program: str, work: Path, request: pytest.FixtureRequest) -> None:
+    if program == "saves":
+        request.getfixturevalue("forked_python")
     before = snapshot(work)
     report = examined(program)
     assert (report.faults, report.error, report.hang) == ([], "", "")

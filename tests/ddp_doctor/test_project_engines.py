@@ -21,6 +21,7 @@ class Data(MNISTDataModule):
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.usefixtures("forked_python")
 def test_the_template_is_healthy() -> None:
     report = examine(LitClassifier, Data)
     assert not report.faults, report.faults

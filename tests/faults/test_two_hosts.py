@@ -220,7 +220,7 @@ def undisturbed(program: Program, *words: object, trained: str) -> str:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("trained", ["raw_ddp", "user"])
+@pytest.mark.parametrize("trained", [pytest.param("raw_ddp", marks=pytest.mark.slow), "user"])
 def test_two_machines_are_bit_identical_to_one(
     hosts: Hosts, program: Program, trained: str, record_metric: RecordMetric
 ) -> None:
