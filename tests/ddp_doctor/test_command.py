@@ -152,7 +152,7 @@ def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
     words = (f"{PROJECT}:main", "--only", "structural", "--json", "report.json", "--html", "report.html")
     done = program("doctor", *words, timeout=150)
     assert done.code == 1, done.out + done.err
-    assert "with your rights" in done.out
+    assert "with your permissions" in done.out
     assert "LD010" in done.out
     report = json.loads((program.folder / "report.json").read_text())
     assert report["exit_code"] == 1
