@@ -138,7 +138,7 @@ def read_baseline(path: str) -> set[tuple[str, str, str]]:
         if isinstance(error, InputError):
             raise
         raise InputError(
-            f"--baseline {path} is no file of --write-baseline: {type(error).__name__}: {error}."
+            f"--baseline {path} is not a file of --write-baseline: {type(error).__name__}: {error}."
         ) from error
 
 

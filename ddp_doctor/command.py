@@ -91,7 +91,7 @@ def _run(words: Sequence[str]) -> int:
     what = request.target or request.config or shlex.join(request.command)
     # The output of a format is for a program.
     own = request.format != "text" and not request.output
-    begun = f"The doctor runs {what} several times, with your rights, in {Path.cwd()}. Your files stay as they are."
+    begun = f"The doctor runs {what} several times, with your permissions, in {Path.cwd()}. Your files do not change."
     stream = sys.stderr if own else sys.stdout
     print_text(begun, stream)
     from ddp_doctor.examination import examine

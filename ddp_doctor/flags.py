@@ -22,9 +22,9 @@ ddp-doctor TARGET [--data TARGET] [FLAGS]
        ddp-doctor [FLAGS] -- COMMAND
        ddp-doctor watch [FLAGS] -- COMMAND"""
 _ABOUT = """\
-Examines distributed training for silent faults. It runs your code in the current folder, with your rights, for a few
-steps on one process and on several ranks, and compares them. It needs no GPU and no change of the code. The code sees
-the files that it writes, but your files stay as they are.
+Examines distributed training for silent faults. It runs your code in the current folder, with your permissions, for a
+few steps on one process and on several ranks, and compares them. It needs no GPU and no change to the code. The code
+sees the files that it writes, but your files stay as they are.
 
 TARGET is package.module:name or path/to/file.py:name: a LightningModule, or a function that runs on each rank without
 arguments or with (rank, world_size). COMMAND starts its ranks itself, as torchrun does. `ddp-doctor watch` compares the
@@ -112,7 +112,7 @@ def flags_of_doctor(*, everything: bool = True) -> argparse.ArgumentParser:
     add("--args", metavar="WORDS", help="further arguments of a function; all words after it")
     add("--devices", metavar="N", type=int, default=2, help="number of ranks (default: 2)")
     add("--steps", metavar="N", type=int, default=3, help="optimizer steps per epoch; two epochs are run (default: 3)")
-    samples = "most samples of a stream; a data set of up to 20 times as many is evaluated whole (default: 512)"
+    samples = "maximum samples of a stream; a data set of up to 20 times as many is evaluated whole (default: 512)"
     add("--samples", metavar="N", type=int, default=512, help=samples)
     only = "codes of checks, separated by commas, or `structural` for those that need no equal numbers"
     add("--only", metavar="CODES", help=only)

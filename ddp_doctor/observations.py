@@ -52,7 +52,7 @@ class Comparison:
         reason: Why it was not made; empty if it was.
         option: What would make it possible, as a sentence; empty if nothing is known.
         differences: For each step, the largest difference of a gradient, relative to the largest gradient.
-        threshold: A larger difference is no rounding.
+        threshold: A larger difference is not rounding.
         module: The first module whose outputs differ; empty if there is none.
         modules: The modules of the first step with their classes, in the order of their calls, up to 200.
     """

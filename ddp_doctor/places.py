@@ -33,7 +33,7 @@ def place_of(finding: Finding) -> Place | None:
 
 
 def shown_place(finding: Finding, report: Report) -> Place | None:
-    """Returns where a finding is shown: at its own line, or at the begin of the examined file."""
+    """Returns where a finding is shown: at its own line, or at the start of the examined file."""
     if own := place_of(finding):
         return own
     for word in re.split(r"[ :]", report.target):

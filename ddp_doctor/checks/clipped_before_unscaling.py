@@ -67,5 +67,5 @@ def _finding(clip: dict[str, Any], scale: float) -> Finding:
             amount += f" (norm {clip['norm']:.3g} instead of {clip['norm'] / scale:.3g})"
         if clip["limit"] > _SCALED_LIMIT * scale:
             verdict = unclear
-            message += " Its limit may be meant for scaled gradients."
+            message += " Its limit may be intended for scaled gradients."
     return verdict(message, clip["step"], "", amount, clip["place"])

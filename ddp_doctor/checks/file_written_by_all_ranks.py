@@ -14,7 +14,7 @@ TITLE = "Ranks write one file, or do not end"
 CAUSE = """\
 Code that saves without a test of the rank runs on every rank. The ranks truncate and write one file at the
 same time, and the checkpoint may be a mixture that cannot be read. A process group that is not destroyed can
-end while another rank still communicates, which fails only now and then.
+end while another rank still communicates, which fails only occasionally.
 """
 WRONG = """\
 torch.save(model.state_dict(), 'model.pt')    # by all ranks at the same time

@@ -38,7 +38,7 @@ def check(evidence: Evidence) -> list[Finding]:
         if _grows(counts):
             nodes = counts[0]
             message = (
-                "Live tensors keep the graphs of earlier steps: the number of graph nodes at the begin of each step of "
+                "Live tensors keep the graphs of earlier steps: the number of graph nodes at the start of each step of "
                 f"an epoch is {', '.join(map(str, nodes[:6]))}{' and so on' if len(nodes) > 6 else ''} on rank "
                 f"{record.rank}."
             )
@@ -66,10 +66,10 @@ def _grows(epochs: Sequence[Sequence[int]]) -> bool:
 
 
 def _three_steps(evidence: Evidence) -> Finding | None:
-    """The graph nodes at the begin of three steps are known."""
+    """The graph nodes at the start of three steps are known."""
     if any(map(_nodes, evidence.trained)):
         return None
-    missing = cannot_tell("Fewer than three steps of an epoch were seen at their begin.")
+    missing = cannot_tell("Fewer than three steps of an epoch were seen at their start.")
     return optimizer_steps(evidence) or training_loader(evidence) or missing
 
 

@@ -47,8 +47,8 @@ def check(evidence: Evidence) -> list[Finding]:
         if run.worked:
             again = contents(run.ranks, base)
             message += (
-                " It is also so with one seed on all ranks: the order of a set or hash(), which differ per process, or "
-                "that of the files of a folder."
+                " This also happens with one seed on all ranks: the order of a set or hash(), which differ per "
+                "process, or that of the files of a folder."
                 if again.different or again.permuted
                 else " With one seed on all ranks they are equal: a random number without a seed."
             )

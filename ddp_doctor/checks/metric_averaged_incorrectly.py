@@ -130,7 +130,7 @@ def _finding(run: Run, name: str, right: float, ours: list[dict[str, float]]) ->
         proof = f"The sum of the logged values divided by {total} samples is {mean:.6g}, as on one process."
         return fault(message, *where, proof)
     if any(len(events) > 1 for events in logs):
-        message += " The value of a batch depends on which samples are in it, so it is no mean over samples."
+        message += " The value of a batch depends on which samples are in it, so it is not a mean over samples."
         return depends(message, *where)
     return fault(f"{message} Each rank computes a value, and their mean is not the value of all samples.", *where)
 

@@ -11,8 +11,8 @@ CODE = "LD016"
 TITLE = "no_sync covers the last micro-batch"
 CAUSE = """\
 DDP decides in the forward pass whether the next backward reduces the gradients. `no_sync` around the backward
-alone has no effect: each micro-batch is reduced, which only costs time. `no_sync` around the last
-micro-batch, too, means that no gradient is reduced, and the ranks drift apart.
+alone has no effect: each micro-batch is reduced, which only costs time. `no_sync` that also
+covers the last micro-batch means that no gradient is reduced, and the ranks drift apart.
 """
 WRONG = """\
 with ddp.no_sync() if last else contextlib.nullcontext():    # the wrong way round

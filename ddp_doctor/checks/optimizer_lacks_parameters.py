@@ -53,10 +53,10 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     if _is_fixed(record, forgotten):
         return [
-            note(f"{lost} They are in evaluation mode: freeze them, if that is meant.", 0, forgotten[0], place=place)
+            note(f"{lost} They are in evaluation mode: freeze them, if this is intended.", 0, forgotten[0], place=place)
         ]
     if set(forgotten) <= {name for event in steps for name in event["loaded"]}:
-        message = f"{lost} Their weights were loaded: freeze them with requires_grad_(False), if that is meant."
+        message = f"{lost} Their weights were loaded: freeze them with requires_grad_(False), if this is intended."
         return [note(message, 0, forgotten[0], place=place)]
     held = len({name for event in optimizers.values() for name in event["names"].values()})
     return [fault(lost, 0, forgotten[0], f"{len(forgotten)} of {held + len(forgotten)} trainable parameters", place)]

@@ -20,7 +20,7 @@ if validation_loss(model, own_samples) > best:    # differs between the ranks
     break
 """
 FIX = """\
-Reduce the value before the decision, so that all ranks decide alike:
+Reduce the value before the decision, so that all ranks make the same decision:
     sums = torch.stack([loss_sum, count])
     dist.all_reduce(sums)
     if sums[0] / sums[1] > best: break

@@ -29,7 +29,7 @@ FIX = """\
 Save and load everything that changes in a step:
     state = {'model': model, 'optimizer': optimizer, 'scheduler': scheduler, 'scaler': scaler}
     torch.save({key: part.state_dict() for key, part in state.items()}, path)
-Save generators, the epoch and the position in it, too.
+Also save the generators, the epoch and the position in it.
 """
 THREADS = ("PolymathicAI/the_well#77", "atomistic-machine-learning/schnetpack#785")
 STRUCTURAL = False

@@ -10,7 +10,7 @@ from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 CODE = "LD004"
 TITLE = "The sampler is replaced or split twice"
 CAUSE = """\
-With several ranks, a framework may put a distributed sampler in the place of the loader's own. A sampler that
+With several ranks, a framework may replace the loader's own sampler by a distributed one. A sampler that
 balances classes, weights samples or selects a subset is then lost, and the model sees another distribution
 than on one device. Training continues without an error.
 """

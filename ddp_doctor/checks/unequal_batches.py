@@ -21,7 +21,7 @@ up with those of this one, and ranks are one step apart.
 WRONG = """\
 shards = files[rank::world_size]    # 5 files on 2 ranks: one rank has more batches
 for batch in read(shards):
-    step(ddp, batch)    # its last all-reduce waits for ever
+    step(ddp, batch)    # its last all-reduce waits forever
 """
 FIX = """\
 Make the numbers equal, or let DDP handle the rest:

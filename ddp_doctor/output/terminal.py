@@ -31,7 +31,7 @@ LIMITS = (
     "what begins after these steps."
 )
 _EMULATION = (
-    "This cannot show what belongs to a GPU: its memory and speed, the order of its streams, its rounding and its "
+    "This cannot show what is specific to a GPU: its memory and speed, the order of its streams, its rounding and its "
     "kernels, NCCL, and compiled code, which was run eagerly."
 )
 _PROTECTIONS = {"private view": "a private view of all files", "redirected writes": "redirecting what Python writes"}
@@ -136,7 +136,7 @@ def emulation_text(report: Report) -> list[str]:
     found = [f"The code was examined with {report.emulated_gpus} emulated GPUs, which compute on the CPU. {_EMULATION}"]
     if report.error or report.hang:
         found.append(
-            "The failure may come from the emulation: that is a limit of the doctor, and says nothing about the code. "
+            "The failure may come from the emulation: that is a limit of the doctor, not a fault of the code. "
             "Examine it on a machine with GPUs."
         )
     return found

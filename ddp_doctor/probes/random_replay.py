@@ -100,7 +100,7 @@ class RandomReplay(DispatchMode):
                 joined = torch.cat(drawn, axis)
                 whole.copy_(joined.flip(axis) if self.reverse else joined)
             else:
-                return f"draws of the shape {tuple(drawn[0].shape)} on each rank are no part of {tuple(whole.shape)}"
+                return f"draws of the shape {tuple(drawn[0].shape)} on each rank are not part of {tuple(whole.shape)}"
         return ""
 
 

@@ -182,10 +182,10 @@ class Saved:
         mine, other = self._identity(), best._identity()
         for key in mine:
             if mine[key] != other.get(key):
-                raise InputError(f"{path} is of another training: its {key} is {other.get(key)}, not {mine[key]}.")
+                raise InputError(f"{path} is of another training run: its {key} is {other.get(key)}, not {mine[key]}.")
         # Every later checkpoint has the score of the best epoch.
         if best.best != self.best:
-            raise InputError(f"{path} is not of the best epoch of the training: it has another score.")
+            raise InputError(f"{path} is not of the best epoch of the training run: it has another score.")
 
     def _identity(self) -> dict[str, Any]:
         """Returns the values that all checkpoints of a training share."""

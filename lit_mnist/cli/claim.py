@@ -98,7 +98,7 @@ def _path(start: Start, origin: Path | None, output: Output) -> Path | None:
     chosen = Path(start.run_dir) if start.run_dir else origin
     several = launched_from_outside() and Rank.from_environment().world_size > 1
     if chosen is None and output.every_rank_writes and several:
-        raise InputError("Every rank writes into the run folder: name it to all of them by --run-dir.")
+        raise InputError("Every rank writes into the run folder: give the same --run-dir to all of them.")
     return chosen.absolute() if chosen else None
 
 

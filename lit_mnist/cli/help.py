@@ -22,8 +22,8 @@ _SHOWN = ("model.net", "data.name")
 _RARE = ("--inject", "--launcher", "--servers", "--keep", "--seed", "--save-every", "--max-restarts")
 _COMMON = {
     "--config FILE": "a YAML file of settings, or lit_mnist:NAME.yaml of the package; flags override it",
-    "--import PACKAGE": "a package or module of your own: it registers networks or data sets, or has the classes that "
-    "the configuration names",
+    "--import PACKAGE": "your package or module, which registers networks or data sets, or has the classes that the "
+    "configuration names",
 }
 
 

@@ -106,7 +106,7 @@ def _run_rank(ranks: Ranks, folder: RunFolder | None, rank: Rank, logs: Path | N
         if "EADDRINUSE" not in str(error):
             raise RankLostError(explain_failure(report)) from error
         port = os.environ["MASTER_PORT"]
-        raise InputError(f"The port {port} is taken by another program: set another MASTER_PORT.") from error
+        raise InputError(f"The port {port} is in use by another program: set another MASTER_PORT.") from error
     except Exception as error:
         report = report_failure(error)
         if isinstance(known := convert_disk_error(error), LitMnistError):

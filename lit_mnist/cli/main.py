@@ -114,7 +114,7 @@ COMMANDS = {
     "predict": Command("predict the test split, or your own images", _run),
     "compare": Command("train with several engines, and compare their results and costs", _compare, ("lightning",)),
     "new": Command("write a small complete project into a new folder", _new, ("lightning",), parses=True),
-    "doctor": Command("examine another training for silent faults", _doctor, ("lightning",), parses=True),
+    "doctor": Command("examine another training run for silent faults", _doctor, ("lightning",), parses=True),
     "export": Command("write the network of a run as safetensors, ONNX or pt2", _export, ("lightning",), parses=True),
 }
 

@@ -228,7 +228,7 @@ def timing(comparison: Mapping[str, Any]) -> str:
         return "nothing was timed"
     repeats, warm_up = comparison["repeats"], count(comparison["warm_up_steps"])
     how = "one timed run of each engine" if repeats == 1 else f"medians of {count(repeats)} runs, with their range"
-    return f"{how}; the speed leaves out the first {warm_up} steps"
+    return f"{how}; the speed excludes the first {warm_up} steps"
 
 
 def measures(table: Table) -> list[Entry]:

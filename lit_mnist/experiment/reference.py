@@ -14,7 +14,7 @@ from lit_mnist.experiment.schema import Option, builtin_options
 
 _HEAD = """\
 # Every option with its default, written by: python -m lit_mnist.experiment.reference > configs/all-options.yaml
-# Copy the lines that you change into a file of your own; default.yaml has those that matter most.
+# Copy the lines that you change into your own file; default.yaml has those that matter most.
 """
 
 

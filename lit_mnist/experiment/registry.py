@@ -136,7 +136,7 @@ def register_dataset(name: str, class_names: Sequence[str]) -> Callable[[Make], 
     The decorated function is called without arguments, or with `root`, the option `data.root`, if it has an argument of
     this name. It returns the training and the test set, two map-style data sets of (image, label): grey values uint8
     [28, 28] as tensor, array or PIL image, and an integer from 0. Each sample is read once, before the training starts:
-    it must depend on its index alone. A class may be registered, too, if its objects have `train` and `test`.
+    it must depend on its index alone. A class may also be registered, if its objects have `train` and `test`.
 
     The label is the index modulo 2 here:
 

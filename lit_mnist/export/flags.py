@@ -20,7 +20,7 @@ FLAGS = {
     "pt2: the same as an exported program of torch.export",
     "--output": "the file; by default, the checkpoint's name with the format's suffix, in the current folder",
 }
-_IMPORT = "the packages with networks of your own"
+_IMPORT = "the packages with your networks"
 _EXIT_CODES = "exit codes: 0 written; 2 the input is rejected, or the file would give other logits"
 
 

@@ -171,7 +171,7 @@ def _check_repeats(title: str, logits: torch.Tensor, repeated: list[torch.Tensor
     """Rejects a forward with a state outside of the weights: its logits differ when it is repeated."""
     if not all(torch.equal(again, logits) for again in repeated):
         raise InputError(
-            f"{title}: its forward returns other logits for the same images, rng and weights: it must not use "
+            f"{title}: its forward returns different logits for the same images, rng and weights: it must not use "
             "generators or states of its own."
         )
 
@@ -187,7 +187,7 @@ def _check_samples(title: str, net: nn.Module, forward: Callable[[nn.Module, sli
     if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-4):
         raise InputError(
             f"{title}: its logits of an image depend on which other images are in the batch, so that several ranks "
-            "would compute something else than one: compute nothing over the batch except by nn.BatchNorm, and draw "
+            "would not compute what one computes: compute nothing over the batch except by nn.BatchNorm, and draw "
             "random numbers by lit_mnist.SeededDropout."
         )
 

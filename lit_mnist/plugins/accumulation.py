@@ -14,7 +14,7 @@ from lit_mnist.distributed.accumulation import accumulated_loss
 
 
 class ExactAccumulation(Callback):
-    """Makes the gradient of each accumulation window the mean over its micro-batches, also of the last of an epoch.
+    """Makes the gradient of each accumulation window the mean over its micro-batches, including the last of an epoch.
 
     A Trainer divides each loss by `accumulate_grad_batches`. If the last window of an epoch has fewer micro-batches,
     its gradient is too small by that ratio. The loss that `training_step` returns is scaled for it. A loss that is not

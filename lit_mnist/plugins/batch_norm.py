@@ -14,7 +14,7 @@ from lit_mnist.errors import require
 
 
 class PortableSyncBatchNorm(LayerSync):
-    """Batch norm over the samples of all ranks, also on CPUs, where `Trainer(sync_batchnorm=True)` fails.
+    """Batch norm over the samples of all ranks, including on CPUs, where `Trainer(sync_batchnorm=True)` fails.
 
     During a fit, each `nn.BatchNorm1d`, `2d` and `3d` uses the statistics of all ranks. Output, gradients and running
     buffers are those of one rank with the whole batch. On GPUs with NCCL, `torch.nn.SyncBatchNorm` is used:

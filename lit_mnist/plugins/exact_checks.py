@@ -63,12 +63,12 @@ def check_loader(loader: Any) -> None:
     require(
         not once,
         f"The train dataloader is a {kind.__name__}, which can be iterated only once, so that a resumed training "
-        "cannot repeat its batches. Return an object whose __iter__ starts again, such as a DataLoader.",
+        "run cannot repeat its batches. Return an object whose __iter__ starts again, such as a DataLoader.",
     )
     require(
         not getattr(loader, "num_workers", 0) or getattr(loader, "in_order", True),
         "The train dataloader has in_order=False, so that the order of its batches depends on the speed of its workers "
-        "and cannot be repeated by a resumed training. Use in_order=True.",
+        "and cannot be repeated by a resumed training run. Use in_order=True.",
     )
     if getattr(loader, "persistent_workers", False) and not isinstance(loader.dataset, TensorDataset):
         warn_once(
@@ -87,7 +87,7 @@ def check_draws_nothing(module: LightningModule, before: bytes) -> None:
     if pack(process_generators()) != before:
         warn_once(
             f"{type(module).__name__} has state_is_step = True, but its training step draws random numbers from the "
-            "generators of the process, which are not saved: a resumed training draws others. Draw them from a "
+            "generators of the process, which are not saved: a resumed training run draws others. Draw them from a "
             "generator that is seeded with the step, or remove state_is_step."
         )
 

@@ -59,8 +59,8 @@ def check_saved(checkpoint: Mapping[str, Any], world_size: int, *, state_is_step
     require(
         count == world_size,
         f"The checkpoint was saved by {count} rank{'s' * (count != 1)}, and cannot be resumed bit-identically by "
-        f"{world_size}: use {count} device{'s' * (count != 1)}. Only a training whose state is a function of the step "
-        "(see state_is_step in docs/plugins.md) resumes on another number of ranks.",
+        f"{world_size}: use {count} device{'s' * (count != 1)}. Only a training run whose state is a function of the "
+        "step (see state_is_step in docs/plugins.md) resumes on another number of ranks.",
     )
 
 

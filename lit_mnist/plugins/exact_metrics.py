@@ -108,7 +108,7 @@ class ExactMetric(Metric):
             return self.metric.compute() if self.metric is not None else self.total / self.count
 
     def result(self, *, partial: bool = False) -> Any:
-        """Returns the metric over all ranks and resets it; every rank must call it, also without samples.
+        """Returns the metric over all ranks and resets it; every rank must call it, even without samples.
 
         Args:
             partial: Whether fewer samples than `expected` are accepted, as in Lightning's sanity check.

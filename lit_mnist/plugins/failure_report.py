@@ -83,7 +83,7 @@ class FailureReport(Callback):
         self._begin("predict", args[0], args[1])
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Writes the report if this rank is the first one; signals and Ctrl-C are no failures."""
+        """Writes the report if this rank is the first one; signals and Ctrl-C are not failures."""
         if not isinstance(exception, Exception):
             return
         report = self._report(trainer, exception)

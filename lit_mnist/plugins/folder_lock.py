@@ -71,7 +71,7 @@ def _lock(descriptor: int, folder: Path) -> None:
     except OSError as error:
         if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
             raise InputError(
-                f"Another training saves in {display_path(folder)} now, and each would overwrite the checkpoint of the "
-                "other. Wait until it has ended, or use another folder."
+                f"Another training run saves in {display_path(folder)} now, and each would overwrite the checkpoint of "
+                "the other. Wait until it has ended, or use another folder."
             ) from error
-        warn_once(f"{display_path(folder)} cannot be locked ({error.strerror}): let only one training save there.")
+        warn_once(f"{display_path(folder)} cannot be locked ({error.strerror}): let only one training run save there.")

@@ -180,7 +180,7 @@ class LiveUnpacker(Unpacker):
             value = new_generator(node["new"]) if value is None else value
         elif kind == "same" and digest(value) != node["digest"]:
             # Only its digest was stored.
-            raise ValueError(f"{node['at']} has other values than at the start of the saved training")
+            raise ValueError(f"{node['at']} has other values than at the start of the saved training run")
         if kind == "generator" or (kind == "module" and node["content"] is not None):
             self._last.append((node, value))
         return value

@@ -98,7 +98,9 @@ class ModuleState:
                     lost[f"{path}:{name}"] = str(error)
         lost |= packer.lost
         if lost and not self._warned:
-            warn_once(f"ExactCheckpoint cannot store {_list(lost)}: a resumed training continues without their values.")
+            warn_once(
+                f"ExactCheckpoint cannot store {_list(lost)}: a resumed training run continues without their values."
+            )
         self._warned = True
         root = {"attributes": saved, "lost": lost, "initial": self._initial}
         return packer.content(root)
@@ -124,7 +126,7 @@ class ModuleState:
             if name not in reader.root["attributes"].get(path, {}) and not library:
                 del owner.__dict__[name]
         if lost:
-            warn_once(f"The checkpoint does not have the values of {_list(lost)}. They are as after a new start.")
+            warn_once(f"The checkpoint does not have the values of {_list(lost)}. They have the values of a new start.")
         self._state_changes(reader.root["initial"])
 
     def _state_changes(self, initial: Mapping[str, Any]) -> None:
@@ -136,7 +138,7 @@ class ModuleState:
         if changed:
             warn_once(
                 f"The program has changed since the training was saved: {_list(changed)}. The resumed training "
-                "continues with the values of the checkpoint. To train with other ones, start from its weights instead."
+                "run continues with the values of the checkpoint. To train with other values, start from its weights."
             )
 
 

@@ -47,7 +47,7 @@ Float16OnCPU.__qualname__ = MixedPrecision.__qualname__
 
 
 def precision_plugin(precision: UsedPrecision, device_type: str) -> Precision:
-    """Returns the plugin for a precision. 16-mixed is float16 with a GradScaler, also on CPUs."""
+    """Returns the plugin for a precision. 16-mixed is float16 with a GradScaler, even on CPUs."""
     if precision == "64-true":
         return DoublePrecision()
     if precision == "32-true":

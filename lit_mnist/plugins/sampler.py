@@ -159,7 +159,7 @@ class ExactDistributedSampler(Sampler[list[int]]):
         epoch, used = self.epoch, self._next if batches is None else batches
         if trainer is not None:
             epoch, used = _position_in_fit(trainer)
-        require(0 <= used <= per_epoch, f"An epoch has {per_epoch} batches, but {used} are said to be used.")
+        require(0 <= used <= per_epoch, f"An epoch has {per_epoch} batches, but {used} were given as used.")
         epoch, batch = epoch + used // per_epoch, used % per_epoch
         return {**self._identity(), "epoch": epoch, "batch": batch}
 

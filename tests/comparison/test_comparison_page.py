@@ -142,7 +142,7 @@ def test_the_cost_is_given_with_its_spread_and_as_a_ratio(tmp_path: Path) -> Non
     assert [row["Ratio to raw_ddp (own launcher)"] for row in rows.values()] == ["1.00", "0.80", "1.60"]
     bars = [e["attrs"]["style"] for e in page.find("i") if "width" in e["attrs"].get("style", "")]
     assert bars == ["width:62.5%", "width:50.0%", "width:100.0%"]
-    assert "Medians of 5 runs, with their range; the speed leaves out the first 20 steps." in page.text
+    assert "Medians of 5 runs, with their range; the speed excludes the first 20 steps." in page.text
 
 
 def test_a_ratio_states_a_different_number_of_ranks(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_single_timed_run_is_not_called_a_median(tmp_path: Path) -> None:
     for engine in comparison["engines"]:
         engine["cost"] |= {name: dict.fromkeys(("median", "lowest", "highest"), 7.0) for name in TIMED}
     page = write(tmp_path, comparison)
-    assert "One timed run of each engine; the speed leaves out the first 20 steps." in page.text
+    assert "One timed run of each engine; the speed excludes the first 20 steps." in page.text
     assert not any(" from to " in line for line in lines(comparison))
 
 

@@ -154,7 +154,7 @@ def test_the_report_is_written_as_text_json_and_page(program: Program) -> None:
     words = (f"{PROJECT}:main", "--only", "structural", "--json", "report.json", "--html", "report.html")
     done = program("doctor", *words, timeout=150)
     assert done.code == 1, done.out + done.err
-    assert "with your rights" in done.out
+    assert "with your permissions" in done.out
     told = [line.split("  ")[:2] for line in done.out.splitlines() if line.startswith("stage ")]
     assert told == [["stage 1/3", "one process"], ["stage 2/3", "several ranks"], ["stage 3/3", "checks"]]
     assert "LD010" in done.out

@@ -274,14 +274,14 @@ def test_a_second_training_in_the_same_folder_is_rejected_and_changes_nothing(tm
         done = training.run(max_epochs=4)
     assert done.code == InputError.exit_code, done.out + done.err
     # On both ranks.
-    assert done.err.count("error: Another training saves in ") == 2
+    assert done.err.count("error: Another training run saves in ") == 2
     assert (training.folder / "last.ckpt").read_bytes() == saved
     training.complete(max_epochs=4)
 
 
 def test_a_child_of_a_killed_training_does_not_hold_the_lock(tmp_path: Path) -> None:
     with locked(tmp_path):
-        with pytest.raises(InputError, match="Another training saves in"), locked(tmp_path):
+        with pytest.raises(InputError, match="Another training run saves in"), locked(tmp_path):
             raise AssertionError
         begun, begins = os.pipe()
         child = os.fork()

@@ -71,7 +71,7 @@ def inexact_loader(loader: object, trainer: Trainer) -> str | None:
 
 
 def accept_loaders(trainer: Trainer) -> None:
-    """Makes a Trainer accept loaders that Lightning cannot construct anew: with an exact sampler, or of a subclass."""
+    """Makes a Trainer accept loaders that Lightning cannot construct again: with an exact sampler, or of a subclass."""
 
     def prepare(stock: Callable[[], object], loader: Any, stage: RunningStage) -> object:
         if stage is RunningStage.TRAINING and isinstance(index_sampler(loader), ExactDistributedSampler):

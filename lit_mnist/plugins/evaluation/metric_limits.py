@@ -16,7 +16,7 @@ from lit_mnist.plugins.evaluation.lightning_internals import state_reductions
 
 _RANDOM = "draws random numbers, so its value is not a function of the samples"
 _WINDOW = "keeps the last batches, which depend on the number of ranks"
-_GROUPS = "assigns samples to a wrong group if a batch has no sample of a group, also in one process (torchmetrics 1.9)"
+_GROUPS = "assigns samples to a wrong group if a batch has no sample of a group, even in one process (torchmetrics 1.9)"
 _REASONS = {
     "BinaryFairness": _GROUPS,
     "BinaryGroupStatRates": _GROUPS,

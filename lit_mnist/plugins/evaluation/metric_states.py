@@ -93,7 +93,7 @@ def states_of_all_ranks(
 ) -> Iterator[None]:
     """Sets the states of metrics to those of all ranks within the body.
 
-    Every rank must enter it, also without samples. The order of the samples is that of the ranks.
+    Every rank must enter it, even if it has no samples. The order of the samples is that of the ranks.
 
     Args:
         metrics: The metrics.
