@@ -37,6 +37,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell lit_mnist ddp_doctor benchmarks examples docs *.md
 
 docs: $(VENV)/.installed-dev
 	@# Not --quiet: with it, mkdocs does not count warnings.

@@ -92,7 +92,7 @@ def reject_unknown(words: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _add(parser: Parser, everything: bool, name: str, **options: Any) -> None:
-    """Adds a flag, which the short help leaves out if few people need it."""
+    """Adds a flag, which the short help omits if few people need it."""
     if not everything and name in _RARE:
         options["help"] = argparse.SUPPRESS
     parser.add_argument(name, **options)

@@ -38,7 +38,7 @@ def tree_map(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
 def name_generators(objects: Iterable[Any]) -> set[int]:
     """Returns the identities of the generators from which Python draws the names of temporary files and semaphores.
 
-    The workers of a DataLoader need such names, also if it is iterated within a step.
+    The workers of a DataLoader need such names, even if it is iterated within a step.
 
     Args:
         objects: The objects of this process.

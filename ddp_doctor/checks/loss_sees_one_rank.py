@@ -32,7 +32,7 @@ NEEDS = (compared_at_once,)
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Finds gradients that are no combination of those of the ranks, although all modules agree."""
+    """Finds gradients that are not a combination of those of the ranks, although all modules agree."""
     found = without_batch_norm(evidence)
     if not found.differs or found.is_weighted or not found.weights or first_divergence(evidence):
         return []

@@ -24,7 +24,7 @@ NEEDS = (wrapped, optimizer_steps, one_pass)
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Finds averaged gradients that are no combination of those of the ranks."""
+    """Finds averaged gradients that are not a combination of those of the ranks."""
     found = wrong_reduction(evidence)
     if found is None:
         return []

@@ -30,7 +30,7 @@ class Evidence:
         spec: The specification that all runs are derived from.
         runner: Runs further ones.
         runs: The runs by name: `single` (one process, as the user has it), `ranks` (several ranks, two short epochs
-            with their evaluation), `again` (the same once more), `numbers` (the first steps in 64 bits), `reference`
+            with their evaluation), `again` (`ranks` repeated), `numbers` (the first steps in 64 bits), `reference`
             (one process that was fed from it), `evaluate1` and `evaluate` (the same weights evaluated by one process
             and by several ranks), `whole`, `save` and `resume` (six steps at once, and three and three), `predict1`
             and `predict`. Those that were not possible are missing.

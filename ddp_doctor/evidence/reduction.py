@@ -1,4 +1,4 @@
-"""Averaged gradients that are no combination of those that the ranks computed."""
+"""Averaged gradients that are not a combination of those that the ranks computed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WrongReduction:
 
 
 def wrong_reduction(evidence: Evidence) -> WrongReduction | None:
-    """Returns the first gradient that a rank got from the others, and that is no combination of theirs."""
+    """Returns the first gradient that a rank got from the others, and that is not a combination of theirs."""
     run = evidence.worked("ranks")
     if run is None or not wraps(run):
         return None

@@ -102,7 +102,7 @@ def wrapped(evidence: Evidence) -> Finding | None:
 
 
 def no_sync(evidence: Evidence) -> Finding | None:
-    """Backward passes leave out the averaging."""
+    """Backward passes skip the averaging."""
     passes = [event for rank in evidence.ranks for event in rank.of_kind("ddp_forward") if event["gradients"]]
     if any(not event["synchronizes"] for event in passes):
         return None

@@ -91,7 +91,7 @@ def landlock_version() -> int:
 
 
 def allow_writes_below(folders: Sequence[Path]) -> None:
-    """Denies this process and its children to write, create and remove files elsewhere, for ever.
+    """Denies this process and its children to write, create and remove files elsewhere, until they end.
 
     Raises:
         OSError: The kernel does not support it.

@@ -26,7 +26,7 @@ _SITE = Path(__file__).parents[1] / "launch" / "site"
 
 
 def path_with_site() -> str:
-    """Returns PYTHONPATH for Pythons that redirect what they write, or install the probes, when they are started."""
+    """Returns PYTHONPATH for interpreters that redirect what they write, or install the probes, as they start."""
     return os.pathsep.join([str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

@@ -46,7 +46,7 @@ def settings(environment: dict[str, str]) -> dict[str, str]:
 
 
 def start(folder: Path) -> None:
-    """Starts a fork of this process that runs programs; Pythons that this process starts find it.
+    """Starts a fork of this process that runs programs; interpreters that this process starts find it.
 
     Args:
         folder: Folder of the run.

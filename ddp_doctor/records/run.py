@@ -26,7 +26,7 @@ class RankRecord:
         output: What it printed.
         stack: The stacks of its threads if it hung.
         code: Its exit code; None for a rank that was stopped after it had recorded everything.
-        journal: Its collectives and passes, in order, which are known of a lost rank, too.
+        journal: Its collectives and passes, in order, which are also known of a lost rank.
     """
 
     rank: int

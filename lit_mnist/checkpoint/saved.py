@@ -125,7 +125,7 @@ class Saved:
         return self.path.resolve().parent == folder.resolve()
 
     def threads(self, setting: int | None, ranks: int, report: Callable[[str], None]) -> int:
-        """Returns the number of threads per rank of a resumed training: by default the same as before.
+        """Returns the number of threads per rank of a resumed training run: by default the same as before.
 
         Args:
             setting: `run.threads` of the command line or of the first start, or None.
@@ -174,7 +174,7 @@ class Saved:
         """Checks that a file is the best checkpoint of this training up to this checkpoint.
 
         Raises:
-            InputError: The file is missing, damaged, newer, of another training, or not of the best epoch.
+            InputError: The file is missing, damaged, newer, of another training run, or not of the best epoch.
         """
         best = type(self).read(path)
         if best.step > self.step:
@@ -188,7 +188,7 @@ class Saved:
             raise InputError(f"{path} is not of the best epoch of the training run: it has another score.")
 
     def _identity(self) -> dict[str, Any]:
-        """Returns the values that all checkpoints of a training share."""
+        """Returns the values that all checkpoints of a training run share."""
         # The initial weights belong to the training, although a resumed one need not find them.
         changing = tuple(name for name in MAY_CHANGE if name != "model.weights")
         return {

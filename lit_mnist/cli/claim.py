@@ -19,7 +19,7 @@ from lit_mnist.run.folder import METRICS, REPORT, RESULT, RunFolder, default_pat
 from lit_mnist.run.folder_lock import FolderLock
 from lit_mnist.run.metrics_log import read_metrics
 
-# New name of a best checkpoint that does not belong to the resumed training.
+# New name of a best checkpoint that does not belong to the resumed training run.
 _OTHER_BEST = "best-of-another-training.ckpt"
 
 
@@ -31,7 +31,7 @@ class Output:
         name: Last part of the name of a new folder.
         config: The resolved configuration.
         predictions: Names of the files of the command `predict`.
-        complete: Whether the resumed training is complete, so that only its best weights are tested.
+        complete: Whether the resumed training run is complete, so that only its best weights are tested.
         every_rank_writes: Whether ranks other than the first write into the folder.
     """
 
@@ -49,7 +49,7 @@ def claim(start: Start, saved: Saved | None, output: Output, lock: FolderLock | 
         start: The request.
         saved: The checkpoint to start from, or None.
         output: What the run writes.
-        lock: The lock of the folder in which a training resumes.
+        lock: The lock of the folder in which a training run resumes.
 
     Raises:
         InputError: Another run owns the folder, it cannot be written, or the ranks would disagree on its name.
@@ -94,7 +94,7 @@ def _writes(start: Start, output: Output) -> tuple[str, ...]:
 
 
 def _path(start: Start, origin: Path | None, output: Output) -> Path | None:
-    """Returns the run folder: the given one, that of the resumed training, or None for a new one."""
+    """Returns the run folder: the given one, that of the resumed training run, or None for a new one."""
     chosen = Path(start.run_dir) if start.run_dir else origin
     several = launched_from_outside() and Rank.from_environment().world_size > 1
     if chosen is None and output.every_rank_writes and several:
@@ -103,7 +103,7 @@ def _path(start: Start, origin: Path | None, output: Output) -> Path | None:
 
 
 def _fill(folder: RunFolder, saved: Saved | None, *, resumes_here: bool, complete: bool) -> None:
-    """Copies the checkpoints that a training resumes from into its folder; the best one only if it is valid."""
+    """Copies the checkpoints that a training run resumes from into its folder; the best one only if it is valid."""
     if not resumes_here:
         fault_marker(folder.path).unlink(missing_ok=True)
     if saved is None:

@@ -1,6 +1,6 @@
 """Chooses the checkpoint that a command starts from, by one rule for the experiment and for a user's module.
 
-The folder of a resumed training is locked before its newest checkpoint is chosen: an earlier run may still save there.
+The folder of a resumed training run is locked before its newest checkpoint is chosen: an earlier run may still save.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Start(Protocol):
 
 
 def resumes_in_place(start: Start) -> bool:
-    """Returns whether a training resumes from what it finds in `run.dir`: `--resume auto`, or after a restart."""
+    """Returns whether a training run resumes from what it finds in `run.dir`: `--resume auto`, or after a restart."""
     return start.run_dir is not None and (start.resume == "auto" or was_restarted(Path(start.run_dir)))
 
 
@@ -61,7 +61,7 @@ def writes_run_folder() -> bool:
 
 @contextmanager
 def lock_resumed_folder(start: Start) -> Iterator[FolderLock | None]:
-    """Locks the run folder in which a training resumes, and yields the lock; undoes it if the body raises.
+    """Locks the run folder in which a training run resumes, and yields the lock; undoes it if the body raises.
 
     Yields None if there is nothing to lock: for a new training, a folder without checkpoints, and on a process that
     does not write.
@@ -114,7 +114,7 @@ def find_saved(start: Start, read: Callable[[Path], AnySaved]) -> AnySaved | Non
 
 
 def report_resume(saved: Saved) -> None:
-    """Prints which checkpoint a training resumes from."""
+    """Prints which checkpoint a training run resumes from."""
     print_once(f"note: resuming from {display_path(saved.path.absolute())} after step {saved.step}")
 
 
@@ -133,7 +133,7 @@ def checkpoint_to_read(start: Start, saved: Saved | None, folder: RunFolder | No
 
 
 def _folder_to_resume(start: Start) -> Path | None:
-    """Returns the run folder in which a training resumes, or None if it writes to a new one."""
+    """Returns the run folder in which a training run resumes, or None if it writes to a new one."""
     if not start.trains:
         return None
     if resumes_in_place(start):

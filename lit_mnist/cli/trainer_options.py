@@ -12,7 +12,7 @@ class Policy(NamedTuple):
         neutral: Values that change nothing, which are always accepted.
         reason: Why other values are rejected, and what to use instead; None if they are accepted.
         every_engine: Whether all engines accept it, not only the engine lightning.
-        user: Whether the reason holds for a user's classes, too, not only for the project's experiment.
+        user: Whether the reason also holds for a user's classes, not only for the project's experiment.
     """
 
     neutral: tuple[Any, ...]

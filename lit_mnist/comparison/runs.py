@@ -56,7 +56,7 @@ class Variant:
     def run(
         self, words: Sequence[str], ranks: int, log: Path, display: ComparisonDisplay, *, main: Main | None = None
     ) -> int:
-        """Runs a training in a child process, and returns its exit code.
+        """Runs a training run in a child process, and returns its exit code.
 
         Args:
             words: The flags, except those of the launcher.

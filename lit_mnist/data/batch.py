@@ -63,8 +63,8 @@ class Batch(NamedTuple):
 
         Args:
             device: The device.
-            training: Whether a Trainer trains with the batch. On a GPU, it has then no indices: DDP would copy them,
-                too, and synchronize, and only a test uses them.
+            training: Whether a Trainer trains with the batch. On a GPU, it has then no indices: DDP would also
+                copy and synchronize them, and only a test uses them.
         """
         if self.images.device != device:
             rng = self.rng and self.rng._replace(rows=to_device(self.rng.rows, device))

@@ -45,7 +45,7 @@ class _Epoch(NamedTuple):
 class TrainBatches:
     """The micro-batches of one rank in one epoch.
 
-    The length is that of the whole epoch, also with `first`: a micro-batch keeps its index.
+    The length is that of the whole epoch, even with `first`: a micro-batch keeps its index.
 
     Args:
         split: The training samples.

@@ -6,7 +6,7 @@ import torch
 
 
 def accumulated_loss(loss: torch.Tensor, window: int, accumulate: int) -> torch.Tensor:
-    """Scales the loss of a micro-batch for a loop that divides it by `accumulate`, also in a shorter window.
+    """Scales the loss of a micro-batch for a loop that divides it by `accumulate`, including a shorter window.
 
     Args:
         loss: Mean loss of the micro-batch, a scalar.

@@ -146,7 +146,7 @@ class RankStatus:
         self._has_log = True
 
     def begin_step(self, step: int) -> None:
-        """Records the step that begins, also in the status file."""
+        """Records the step that begins, here and in the status file."""
         self.step = step
         if self._file:
             self._file.begin_step(self.rank.local_rank, step)

@@ -121,14 +121,14 @@ class ExactCheckpoint(Checkpoint):
         self._open.enter_context(STOP.listening())
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Keeps the generators before the first step of a training whose state is a function of the step."""
+        """Keeps the generators before the first step of a training run whose state is a function of the step."""
         if self._loaders.by_step and self._before_step is None:
             self._before_step = pack(process_generators())
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Warns if that step has drawn random numbers that a resumed training would not draw."""
+        """Warns if that step has drawn random numbers that a resumed training run would not draw."""
         if self._before_step:
             check_draws_nothing(pl_module, self._before_step)
             self._before_step = b""
@@ -221,7 +221,7 @@ class ExactCheckpoint(Checkpoint):
         }
 
     def _restore(self, has_ended: bool) -> None:
-        """Restores the state that was saved, or of a training that has ended only what a fit without a step leaves."""
+        """Restores the saved state, or of a training run that has ended only what a fit without a step leaves."""
         assert self._pending is not None
         if has_ended:
             self._state.load_end(self._pending["trainer"])

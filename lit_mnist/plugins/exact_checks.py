@@ -22,7 +22,7 @@ from lit_mnist.plugins.generators import process_generators
 from lit_mnist.plugins.lightning_internals import uses_dataloader_iter
 from lit_mnist.plugins.plain_values import NotPlainError, pack
 
-# Callbacks beside which a resumed training would not end as an uninterrupted one.
+# Callbacks beside which a resumed training run would not end as an uninterrupted one.
 _REJECTED = (
     (LearningRateFinder, "it selects a learning rate at each start. Run the Tuner with another Trainer, and set lr"),
     (BatchSizeFinder, "it selects a batch size at each start. Run the Tuner with another Trainer, and set the size"),
@@ -62,7 +62,7 @@ def check_loader(loader: Any) -> None:
     once = isinstance(loader, Iterator) and kind.__module__ in {"builtins", "itertools"}
     require(
         not once,
-        f"The train dataloader is a {kind.__name__}, which can be iterated only once, so that a resumed training "
+        f"The train dataloader is a {kind.__name__}, which can be iterated only once, so that a resumed training run "
         "run cannot repeat its batches. Return an object whose __iter__ starts again, such as a DataLoader.",
     )
     require(
@@ -78,7 +78,7 @@ def check_loader(loader: Any) -> None:
 
 
 def check_draws_nothing(module: LightningModule, before: bytes) -> None:
-    """Warns if a training whose state is a function of the step has drawn from the generators of the process.
+    """Warns if a training run whose state is a function of the step has drawn from the generators of the process.
 
     Args:
         module: The module.

@@ -22,7 +22,7 @@ def entry_of_ranks(parts: Sequence[bytes]) -> dict[str, Any]:
 
 
 def entry_of_step(shared: Mapping[str, Any], sums: Sequence[bytes]) -> dict[str, Any]:
-    """Returns the entry of a training whose state is a function of the step.
+    """Returns the entry of a training run whose state is a function of the step.
 
     Args:
         shared: The state that all ranks share.
@@ -67,7 +67,7 @@ def check_saved(checkpoint: Mapping[str, Any], world_size: int, *, state_is_step
 def read_entry(checkpoint: Mapping[str, Any], trainer: Trainer, *, state_is_step: bool) -> dict[str, Any]:
     """Returns the state for this rank, with the position of its loaders as `loaders`.
 
-    `between_batches` is whether everything of the last batch was done when it was saved. Of a training whose state is a
+    `between_batches` is whether all of the last batch was done when it was saved. Of a training run whose state is a
     function of the step, the position is only whether it has ended. `trainer` is missing if another program has written
     the checkpoint.
 
@@ -105,7 +105,7 @@ def read_entry(checkpoint: Mapping[str, Any], trainer: Trainer, *, state_is_step
 
 
 def has_ended(checkpoint: Mapping[str, Any]) -> bool:
-    """Returns whether a checkpoint is the end of a training whose state is a function of the step."""
+    """Returns whether a checkpoint is the end of a training run whose state is a function of the step."""
     entry = checkpoint.get(KEY, {})
     return _SHARED in entry and bool(unpack(as_bytes(entry[_SHARED]), torch.device("cpu"))["loaders"]["ended"])
 

@@ -31,7 +31,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Creates and locks a folder within the body. The lock needs no file, and ends with the process.
 
     Raises:
-        InputError: The folder cannot be created, or another training has locked it.
+        InputError: The folder cannot be created, or another training run has locked it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ def is_stateful(value: Any) -> bool:
 def uses_state(loader: Any) -> bool:
     """Returns whether the loader's `state_dict` is used.
 
-    The state of a StatefulDataLoader leaves out the generators of its process and of its workers, so that a dataset or
+    The state of a StatefulDataLoader lacks the generators of its process and of its workers, so that a dataset or
     a sampler that may draw from them has to have a state itself.
     """
     if not is_stateful(loader) or _can_seek(loader):

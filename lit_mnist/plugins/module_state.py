@@ -1,4 +1,4 @@
-"""The state of a module that a checkpoint of rank 0 leaves out: attributes, gradients, and the buffers of each rank."""
+"""The state of a module that a checkpoint of rank 0 lacks: attributes, gradients, and the buffers of each rank."""
 
 from __future__ import annotations
 

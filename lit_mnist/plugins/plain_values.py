@@ -71,7 +71,7 @@ class Packer:
     """Builds the graph of some values.
 
     Attributes:
-        places: The place of each object that the reader has, too, by its identity; see `Unpacker`.
+        places: The place of each object that the reader also has, by its identity; see `Unpacker`.
         classes: The classes that the reader knows by name.
         packages: The packages whose classes are the user's.
     """

@@ -1,4 +1,4 @@
-"""The train dataloader of a training whose state is a function of the step; see docs/plugins.md for the protocol."""
+"""The dataloader of a training run whose state is a function of the step; see docs/plugins.md for the protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def state_is_step(module: Any) -> bool:
 
 
 def missing_for_step(loader: Any) -> str:
-    """Returns what a train dataloader lacks for a training whose state is a function of the step, or nothing."""
+    """Returns what a train dataloader lacks for a training run whose state is a function of the step, or nothing."""
     if kinds.seekable(loader) is None:
         return f"the train dataloader, a {type(loader).__name__}, has no method seek(batch), nor has its batch sampler"
     return "" if kinds.length_of(loader) is not None else f"the {type(loader).__name__} has no length"

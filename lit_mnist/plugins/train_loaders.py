@@ -24,12 +24,12 @@ class TrainLoaders:
     Args:
         trainer: The Trainer, before it sets up its dataloaders.
         between_batches: Called before each batch is loaded, when everything of the previous batch is done.
-        restore: Called with True before a training that has ended is resumed, and with False when the position of the
+        restore: Called with True before a training run that has ended resumes, and with False when the position of the
             save is reached.
         state_is_step: Whether the module declares that its state is a function of the step.
 
     Attributes:
-        by_step: Whether that holds for the dataloader, too, so that the position is that of the Trainer's loops.
+        by_step: Whether that also holds for the dataloader, so that the position is that of the Trainer's loops.
         fit_started: Whether the optimizers exist. `configure_optimizers` may set up the dataloaders before, for
             `trainer.estimated_stepping_batches`; the Trainer then sets them up a second time.
     """
@@ -47,7 +47,7 @@ class TrainLoaders:
         self._loaders: list[Any] = []
         self._pending: dict[str, Any] | None = None
         self._stage, self._resumed_end = "", False
-        # What `train_dataloader` draws is drawn again by a resumed training.
+        # What `train_dataloader` draws is drawn again by a resumed training run.
         self._request = self._before_setup = process_generators()
         self._before_in_flight: dict[str, Any] | None = None
 

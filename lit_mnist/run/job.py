@@ -136,11 +136,11 @@ class Job:
         return {}
 
     def can_continue(self, steps: int) -> bool:
-        """Returns whether a training that has ended after some optimizer steps can be resumed with more epochs."""
+        """Returns whether a training run that has ended after some optimizer steps can be resumed with more epochs."""
         return False
 
     def note_partial(self, metrics: Mapping[str, Any] | None, stage: str) -> Mapping[str, Any] | None:
-        """Returns the metrics of a stage (`val` or `test`), which say so if a limit has left out a part of the data."""
+        """Returns the metrics of a stage (`val` or `test`), which say so if a limit has excluded a part of the data."""
         return metrics
 
     def samples_of(self, step: int, ranks: Sequence[int]) -> list[int] | None:

@@ -54,7 +54,7 @@ class MetricsLog:
         self._purge_step = step + 1 if step else None
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Adds a row, also if the step has one already."""
+        """Adds a row, even if the step has one already."""
         assert step is not None
         row: Row = {"step": float(step), **metrics}
         if new := [name for name in row if name not in self._columns]:

@@ -1,4 +1,4 @@
-"""Monitors the steps of a training on one rank, in every engine."""
+"""Monitors the steps of a training run on one rank, in every engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class StepMonitor:
-    """Monitors the steps of a training on one rank: timing, finite losses, heartbeat, traces and injected faults.
+    """Monitors the steps of a training run on one rank: timing, finite losses, heartbeat, traces and injected faults.
 
     Args:
         job: The job.

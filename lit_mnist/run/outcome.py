@@ -13,7 +13,7 @@ from lit_mnist.profiling.timing import StepClock
 
 @dataclass(frozen=True)
 class Trained:
-    """The metrics of a training.
+    """The metrics of a training run.
 
     Attributes:
         steps: Optimizer steps since the start of the run.

@@ -114,7 +114,7 @@ class ClassifierMetrics(Metric):
 
 
 class TrainMetrics:
-    """Logs the loss and the accuracy of a training over all ranks, and the learning rate.
+    """Logs the loss and the accuracy of a training run over all ranks, and the learning rate.
 
     Attributes:
         last: Mean loss of the last micro-batch, a scalar.

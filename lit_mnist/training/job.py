@@ -84,7 +84,7 @@ class ExperimentJob(Job):
         return {"model": None, "data": data, "registered": registered, "cuda_graph": self.cuda_graph}
 
     def can_continue(self, steps: int) -> bool:
-        """Returns whether a training that has ended after some optimizer steps can be resumed with more epochs."""
+        """Returns whether a training run that has ended after some optimizer steps can be resumed with more epochs."""
         model = self.experiment.model
         return model.schedule == "constant" and not model.warmup and steps == self.plan.total_steps
 
@@ -103,7 +103,7 @@ class ExperimentJob(Job):
         return numbers
 
     def note_partial(self, metrics: Mapping[str, Any] | None, stage: str) -> Mapping[str, Any] | None:
-        """Returns the metrics of a stage (`val` or `test`), which say so if a limit has left out a part of the data."""
+        """Returns the metrics of a stage (`val` or `test`), which say so if a limit has excluded a part of the data."""
         if metrics is None:
             return None
         data, tests = self.experiment.data, len(self.dataset.test)
@@ -164,7 +164,7 @@ class ExperimentJob(Job):
         )
 
     def evaluation_batches(self, split: Split, rank: Rank) -> Iterable[Batch]:
-        """Returns the batches that a rank evaluates of a split; rank 0 shows a bar, unless a training shows its own."""
+        """Returns the batches of a split that a rank evaluates; rank 0 shows a bar, unless a training run shows one."""
         data = self.experiment.data
         batches = EvaluationBatches(
             split,
@@ -194,7 +194,7 @@ def split_dataset(experiment: Experiment, dataset: Dataset, command: Command = "
     """
     data, tests = experiment.data, len(dataset.test)
     stage: Literal["test", "predict"] = "predict" if command == "predict" else "test"
-    # As in Lightning, a limit of 0 turns the validation of a training off.
+    # As in Lightning, a limit of 0 turns the validation of a training run off.
     validates = command == "validate" or (command in {"train", "fit"} and experiment.trainer.limit_of("val") != 0)
     train, validation = validation_split(experiment.seed_everything, len(dataset.train), data.val_size)
     of_validation = _limit(experiment, "val", len(validation), required=validates)

@@ -66,7 +66,7 @@ class SavedExperiment(Saved):
         Args:
             given: The settings of the command line and its configuration files, by dotted keys.
             data: The resulting settings.
-            trains: Whether the run resumes a training, whose data folder may come from the checkpoint.
+            trains: Whether the run resumes a training run, whose data folder may come from the checkpoint.
         """
         if data.name == "mnist":  # Part of the package.
             return True

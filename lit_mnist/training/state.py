@@ -1,4 +1,4 @@
-"""The state of a training, and its conversion to and from a Lightning checkpoint without Lightning.
+"""The state of a training run, and its conversion to and from a Lightning checkpoint without Lightning.
 
 All engines write the same format and can resume each other's runs. The state of Lightning's loops is computed from the
 step, so that it does not depend on the engine or hook that saved it.
@@ -29,7 +29,7 @@ _PREFIX = "net."
 
 @dataclass
 class TrainingState:
-    """The state of a training.
+    """The state of a training run.
 
     Attributes:
         net: The bare network.

@@ -161,7 +161,7 @@ class ExactEvaluation:
         return value
 
     def _log(self, stock: Callable[..., None], fx: str, name: str, *args: Any, **options: Any) -> None:
-        """Logs a value on this rank. With uneven ranks, a reduction here would wait for ever."""
+        """Logs a value on this rank. With uneven ranks, a reduction here would wait forever."""
         if options["sync_dist_group"] is not None or options["rank_zero_only"]:
             stock(fx, name, *args, **options)
             return

@@ -11,11 +11,11 @@ from lit_mnist.run.metrics_log import MetricsLog
 
 
 class RunLogger(Logger):
-    """Logs the metrics of a training to `metrics.csv` and TensorBoard; test metrics go to `result.json`.
+    """Logs the metrics of a training run to `metrics.csv` and TensorBoard; test metrics go to `result.json`.
 
     Attributes:
-        trainer: The Trainer, during a training.
-        log: The log files on rank 0 during a training, otherwise None.
+        trainer: The Trainer, during a training run.
+        log: The log files on rank 0 during a training run, otherwise None.
         validation: The metrics of the last validation, on rank 0.
     """
 

@@ -66,7 +66,7 @@ class StepMonitorCallback(Callback):
         self.samples_per_step = job.samples_per_step
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins to monitor: the position of a resumed training is known."""
+        """Begins to monitor: the position of a resumed training run is known."""
         whole, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
         steps = math.ceil(whole / accumulate) if math.isfinite(whole) else None
         self.monitor = _Monitor(
@@ -99,7 +99,7 @@ class StepMonitorCallback(Callback):
                 RANK_STATUS.clear_display = display.clear
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Monitors a resumed training that was complete, which makes no step."""
+        """Monitors a resumed training run that was complete, which makes no step."""
         if "monitor" not in vars(self):
             self.on_train_start(trainer, pl_module)
 

@@ -21,7 +21,7 @@ class RunProgressBar(ProgressBar):
     evaluation has a display of its own, which disappears at the end.
 
     Attributes:
-        display: The display on rank 0 during a training, otherwise None.
+        display: The display on rank 0 during a training run, otherwise None.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class RunProgressBar(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Displays the batches of a validation, unless it is a part of a training."""
+        """Displays the batches of a validation, unless it is a part of a training run."""
         if trainer.state.fn != TrainerFn.FITTING:
             self._show(trainer, trainer.num_val_batches, batch_idx, dataloader_idx)
 

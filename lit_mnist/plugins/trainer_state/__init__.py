@@ -1,1 +1,1 @@
-"""The state of a Trainer that its loops' progress leaves out, on the same and on another number of ranks."""
+"""The state of a Trainer that its loops' progress lacks, on the same and on another number of ranks."""

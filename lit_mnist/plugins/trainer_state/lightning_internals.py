@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TrainerState:
-    """The state of a Trainer that its loops' progress leaves out: the epoch sums of logged values, and counters.
+    """The state of a Trainer that its loops' progress lacks: the epoch sums of logged values, and counters.
 
     Args:
         trainer: The Trainer.
@@ -46,7 +46,7 @@ class TrainerState:
         }
 
     def load(self, state: dict[str, Any], *, has_ended: bool) -> None:
-        """Restores a state between two batches, or after a training that continues with raised limits."""
+        """Restores a state between two batches, or after a training run that continues with raised limits."""
         trainer, connector = self.trainer, self.trainer._logger_connector
         results = trainer.fit_loop.epoch_loop._results
         for key, saved in state["results"].items():
@@ -62,7 +62,7 @@ class TrainerState:
         self._load_metrics(state)
 
     def load_end(self, state: dict[str, Any]) -> None:
-        """Restores the last metrics of a training that has ended, and its early stop if the limits are the same."""
+        """Restores the last metrics of a training run that has ended, and its early stop if the limits are the same."""
         self._load_metrics(state)
         if state["limits"] == self._limits():
             self.trainer.should_stop = state["should_stop"]
