@@ -15,6 +15,8 @@ from ddp_doctor.records.run import RankRecord, Run
 
 _KINDS = ("applied", "local")
 _DIVISIONS = ("div", "divide", "true_divide", "__truediv__", "div_")
+# How far counts of other batches may be from those of the ranks, all steps together.
+_ON_AVERAGE = 0.15
 _UNSEEN = (
     "what depends on the samples of several ranks at once, such as batch norm or unequal numbers of labels, is not seen"
 )
@@ -104,7 +106,8 @@ def _common_factor(one: RankRecord, plan: Sequence[Turn], ranks: int) -> float:
     """Returns what the loss of a rank is multiplied with if all divide by a number that they count together; else 1.
 
     One process divides the loss of each rank by the number of all of them, for example of tokens. The ranks have the
-    mean of their gradients. The factor is that of a mean over all samples. It is 0 if it is not known.
+    mean of their gradients. The factor is that of a mean over all samples. It is 0 if it is not known. A program that
+    loads its next batches before it counts those of this step has counted others, which are as many on average.
     """
     first = {(turn.step, turn.rank): turn.number for turn in reversed(plan)}
     found: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
@@ -116,12 +119,19 @@ def _common_factor(one: RankRecord, plan: Sequence[Turn], ranks: int) -> float:
         known = found.setdefault(place, {}).setdefault(rank, (event["own"], event["given"]))
         if known != (event["own"], event["given"]):
             return 0.0
-    factors = []
-    for numbers in found.values():
-        own, given = (sum(values) for values in zip(*numbers.values(), strict=True))
-        factors += [given / own] if len(numbers) == ranks and own else []
-    same = bool(factors) and all(isclose(factor, factors[0], rel_tol=1e-6) for factor in factors)
-    return factors[0] if same else float(not found)
+    if not found:
+        return 1.0
+    sums = [
+        [sum(values) for values in zip(*numbers.values(), strict=True)]
+        for numbers in found.values()
+        if len(numbers) == ranks and len({given for _, given in numbers.values()}) == 1
+    ]
+    factors = [given / own for own, given in sums if own]
+    if factors and all(isclose(factor, factors[0], rel_tol=1e-6) for factor in factors):
+        return factors[0]
+    own, given = (sum(values) for values in zip(*sums, strict=True)) if sums else (0.0, 0.0)
+    whole = round(given / own) if own else 0
+    return float(whole) if own and isclose(given / own, whole, rel_tol=_ON_AVERAGE) else 0.0
 
 
 def _joined(ranks: Run, one: RankRecord, plan: Sequence[Turn], threshold: float, factor: float) -> RankRecord | str:

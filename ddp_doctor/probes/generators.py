@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from ddp_doctor.records.recorder import digest
 from ddp_doctor.torch_internals import name_generators
@@ -141,3 +143,26 @@ def _bits(generator: Any) -> Any:
 def digest_of(states: Iterable[str]) -> str:
     """Returns a digest of several states, in any order."""
     return digest(sorted(states))
+
+
+def global_states() -> dict[str, torch.Tensor]:
+    """Returns the states of the global generators of torch, NumPy and Python by name."""
+    kind, words, position, *_ = np.random.get_state()
+    found = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        found["cuda"] = torch.cuda.get_rng_state()
+    if kind == "MT19937":
+        found["numpy"] = torch.tensor([*map(int, words), int(position)])
+    found["python"] = torch.tensor(random.getstate()[1])
+    return found
+
+
+def set_global_states(states: dict[str, torch.Tensor]) -> None:
+    """Sets the states that `global_states` has returned; nothing happens if one is missing."""
+    with suppress(KeyError):
+        torch.set_rng_state(states["torch"])
+        if "cuda" in states and torch.cuda.is_initialized():
+            torch.cuda.set_rng_state(states["cuda"])
+        random.setstate((3, tuple(states["python"].tolist()), None))
+        words = states["numpy"].tolist()
+        np.random.set_state(("MT19937", np.array(words[:-1], dtype=np.uint32), words[-1], 0, 0.0))

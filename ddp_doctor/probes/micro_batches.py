@@ -7,23 +7,23 @@ that the ranks had. It may step after the micro-batches of each rank, or after t
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from contextlib import suppress
 from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ddp_doctor.probes.generators import global_states, set_global_states
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.torch_internals import in_backward, tree_leaves, tree_map
 
 # Tensors of more values, such as a table that the loss looks up, are not data of a batch.
 _MOST_VALUES = 20_000_000
+# What transformers calls the number of tokens of all ranks and micro-batches.
+_COUNT = "num_items_in_batch"
 _MOST_INPUTS = 100
 FUNCTION = "function "
 
@@ -120,7 +120,11 @@ class MicroBatchProbe:
         if not torch.is_grad_enabled() or in_backward():
             return args, kwargs
         self._begin()
-        return self._inputs(f"model {name}", args, kwargs)
+        given_args, given = self._inputs(f"model {name}", args, kwargs)
+        if isinstance(kwargs.get(_COUNT), torch.Tensor):
+            # transformers' models divide their loss by it.
+            self._compare_numbers("div", float(kwargs[_COUNT]), float(given[_COUNT]))
+        return given_args, given
 
     def function_inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns the arguments of a function of the model's outputs, such as a loss."""
@@ -182,7 +186,7 @@ class MicroBatchProbe:
         """Records or replaces the states of the random generators."""
         turn = self.turn
         if not self.plan:
-            for name, state in _states().items():
+            for name, state in global_states().items():
                 self.recorder.tensors[f"random/{self._number}/{point}/{name}"] = state
         elif turn:
             prefix = f"random/{turn.number}/{point}/"
@@ -191,7 +195,7 @@ class MicroBatchProbe:
                 for name, tensor in self.ranks[turn.rank].items()
                 if name.startswith(prefix)
             }
-            _set_states(found)
+            set_global_states(found)
 
 
 class _FunctionInputs(TorchFunctionMode):
@@ -236,24 +240,3 @@ def weights_at(tensors: dict[str, torch.Tensor], step: int) -> dict[str, torch.T
         if better:
             found[key] = when, tensor
     return {key: tensor for key, (_, tensor) in found.items()}
-
-
-def _states() -> dict[str, torch.Tensor]:
-    kind, words, position, *_ = np.random.get_state()
-    found = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        found["cuda"] = torch.cuda.get_rng_state()
-    if kind == "MT19937":
-        found["numpy"] = torch.tensor([*map(int, words), int(position)])
-    found["python"] = torch.tensor(random.getstate()[1])
-    return found
-
-
-def _set_states(states: dict[str, torch.Tensor]) -> None:
-    with suppress(KeyError):
-        torch.set_rng_state(states["torch"])
-        if "cuda" in states and torch.cuda.is_initialized():
-            torch.cuda.set_rng_state(states["cuda"])
-        random.setstate((3, tuple(states["python"].tolist()), None))
-        words = states["numpy"].tolist()
-        np.random.set_state(("MT19937", np.array(words[:-1], dtype=np.uint32), words[-1], 0, 0.0))

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 WARNINGS = "warnings"
+# Lightning's messages have the logger of whichever of its packages a program has imported last.
+PACKAGES = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 _RANK_ZERO = "lightning.pytorch.utilities.rank_zero"
 
 
@@ -18,8 +20,8 @@ class Message:
     """A message that is not shown.
 
     Attributes:
-        source: Name of the logger, or `WARNINGS`. What `lightning.pytorch` logs, `lightning.fabric` may log instead.
-        pattern: A regular expression for its begin.
+        source: Name of the logger in `lightning.pytorch`, for all `PACKAGES`, or `WARNINGS`.
+        pattern: A regular expression for its beginning.
         reason: Why nobody needs it.
     """
 
@@ -69,8 +71,8 @@ def hide_messages(messages: Iterable[Message] = (*OF_LIT_TRAINER, *OF_RUNS)) -> 
         if message.source == WARNINGS:
             warnings.filterwarnings("ignore", message=message.pattern)
         else:
-            for name in (message.source, message.source.replace("lightning.pytorch", "lightning.fabric")):
-                logging.getLogger(name).addFilter(message)
+            for package in PACKAGES:
+                logging.getLogger(message.source.replace("lightning.pytorch", package)).addFilter(message)
 
 
 class _StandardError:
@@ -85,7 +87,7 @@ class _StandardError:
 
 def write_beside_the_bar() -> None:
     """Lets Lightning's log appear above a progress bar instead of in its line."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
+    for name in PACKAGES:
         for handler in logging.getLogger(name).handlers:
             if type(handler) is logging.StreamHandler and handler.stream in (sys.stderr, sys.__stderr__):
                 handler.setStream(_StandardError())

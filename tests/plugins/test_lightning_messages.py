@@ -14,12 +14,17 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning_utilities.core import rank_zero as rank_zero_module
 
-from lit_mnist.plugins.lightning_messages import OF_LIT_TRAINER, OF_RUNS, WARNINGS, Message, hide_messages
+from lit_mnist.plugins.lightning_messages import OF_LIT_TRAINER, OF_RUNS, PACKAGES, WARNINGS, Message, hide_messages
 from lit_mnist.trainer import LitTrainer
 
 QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-LOGGERS = {name for message in (*OF_LIT_TRAINER, *OF_RUNS) for name in (message.source, "lightning.pytorch")}
+LOGGERS = {
+    message.source.replace("lightning.pytorch", package)
+    for message in (*OF_LIT_TRAINER, *OF_RUNS)
+    for package in PACKAGES
+}
 
 
 class Noisy(BoringModel):
@@ -37,9 +42,10 @@ class Noisy(BoringModel):
         return loss
 
 
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    """What Lightning's loggers pass on, with their filters as they are before."""
+@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+def logged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What Lightning's loggers pass on, with their filters as they are before, whichever package was imported last."""
+    monkeypatch.setattr(rank_zero_module, "log", logging.getLogger(f"{request.param}.utilities.rank_zero"))
     found: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
@@ -47,10 +53,14 @@ def logged() -> Iterator[list[str]]:
     before = [(logger, list(logger.filters)) for logger in loggers]
     for logger in loggers:
         logger.filters.clear()
-    logging.getLogger("lightning.pytorch").addHandler(handler)
+    for package in PACKAGES:
+        logging.getLogger(package).addHandler(handler)
+        # As each package sets it when it is imported.
+        monkeypatch.setattr(logging.getLogger(package), "level", logging.INFO)
     with warnings.catch_warnings():
         yield found
-    logging.getLogger("lightning.pytorch").removeHandler(handler)
+    for package in PACKAGES:
+        logging.getLogger(package).removeHandler(handler)
     for logger, filters in before:
         logger.filters[:] = filters
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 EXPECTED = {
     "hf_trainer": ("LD008", "note", "transformers' Trainer, whose one seed gives all ranks the same dropout masks"),
     "hf_trainer_evaluates": ("", "", "transformers' Trainer that evaluates, keeps the best checkpoint and logs"),
+    "hf_pads_sentences": ("", "", "transformers' Trainer with sentences of unequal lengths and accumulation"),
     "accelerate_samplers": ("", "", "accelerate with split batches, accumulation, clipping and a schedule"),
     "accelerate_dispatches": ("", "", "accelerate that reads a stream on rank 0 and dispatches its batches"),
     "accelerate_without_prepare": ("LD002", "", "accelerate whose loader is not prepared"),
@@ -84,6 +85,40 @@ def hf_trainer_evaluates():
     trainer.model.net[2].p = 0.0
     trainer.train()
     trainer.save_model("final")
+    dist.destroy_process_group()
+
+
+class Sentences(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        numbers = torch.Generator().manual_seed(index)
+        return torch.randint(1, 40, (3 + int(torch.randint(10, (), generator=numbers)),), generator=numbers)
+
+
+def pad(samples):
+    tokens = nn.utils.rnn.pad_sequence(samples, batch_first=True)
+    return {"input_ids": tokens, "attention_mask": (tokens > 0).long(), "labels": tokens.masked_fill(tokens == 0, -100)}
+
+
+def hf_pads_sentences():
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = GPT2Config(vocab_size=40, n_positions=16, n_embd=16, n_layer=1, n_head=2, **dropout)
+    torch.manual_seed(3)
+    arguments = TrainingArguments(
+        "hf",
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_train_epochs=2,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Sentences(), data_collator=pad).train()
     dist.destroy_process_group()
 
 
