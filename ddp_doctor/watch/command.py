@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,11 +86,12 @@ def _run(command: list[str], folder: Path, every: int, comparison: Comparison) -
     if command[0] == "python" or command[0] == "python3":
         # The interpreter that has this package.
         command = [sys.executable, *command[1:]]
-    try:
-        process = subprocess.Popen(command, env={**os.environ, **watched})
-    except OSError as error:
-        raise InputError(f"{command[0]}: {error.strerror}.") from error
-    with _forwarded_signals(process):
+    with _forwarded_signals() as forward_to:
+        try:
+            process = subprocess.Popen(command, env={**os.environ, **watched})
+        except OSError as error:
+            raise InputError(f"{command[0]}: {error.strerror}.") from error
+        forward_to(process)
         while True:
             try:
                 code = process.wait(timeout=1.0)
@@ -100,17 +101,31 @@ def _run(command: list[str], folder: Path, every: int, comparison: Comparison) -
 
 
 @contextmanager
-def _forwarded_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Passes signals on to the command; one of the keyboard reaches it anyway."""
+def _forwarded_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Passes signals on to the process that the yielded function is given; one of the keyboard reaches it anyway.
+
+    A signal that arrives before the process is known is passed on as soon as it is.
+    """
+    early: list[int] = []
+    known: list[subprocess.Popen[bytes]] = []
 
     def forward(signum: int, _: Any) -> None:
-        if signum != signal.SIGINT:
+        if signum == signal.SIGINT:
+            return
+        if known:
+            known[0].send_signal(signum)
+        else:
+            early.append(signum)
+
+    def forward_to(process: subprocess.Popen[bytes]) -> None:
+        known.append(process)
+        for signum in early:
             process.send_signal(signum)
 
     chosen = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
     before = {signum: signal.signal(signum, forward) for signum in chosen if signal.getsignal(signum) != signal.SIG_IGN}
     try:
-        yield
+        yield forward_to
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)

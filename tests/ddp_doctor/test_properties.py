@@ -49,7 +49,10 @@ def _evidence(path: Path, outcomes: list[dict[int, list[int]]]) -> Evidence:
         branches = {f"{path}:{line}": found for line, found in lines.items()}
         step = {"kind": "step", "step": 0, "stack": [f"{path}:3"]}
         ended = {"kind": "end", "step": 0, "reached_end": True}
-        ranks.append(RankRecord(number, [{"kind": "branches", "step": 0, "lines": branches}, step, ended]))
+        steps = dict.fromkeys(branches, 1)
+        ranks.append(
+            RankRecord(number, [{"kind": "branches", "step": 0, "lines": branches, "steps": steps}, step, ended])
+        )
     spec = Spec(Target("a:b"), world_size=2)
     run = Run(spec, path.parent, ranks)
     return Evidence(spec, Runner.__new__(Runner), {"ranks": run, "again": run})

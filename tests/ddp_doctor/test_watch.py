@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 from conftest import CHILD_ENV
 
+from ddp_doctor.watch.command import _forwarded_signals
 from ddp_doctor.watch.comparison import Comparison
 from ddp_doctor.watch.digests import MOST_GROUPS, digests, is_whole
 
@@ -124,6 +126,14 @@ def test_records_of_another_run_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("true", 0)])
 def test_the_exit_code_is_that_of_the_command(command: str, code: int) -> None:
     assert run(*WATCH, "--", "sh", "-c", command).returncode == code
+
+
+def test_a_signal_before_the_command_has_started_reaches_it() -> None:
+    with _forwarded_signals() as forward_to:
+        os.kill(os.getpid(), signal.SIGTERM)
+        process = subprocess.Popen(["sleep", "60"])
+        forward_to(process)
+        assert process.wait(30) == -signal.SIGTERM
 
 
 def test_a_signal_reaches_the_command() -> None:

@@ -213,7 +213,7 @@ def test_torchrun_with_ranks_that_do_not_fit_the_batch_is_rejected_once(tmp_path
     ("engine", "words", "restarts", "message"),
     [
         ("fabric", (), 3, "does not support torchrun's --max-restarts"),
-        ("raw_ddp", ("--run.trace", "times"), 0, "name it to all of them by --run-dir"),
+        ("raw_ddp", ("--run.trace", "times"), 0, "give the same --run-dir to all of them"),
     ],
 )
 def test_input_errors_under_torchrun_are_rejected(
@@ -241,7 +241,7 @@ def test_a_port_in_use_is_rejected(program: Program, monkeypatch: pytest.MonkeyP
         port = str(server.getsockname()[1])
         for name, value in {**AS_RANK_0, "MASTER_PORT": port}.items():
             monkeypatch.setenv(name, value)
-        assert_rejected(program(*SMALL, engine="raw_ddp"), f"port {port} is taken", "MASTER_PORT")
+        assert_rejected(program(*SMALL, engine="raw_ddp"), f"port {port} is in use", "MASTER_PORT")
 
 
 @pytest.mark.slow

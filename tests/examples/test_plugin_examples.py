@@ -35,7 +35,7 @@ def test_the_example_of_the_page_on_networks_trains(program: Program) -> None:
     page = (ROOT / "docs" / "registered_network.md").read_text()
     module, commands = re.findall(r"```(?:python|bash)\n(.*?)```", page, re.DOTALL)
     (program.folder / "mine.py").write_text(module)
-    words = commands.splitlines()[0].removeprefix("python train.py ").split()
+    words = commands.replace("\\\n", "").splitlines()[0].removeprefix("python train.py ").split()
     folder = program.train(*words)
     assert result_of(folder)["world_size"] == 2
     assert result_of(folder)["test"]["accuracy"] > 0.9

@@ -129,7 +129,7 @@ NETS: dict[str, tuple[Any, list[str]]] = {
     "NaN": (after(lambda net, x, rng: x * float("nan")), ["infinite values or NaN"]),
     "an unused parameter": (more(own), ["parameter scale gets no gradient", "requires_grad=False"]),
     "a detached layer": (after(lambda net, x, rng: x.detach() * net.scale, own), ["parameter fc.", "no gradient"]),
-    "a state of its own": (after(counted), ["other logits for the same images"]),
+    "a state of its own": (after(counted), ["different logits for the same images"]),
     "weights of no seed": (
         more(lambda net: nn.init.constant_(net.fc.bias, random.SystemRandom().random())),
         ["initial fc.bias is not a function of the seed"],

@@ -108,7 +108,7 @@ def test_wrong_use_is_rejected(caplog: pytest.LogCaptureFixture) -> None:
     sampler = ExactDistributedSampler(10, 4)
     with pytest.raises(InputError, match="saved with batch_size 4, but has 5"):
         ExactDistributedSampler(10, 5).load_state_dict(sampler.state_dict())
-    with pytest.raises(InputError, match="2 batches, but 3 are said"):
+    with pytest.raises(InputError, match="2 batches, but 3 were given"):
         sampler.state_dict(3)
     iterator = iter(sampler)
     next(iterator)

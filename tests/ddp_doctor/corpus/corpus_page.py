@@ -24,7 +24,8 @@ def write_table(rows: Rows) -> None:
 
 
 def _lines(rows: Rows) -> list[str]:
-    ended = [result for _, result in rows if result["exit"] in {0, 1} and not result["error"]]
+    # A fault that ends the run is a verdict.
+    ended = [result for _, result in rows if (result["exit"] in {0, 1} and not result["error"]) or result["faults"]]
     compared = [result for result in ended if result["compared"]]
     false = [program.name for program, result in rows if set(result["faults"]) - set(program.faults)]
     seconds = [result["seconds"] for result in ended]
@@ -51,7 +52,7 @@ def _row(program: Program, result: dict[str, Any]) -> str:
 def _verdict(program: Program, result: dict[str, Any]) -> str:
     if result["error"]:
         return "not examined"
-    if result["hang"]:
+    if result["hang"] and not result["faults"]:
         return "hung"
     words = [f"{code} {'fault' if code in program.faults else '**false fault**'}" for code in result["faults"]]
     words += [other for other in result["others"] if other.endswith(("devices", "unclear", "note"))]
