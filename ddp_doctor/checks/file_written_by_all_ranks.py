@@ -62,8 +62,13 @@ def _files(evidence: Evidence) -> list[Finding]:
 
 
 def _replaces(event: dict[str, Any]) -> bool:
-    """Returns whether a file gets a new content, other than the options of a run, which Hydra writes on each rank."""
-    if ".hydra" in Path(event["path"]).parts:
+    """Returns whether a file gets a new content.
+
+    The options of a run, which Hydra writes on each rank, and the state that `Accelerator.save_state` writes, which has
+    to be called on each rank, are equal on all of them.
+    """
+    path, _, function = event.get("by", "").rpartition(":")
+    if ".hydra" in Path(event["path"]).parts or (function == "save_state" and "accelerate" in Path(path).parts):
         return False
     return event["kind"] == "save" or "w" in event["mode"]
 

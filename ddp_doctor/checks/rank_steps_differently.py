@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.decisions import stopping_decision
+from ddp_doctor.evidence.decisions import different_metrics, stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, own_clip
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
@@ -43,7 +43,7 @@ def check(evidence: Evidence) -> list[Finding]:
         other = min(range(len(clips)), key=lambda rank: len(clips[rank]))
         name, place = clips[number][0]["function"], clips[number][0]["place"]
         message = f"Rank {number} clips the gradients with {name}, but rank {other} does not."
-    elif found.kind == "steps" and stopping_decision(evidence):
+    elif (found.kind == "steps" and stopping_decision(evidence)) or different_metrics(evidence):
         # LD034.
         return []
     elif found.kind == "steps":

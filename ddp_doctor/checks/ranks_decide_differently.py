@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.decisions import Decision, different_decisions
+from ddp_doctor.evidence.decisions import Decision, different_decisions, different_metrics
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import communicates
 from ddp_doctor.evidence.requirements import communicating
@@ -11,9 +11,10 @@ from ddp_doctor.findings import Finding, fault
 CODE = "LD034"
 TITLE = "Ranks decide differently"
 CAUSE = """\
-Each rank sees its own samples, so a loss or a metric that is not reduced differs between ranks. If a rank stops,
-skips or saves by it, the others do not. They wait for it in their next collective until the timeout ends the job with
-a message about a closed connection, or the best checkpoint is the best for a part of the samples only.
+Each rank sees its own samples, so a loss or a metric that is not reduced differs between ranks. If a rank stops, skips
+or saves by it, the others do not. They wait for it in their next collective until the timeout ends the job with a
+message about a closed connection, or the best checkpoint is the best for a part of the samples only. If a schedule
+reduces the learning rate by it, the ranks step with different learning rates, and their weights differ from then on.
 """
 WRONG = """\
 if validation_loss(model, own_samples) > best:    # differs between the ranks
@@ -36,7 +37,21 @@ def check(evidence: Evidence) -> list[Finding]:
     if not communicates(evidence):
         return []
     decisions = different_decisions(evidence)
-    return [_finding(evidence, decision) for decision in decisions if decision.stops or decision.saves][:1]
+    found = [_finding(evidence, decision) for decision in decisions if decision.stops or decision.saves]
+    return (found or _schedules(evidence))[:1]
+
+
+def _schedules(evidence: Evidence) -> list[Finding]:
+    """Finds a schedule that reduces the learning rate by another value on each rank."""
+    found = different_metrics(evidence)
+    if found is None:
+        return []
+    event, time, values = found
+    message = (
+        f"The schedule {event['name']} gets different values on the ranks at its step {time}, such as "
+        f"{min(values):.6g} and {max(values):.6g}: each rank reduces its learning rate by its own value."
+    )
+    return [fault(message, event["step"], place=event["place"])]
 
 
 def _finding(evidence: Evidence, decision: Decision) -> Finding:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import names, replaced_sampler
+from ddp_doctor.evidence.order import names
 from ddp_doctor.evidence.requirements import training_indices
+from ddp_doctor.evidence.samplers import replaced_sampler, split_twice
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
 
 CODE = "LD004"
@@ -12,7 +13,8 @@ TITLE = "The sampler is replaced or split twice"
 CAUSE = """\
 With several ranks, a framework may replace the loader's own sampler by a distributed one. A sampler that
 balances classes, weights samples or selects a subset is then lost, and the model sees another distribution
-than on one device. Training continues without an error.
+than on one device. A data set that each rank has already split is also divided again, so that an epoch has one of N
+samples. Training continues without an error.
 """
 WRONG = """\
 sampler = WeightedRandomSampler(weights, len(dataset))
@@ -22,7 +24,7 @@ Trainer(devices=2).fit(module, loader)    # a DistributedSampler takes its place
 FIX = """\
 Split in your own sampler, and tell the framework to keep it:
     Trainer(use_distributed_sampler=False)
-The sampler must then give each rank its own part of each epoch.
+The sampler must then give each rank its own part of each epoch. Give a framework that splits the whole data set.
 """
 THREADS = ("Lightning-AI/pytorch-lightning#1995", "Lightning-AI/pytorch-lightning#9655")
 STRUCTURAL = True
@@ -32,7 +34,7 @@ def check(evidence: Evidence) -> list[Finding]:
     """Compares the sampler and its samples on one process and on the ranks."""
     found = replaced_sampler(evidence)
     if found is None:
-        return []
+        return _split_twice(evidence)
     one, several, lost = found
     alone, together = len(set(one["indices"])), len({index for event in several for index in event["indices"]})
     examples = ", ".join(str(index) for index in sorted(lost)[:4])
@@ -42,6 +44,20 @@ def check(evidence: Evidence) -> list[Finding]:
         f"together: {len(lost)} are never seen, such as {examples}."
     )
     return [fault(message, several[0]["step"], "", f"{len(lost)} of {alone} samples lost", one["place"])]
+
+
+def _split_twice(evidence: Evidence) -> list[Finding]:
+    """Finds ranks that each have a part of the samples as their own data set, which their sampler divides again."""
+    found = split_twice(evidence)
+    if found is None:
+        return []
+    samples, drawn, event = found
+    message = (
+        f"Each of {names(range(len(evidence.ranks)))} has its own part of the {samples} samples, and a "
+        f"{event['sampler']} divides it again: an epoch of all ranks has {drawn} samples, and {samples - drawn} are "
+        "not seen in it."
+    )
+    return [fault(message, event["step"], "", f"{samples - drawn} of {samples} samples lost", event["place"])]
 
 
 def _own_sampler(evidence: Evidence) -> Finding | None:

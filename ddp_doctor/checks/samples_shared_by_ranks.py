@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
+from ddp_doctor.evidence.communication import shards
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import loss_place
 from ddp_doctor.evidence.order import (
     communicates,
     contents,
@@ -10,10 +14,10 @@ from ddp_doctor.evidence.order import (
     indices_known,
     leak,
     names,
-    replaced_sampler,
     training_epochs,
 )
 from ddp_doctor.evidence.requirements import communicating, training_indices
+from ddp_doctor.evidence.samplers import replaced_sampler
 from ddp_doctor.findings import Finding, fault, not_applicable, unclear
 
 CODE = "LD002"
@@ -22,7 +26,8 @@ CAUSE = """\
 Each rank runs its own copy of the loader. Without a distributed sampler, every rank goes through the whole
 data set: with equal seeds in the same order, and with different seeds in different orders that overlap. An
 epoch then processes each sample once per rank, and some steps average a gradient with itself. Nothing fails,
-because the shapes are right and the loss falls.
+because the shapes are right and the loss falls. Equal seeds have the same effect on samples that are drawn with
+replacement, and on samples that the program generates.
 """
 WRONG = """\
 loader = DataLoader(dataset, batch_size, shuffle=True)    # on each rank, over all samples
@@ -42,6 +47,8 @@ def check(evidence: Evidence) -> list[Finding]:
     ranks = evidence.ranks
     if not communicates(evidence):
         return []
+    if not training_epochs(ranks) and (found := _same_gradients(evidence)):
+        return [found]
     for events in training_epochs(ranks):
         if not indices_known(events):
             continue
@@ -50,7 +57,9 @@ def check(evidence: Evidence) -> list[Finding]:
         total, batch = sum(map(len, lists)), max(max(event["sizes"]) for event in events)
         own = sum(map(len, lists)) - sum(map(len, sets))
         whole = all(one == union for one in sets) and len(union) > 1
-        if own > batch or (total - len(union) <= batch * len(events) and not whole):
+        # A sampler that draws with replacement gives equal sequences only from equal seeds.
+        equal = own > batch and all(one == lists[0] for one in lists)
+        if (own > batch and not equal) or (total - len(union) <= batch * len(events) and not whole):
             # A sampler with replacement, or samples that fill batches.
             continue
         same = contents(ranks, events[0]["base"]).same
@@ -60,7 +69,9 @@ def check(evidence: Evidence) -> list[Finding]:
             continue
         which = names([rank.rank for rank in ranks])
         sampler = events[0]["sampler"]
-        if whole:
+        if equal:
+            message = f"In epoch {events[0]['epoch']}, {which} draw the same {len(lists[0])} samples in the same order"
+        elif whole:
             order = "in the same order" if all(one == lists[0] for one in lists) else "each in its own order"
             message = f"In epoch {events[0]['epoch']}, {which} each train on all {len(union)} samples, {order}"
         else:
@@ -77,6 +88,28 @@ def check(evidence: Evidence) -> list[Finding]:
             return [unclear(message, **values)]
         return [fault(message, **values)]
     return []
+
+
+def _same_gradients(evidence: Evidence) -> Finding | None:
+    """Finds ranks whose own samples, which come from no loader, give equal gradients in several steps.
+
+    Different samples give different gradients, before they are averaged, even if the weights are equal.
+    """
+    first, *others = evidence.ranks
+    own = {name: value for name, value in first.tensors.items() if name.startswith("local/")}
+    steps = {name.split("/")[1] for name, value in own.items() if value.count_nonzero()}
+    if len(steps) < 2 or not others or shards(evidence):
+        return None
+    if any(
+        not torch.equal(value, rank.tensors.get(name, torch.empty(0))) for rank in others for name, value in own.items()
+    ):
+        return None
+    which, place = names([rank.rank for rank in evidence.ranks]), loss_place(evidence)
+    message = (
+        f"In {len(steps)} steps, the gradients of {which} are bit-identical before they are averaged: each rank trains "
+        "on the same samples."
+    )
+    return fault(message, int(min(steps)), "", f"{len(own)} equal gradients", place)
 
 
 def _known_contents(evidence: Evidence) -> Finding | None:

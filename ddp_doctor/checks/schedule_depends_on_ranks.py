@@ -8,6 +8,7 @@ from math import isclose
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.samplers import split_twice
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
@@ -44,6 +45,8 @@ def check(evidence: Evidence) -> list[Finding]:
     times, place = _times(record)
     if not times and all(len(set(rates)) < 2 for rates in _rates(record).values()):
         return [not_reached("No schedule steps.")]
+    if split_twice(evidence):
+        return [cannot_tell("The samples are split twice (LD004), so the length of an epoch is not the right one.")]
     if times < 2:
         return _by_rates(evidence, record, count)
     alone = _times(evidence.single)[0] if evidence.single else 0

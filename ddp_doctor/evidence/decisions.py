@@ -17,6 +17,8 @@ from ddp_doctor.records.run import RankRecord
 # What programs call the rank that writes and prints, such as `is_master`.
 _RANK = re.compile(r"rank|master|main_?proc|is_main|primary|leader|chief", re.IGNORECASE)
 _STOPS = (ast.Break, ast.Return, ast.Raise)
+# The values of ranks may be added in different orders.
+_ROUNDING = 1e-5
 _ENDS = {"exit", "_exit", "quit"}
 
 
@@ -60,6 +62,16 @@ def different_decisions(evidence: Evidence) -> Sequence[Decision]:
         run = evidence.run("decisions", interventions={"branches": True}, timeout=seconds)
     found = [decision for one, other in combinations(run.ranks, 2) for decision in _differences(one, other, run.ranks)]
     return sorted(found, key=lambda decision: (not decision.stops, not decision.saves))
+
+
+def different_metrics(evidence: Evidence) -> tuple[dict[str, Any], int, list[float]] | None:
+    """Returns the first step of a schedule that gets another value on each rank, its number, and the values."""
+    steps = [rank.of_kind("metric of schedule") for rank in evidence.ranks]
+    for time, events in enumerate(zip(*steps, strict=False), start=1):
+        values = [event["value"] for event in events]
+        if max(values) - min(values) > _ROUNDING * max(map(abs, values)):
+            return events[0], time, values
+    return None
 
 
 def stopping_decision(evidence: Evidence) -> Decision | None:

@@ -204,23 +204,3 @@ def _keys(ranks: Sequence[RankRecord], event: Event) -> list[tuple[int, int]]:
     if not event["drained"] or contents(ranks, event["base"]).same is not True:
         return []
     return [(event["base"], index) for index in event["indices"]]
-
-
-def replaced_sampler(evidence: Evidence) -> tuple[Event, list[Event], set[int]] | None:
-    """Returns the first epoch on one process and on the ranks, and the samples that the ranks lack.
-
-    That is, if the user's own sampler is replaced on several ranks, and samples are lost.
-    """
-    single, epochs = evidence.single, training_epochs(evidence.ranks)
-    if single is None or not single.training_epochs or not epochs:
-        return None
-    one, several = single.training_epochs[0], epochs[0]
-    usual = {"RandomSampler", "SequentialSampler", None, *(event["sampler"] for event in several)}
-    if one["sampler"] in usual or not indices_known([one]) or not indices_known(several):
-        return None
-    if len(set(one["indices"])) < len(one["indices"]):
-        # It draws with replacement: the samples of an epoch are random.
-        return None
-    lost = set(one["indices"]) - {index for event in several for index in event["indices"]}
-    batch = max(*one["sizes"], 1)
-    return (one, several, lost) if len(lost) > batch * len(several) or len(lost) > len(one["indices"]) / 4 else None

@@ -101,6 +101,7 @@ class SampleProbe:
         if self.spec.purpose != "train" or self.spec.world_size == 1:
             return
         kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         for number, dataset in enumerate(self._datasets):
             # A data set of the user may raise anything.
             with suppress(Exception):
@@ -108,6 +109,8 @@ class SampleProbe:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
         torch.set_rng_state(kept[2])
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
 
     def _call_dataset(self, number: int, dataset: Any) -> None:
         if isinstance(dataset, IterableDataset) or not len(dataset):
@@ -244,6 +247,9 @@ def _leaf_digest(leaf: Any) -> str:
 def _seed(seed: int) -> None:
     # The probes of the functions that seed take it for the user's.
     torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        # Under emulation, a data set may draw from the generator of the GPU.
+        torch.cuda.manual_seed(seed)
     _SEED_PYTHON(seed)
     _SEED_NUMPY(seed)
 

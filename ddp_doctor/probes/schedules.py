@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_doctor.probes.wrap import wrap
 from ddp_doctor.records.recorder import Recorder
@@ -27,6 +28,12 @@ class ScheduleProbe:
     def install(self) -> None:
         """Installs the probe."""
         wrap(LRScheduler, "step", self._on_step)
+        wrap(ReduceLROnPlateau, "step", self._on_metric)
+
+    def _on_metric(self, original: Callable[..., Any], scheduler: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
+        with suppress(TypeError, ValueError):
+            self.recorder.add("metric of schedule", name=type(scheduler).__name__, value=float(metrics))
+        return original(scheduler, metrics, *args, **kwargs)
 
     def _on_step(self, original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
         if not any(other is scheduler for other in self.known):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _MOST_MICRO_BATCHES = 16
 # Data sets of up to this many times `samples` are evaluated completely.
 _COMPLETE = 20
+# Batches of a stream, if whole epochs are wanted.
+_MOST_OF_STREAM = 1_000
 # Of larger data sets, the order of the first epochs alone is recorded to the end.
 _LARGE = 100_000
 
@@ -118,7 +120,9 @@ class ShortEpoch(Iterator[Any]):
 
     def _is_over(self) -> bool:
         spec = self.probe.spec
-        if spec.whole_epochs and spec.purpose == "train" and not self.indices.is_iterable:
+        # A stream may have no end.
+        many = self.yielded >= _MOST_OF_STREAM and self.indices.is_iterable
+        if spec.whole_epochs and spec.purpose == "train" and not many:
             return False
         late = self.probe.training_epochs > spec.epochs
         if self.event["trains"]:

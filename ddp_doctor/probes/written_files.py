@@ -17,7 +17,7 @@ import torch
 from ddp_doctor.files.layer import meant
 from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import wrap_everywhere
-from ddp_doctor.records.recorder import Recorder, is_called_by_user, user_stack
+from ddp_doctor.records.recorder import Recorder, caller, is_called_by_user, user_stack
 
 
 class FileProbe:
@@ -40,9 +40,9 @@ class FileProbe:
                     self.recorder.add("saved", file=str(f)[:500], **content)
         # The names of the arguments are torch's.
         if isinstance(f, str | os.PathLike):
-            self.recorder.add(
-                "save", path=str(Path(f).absolute()), locks=self._locks.held(), rows=rows_of(obj), stack=user_stack()
-            )
+            path = str(Path(f).absolute())
+            values = {"locks": self._locks.held(), "rows": rows_of(obj), "stack": user_stack(), "by": caller()}
+            self.recorder.add("save", path=path, **values)
         return original(obj, f, *args, **kwargs)
 
     def _on_audit(self, event: str, args: Any) -> None:
@@ -55,7 +55,7 @@ class FileProbe:
             path = meant(os.path.abspath(args[0]))  # noqa: PTH100
             if is_cached(path, os.environ) and not is_called_by_user():
                 return
-            found = self.recorder.add("open", path=path, mode=mode, locks=self._locks.held())
+            found = self.recorder.add("open", path=path, mode=mode, locks=self._locks.held(), by=caller())
             if not found["place"]:
                 # A library opened it: not the user's doing.
                 self.recorder.events.remove(found)

@@ -113,6 +113,16 @@ def user_place() -> str:
     return ""
 
 
+def caller() -> str:
+    """Returns the library's function that the user's code has called, as `file:name`; empty if there is none."""
+    frame, found = sys._getframe(1), ""
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            found = f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return found if frame is not None else ""
+
+
 def is_called_by_user(through: str = PACKAGE) -> bool:
     """Returns whether the user's code calls the observed function itself, not through a library.
 

@@ -18,6 +18,8 @@ EXPECTED = {
     "stops_by_own_training_loss": ("LD034", "a rank leaves the loop when its own training loss is low"),
     "gathers_hard_samples": ("LD027", "only a rank with hard samples gathers their number"),
     "barrier_after_own_improvement": ("LD027", "a barrier that only a rank with a better loss reaches"),
+    "plateau_by_own_loss": ("LD034", "each rank reduces its learning rate by the loss of its own validation samples"),
+    "plateau_by_reduced_loss": ("", "all ranks reduce the learning rate by the reduced loss"),
     "stops_by_reduced_loss": ("", "all ranks stop by the reduced loss"),
     "rank_0_decides": ("", "rank 0 decides whether to stop, and broadcasts its decision"),
     "reports_own_best": ("", "each rank prints its own best loss, and decides nothing by it"),
@@ -82,6 +84,25 @@ def stops_by_own_loss():
             break
         best = loss
     dist.destroy_process_group()
+
+
+def plateau(*, reduced):
+    _, loader, held = setting()
+    model = DDP(net())
+    optimizer = _optimizer(model)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    for epoch in range(4):
+        train_epoch(model, optimizer, loader, epoch)
+        schedule.step(validate(model.module, held, reduced))
+    dist.destroy_process_group()
+
+
+def plateau_by_own_loss():
+    plateau(reduced=False)
+
+
+def plateau_by_reduced_loss():
+    plateau(reduced=True)
 
 
 class EarlyStopping:

@@ -13,6 +13,7 @@ EXPECTED = {
     "hf_trainer": ("LD008", "note", "transformers' Trainer, whose one seed gives all ranks the same dropout masks"),
     "hf_trainer_evaluates": ("", "", "transformers' Trainer that evaluates, keeps the best checkpoint and logs"),
     "hf_pads_sentences": ("", "", "transformers' Trainer with sentences of unequal lengths and accumulation"),
+    "hf_splits_again": ("LD004", "", "transformers' Trainer with a data set that each rank has already split"),
     "accelerate_samplers": ("", "", "accelerate with split batches, accumulation, clipping and a schedule"),
     "accelerate_dispatches": ("", "", "accelerate that reads a stream on rank 0 and dispatches its batches"),
     "accelerate_without_prepare": ("LD002", "", "accelerate whose loader is not prepared"),
@@ -119,6 +120,26 @@ def hf_pads_sentences():
         disable_tqdm=True,
     )
     Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Sentences(), data_collator=pad).train()
+    dist.destroy_process_group()
+
+
+class Part(Rows):
+    """Every n-th row, from the number of the rank."""
+
+    def __init__(self, size, seed):
+        super().__init__(size, seed)
+        self.x = self.x[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else self.x
+
+
+def hf_splits_again():
+    from transformers import Trainer, TrainingArguments
+
+    torch.manual_seed(3)
+    options = {"num_train_epochs": 2, "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    # The arguments create the process group.
+    arguments = TrainingArguments("hf", per_device_train_batch_size=4, **options)
+    _ = arguments.device
+    Trainer(Classifier(dropout=0.0), arguments, train_dataset=Part(96, 1)).train()
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Programs with uneven ranks, a normalization of their own, and files of each rank: all are correct.
+"""Programs with uneven ranks, draws with replacement, a normalization of their own, and files of each rank.
 
 Each function is a training of its own, on each rank.
 """
@@ -7,6 +7,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -14,12 +15,15 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler
 
 EXPECTED = {
     "uneven_with_join": ("", "Join around ranks with 9 and 7 batches"),
     "own_synchronized_norm": ("", "broadcast_buffers=False with a normalization over all ranks"),
     "restarted_iterator": ("", "an iterator that is restarted when it is exhausted, and set_epoch before"),
+    "draws_with_one_seed": ("LD002", "a WeightedRandomSampler with one seed on all ranks"),
+    "draws_with_own_seed": ("", "a WeightedRandomSampler with a seed of each rank"),
+    "same_rollouts": ("LD002", "each rank collects its samples without a loader, from an environment with one seed"),
     "lock_and_file_per_rank": ("", "a lock file by os.open, and one log per rank"),
 }
 
@@ -132,4 +136,65 @@ def lock_and_file_per_rank():
             log.write("step\n")
         torch.save({"rng": torch.get_rng_state()}, f"rng-{rank}.pt")
     log.close()
+    dist.destroy_process_group()
+
+
+def draws(seed):
+    model = DistributedDataParallel(nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(3))
+    data = TensorDataset(x, x[:, :3].argmax(1))
+    generator = torch.Generator().manual_seed(seed)
+    sampler = WeightedRandomSampler(torch.rand(96).add(0.5), 48, generator=generator)
+    loader = DataLoader(data, 6, sampler=sampler)
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    dist.destroy_process_group()
+
+
+def draws_with_one_seed():
+    start()
+    draws(11)
+
+
+def draws_with_own_seed():
+    rank, _ = start()
+    draws(11 + rank)
+
+
+class Walk:
+    """An environment: the state moves by the action, and by chance."""
+
+    def __init__(self, seed):
+        self.random = np.random.default_rng(seed)
+        self.state = self.random.normal(size=4)
+
+    def step(self, action):
+        self.state = 0.9 * self.state + 0.1 * (2 * action - 1) + 0.3 * self.random.normal(size=4)
+        return torch.tensor(self.state, dtype=torch.float32), -float(abs(self.state).sum())
+
+
+def same_rollouts():
+    start()
+    policy = DistributedDataParallel(nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
+    environment = Walk(seed=5)
+    state, _ = environment.step(0)
+    for _ in range(6):
+        states, actions, rewards = [], [], []
+        for _ in range(16):
+            with torch.no_grad():
+                action = torch.distributions.Categorical(logits=policy.module(state)).sample()
+            states.append(state)
+            actions.append(action)
+            state, reward = environment.step(int(action))
+            rewards.append(reward)
+        rewards = torch.tensor(rewards)
+        chosen = policy(torch.stack(states)).log_softmax(1).gather(1, torch.stack(actions)[:, None])[:, 0]
+        optimizer.zero_grad()
+        (-chosen * (rewards - rewards.mean())).mean().backward()
+        optimizer.step()
     dist.destroy_process_group()
