@@ -19,6 +19,7 @@ from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap, wrap_everywhere
 from ddp_doctor.records.recorder import Recorder, is_called_by_user, is_sharded
 from ddp_doctor.records.spec import Spec
+from ddp_doctor.torch_internals import in_backward
 
 COLLECTIVES = (
     "all_reduce",
@@ -77,8 +78,10 @@ class CallProbe:
         self._depth += 1
         try:
             tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor)]
-            # Another thread, as that of an asynchronous checkpoint, has an order of its own.
-            aside = threading.current_thread() is not threading.main_thread()
+            # Another thread, as that of an asynchronous checkpoint, has an order of its own. A communication hook calls
+            # its second collective in whichever thread the first one ends: that of the backward pass, or another one.
+            of_hook = self.recorder.has_hooks and in_backward()
+            aside = threading.current_thread() is not threading.main_thread() or of_hook
             group = aside or any(_is_subgroup(value) for value in [*args, *kwargs.values()])
             event = self.recorder.add("collective", op=original.__name__, value=None, subgroup=group)
             result = original(*args, **kwargs)

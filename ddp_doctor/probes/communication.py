@@ -42,6 +42,7 @@ class CommunicationProbe:
         number, self._hooks = self._hooks, self._hooks + 1
         name = getattr(hook, "__qualname__", type(hook).__name__).replace("<locals>.", "")
         self.recorder.add("comm_hook", name=name)
+        self.recorder.has_hooks = True
         # One process communicates with nobody, so compression would only change its numbers.
         alone = self.spec.purpose == "numbers" and self.spec.world_size == 1
         if alone or self.spec.interventions.get("plain_average"):

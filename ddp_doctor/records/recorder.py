@@ -43,6 +43,7 @@ class Recorder:
         step: Optimizer steps so far, over all optimizers.
         backwards: Calls of `backward` so far.
         rank: The rank of this process, as soon as it is known.
+        has_hooks: Whether a module has a communication hook.
         active: Whether this process has taken part in training, unlike a launcher.
     """
 
@@ -53,7 +54,7 @@ class Recorder:
         self.step = 0
         self.backwards = 0
         self.rank = int(os.environ.get("RANK", "0"))
-        self.active = False
+        self.has_hooks = self.active = False
         self._lock = threading.Lock()
         self._journal: int | None = None
 
