@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.sources import loads_without_schedule
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
 _POSITIONS = {"epoch", "epochs", "step", "steps", "iteration", "iter", "it", "iter_num", "global_step", "start_epoch"}
+# Their next rate depends on the last one, which the optimizer's state contains.
+_FROM_LAST_RATE = {"ExponentialLR", "MultiplicativeLR", "ConstantLR"}
 _RUNS = ("whole", "save", "resume")
 
 CODE = "LD025"
@@ -106,10 +109,20 @@ def _not_saved(record: RankRecord) -> list[Finding]:
         name = event["schedulers"][0]
         message = f"The checkpoint with the weights and the optimizer does not contain the state of the {name}"
         if keys & _POSITIONS:
+            if name not in _FROM_LAST_RATE and loads_without_schedule(_files(record)):
+                message += ", and the code that loads it starts the schedule from its first step."
+                return [fault(message, event["step"], place=event["place"])]
             message += ", but a position from which it can be computed."
             return [note(message, event["step"], place=event["place"])]
         return [fault(f"{message}, nor an epoch or a step.", event["step"], place=event["place"])]
     return []
+
+
+def _files(record: RankRecord) -> set[str]:
+    """Returns the files of the user's code that train and save."""
+    events = record.of_kind("step", "save", "saved")
+    places = [place for event in events for place in [*event.get("stack", ()), event["place"]] if place]
+    return {place.partition(" in ")[0].rpartition(":")[0] for place in places}
 
 
 def _different_state(whole: RankRecord, resumed: RankRecord) -> list[str]:

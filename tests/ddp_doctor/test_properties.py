@@ -21,6 +21,7 @@ from ddp_doctor.checks.metric_averaged_incorrectly import _only_logged
 from ddp_doctor.evidence.decisions import different_decisions
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.reports import wrong_metrics
+from ddp_doctor.evidence.sources import loads_without_schedule
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
 from ddp_doctor.probes.reports import ReportProbe
@@ -169,3 +170,30 @@ def test_numbers_that_a_library_prints_or_writes_for_the_program_are_reported(
     (tmp_path / "metrics.txt").write_text("wer 0.125")
     found = [(word, value) for event in recorder.events for value, _, word in event["values"]]
     assert found == [("mae", 0.25), ("r2", 0.75), ("auc", 0.875), ("wer", 0.125)]
+
+
+RESUME = "optimizer.load_state_dict(state['opt'])\nnet.load_state_dict(state['net'])\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "restarts"),
+    [
+        (RESUME, True),
+        ("net.load_state_dict(state['net'])\n", False),
+        (RESUME + "scheduler.load_state_dict(state['lr'])\n", False),
+        (RESUME + "warmup.load_state_dict(state['lr'])\n", False),
+        (RESUME + "for name, part in parts.items():\n    part.load_state_dict(state[name])\n", False),
+        (RESUME + "schedule = StepLR(optimizer, 3, last_epoch=epoch)\n", False),
+        (RESUME + "schedule.last_epoch = epoch\n", False),
+        (RESUME + "for _ in range(epoch):\n    schedule.step()\n", False),
+        (RESUME + "scheduler.step(epoch)\n", False),
+        (RESUME + "for x in loader:\n    loss(x).backward()\n    schedule.step()\n", True),
+        ("def (:\n", False),
+    ],
+)
+def test_code_that_restarts_a_schedule_is_told_from_code_that_restores_it(
+    source: str, restarts: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    assert loads_without_schedule([str(path), str(tmp_path / "missing.py")]) is restarts

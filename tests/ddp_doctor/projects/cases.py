@@ -133,6 +133,7 @@ FAULTY = (
     _faulty("ld024b_mean_of_means", "Module", "mean of the batches' means, with a smaller last batch on two ranks"),
     _faulty("ld025_ema_not_saved", "Module", "the EMA teacher is not in the checkpoint", data="Data"),
     _faulty("ld025b_scheduler_not_saved", "Module", "the scheduler is not in the checkpoint"),
+    _faulty("ld025c_schedule_restarts", "main", "a program that resumes saves the epoch, and restarts the schedule"),
     _faulty("ld026_nothing_loaded", "main", "load_state_dict(strict=False) matches no key"),
     _faulty("ld027_rank_0_validation", "main", "rank 0 alone broadcasts buffers in its validation", hangs=True),
     _faulty("ld028_uneven_shards", "main", "3 batches on rank 0, 2 on rank 1", hangs=True),
