@@ -43,16 +43,20 @@ def check(evidence: Evidence) -> list[Finding]:
 def _scaled_clip(record: RankRecord) -> tuple[dict[str, Any], float] | None:
     """Returns the first clip of scaled gradients that are then applied, and their scale."""
     enabled = any(event["enabled"] for event in record.of_kind("scaler"))
-    scale, clip = None, None
+    scale: float | None = None
+    found: tuple[dict[str, Any], float] | None = None
     for event in record.of_kind("scale", "unscale", "scaler_step", "clip"):
         if event["kind"] == "scale":
             scale = event["scale"]
         elif event["kind"] == "clip":
-            clip = event if scale is not None else None
+            found = found or ((event, scale) if scale is not None else None)
+        elif event["kind"] == "unscale":
+            # What was clipped before stays clipped.
+            scale = None
         else:
-            if event["kind"] == "scaler_step" and clip is not None and scale is not None and enabled:
-                return clip, scale
-            scale, clip = None, None
+            if found and enabled:
+                return found
+            scale, found = None, None
     return None
 
 

@@ -190,6 +190,30 @@ def test_a_gradient_that_became_zero_is_a_fault_unless_it_was_rounding(
     assert verdicts("LD033", given) == expected
 
 
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ("scale clip step", ["fault"]),
+        ("scale unscale clip step", []),
+        # Unscaled for the norm that is logged.
+        ("scale clip unscale step", ["fault"]),
+        ("scale scale clip step", ["fault"]),
+        ("scale unscale clip step scale unscale clip step", []),
+        ("scale unscale clip step scale clip step", ["fault"]),
+        ("scale unscale clip unscale clip step step", []),
+    ],
+)
+def test_a_clip_of_scaled_gradients_is_found_wherever_they_are_unscaled(calls: str, expected: list[str]) -> None:
+    values = {
+        "scale": event("scale", scale=1024.0),
+        "unscale": event("unscale"),
+        "clip": event("clip", function="clip_grad_norm_", limit=1.0, norm=70.0),
+        "step": event("scaler_step"),
+    }
+    events = [event("scaler", enabled=True), *(values[name] for name in calls.split())]
+    assert verdicts("LD018", evidence(ranks=records(events, events))) == expected
+
+
 # Files.
 
 
