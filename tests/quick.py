@@ -17,15 +17,30 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 60.0
-# Tests of files that are in no folder of the same name.
-_OTHERS = {
-    "lit_mnist/": ("tests/test_template.py", "tests/test_trainers.py"),
-    "ddp_doctor/": ("tests/ddp_doctor/test_checks.py", "tests/ddp_doctor/test_properties.py"),
-    "docs/": ("tests/docs/test_site.py", "tests/repository"),
+# Tests of files by the longest beginning of their paths. For the GENERAL ones, the folder of tests of the same name is
+# chosen instead, if there is one: a helper of tests has its own folder.
+_TESTS = {
     "configs/": ("tests/cli/test_configs.py",),
+    "ddp_doctor/": ("tests/ddp_doctor/test_checks.py", "tests/ddp_doctor/test_properties.py"),
+    "ddp_doctor/checks/": (
+        "tests/ddp_doctor/test_checks.py",
+        "tests/ddp_doctor/test_doctor_report.py::test_the_documented_checks_are_those_of_the_package",
+        "tests/ddp_doctor/test_command.py::test_every_check_explains_itself",
+    ),
+    "ddp_doctor/emulation/": ("tests/ddp_doctor/test_emulation.py",),
+    "ddp_doctor/files/": ("tests/ddp_doctor/test_files.py",),
+    "ddp_doctor/output/": ("tests/ddp_doctor/test_formats.py", "tests/ddp_doctor/test_drawings.py"),
+    "ddp_doctor/watch/": ("tests/ddp_doctor/test_watch.py",),
+    "docs/": ("tests/docs/test_site.py", "tests/docs/test_words.py", "tests/repository"),
+    "docs/promises.md": ("tests/mutations", "tests/docs/test_words.py"),
     "examples/": ("tests/examples",),
+    "lit_mnist/": ("tests/test_template.py", "tests/test_trainers.py"),
+    "lit_mnist/plugins/": ("tests/docs/test_docstrings.py", "tests/docs/test_site.py", "tests/plugins"),
+    "lit_mnist/template/": ("tests/cli/test_new.py",),
+    "mkdocs.yml": ("tests/docs/test_site.py",),
     "": ("tests/repository",),
 }
+_GENERAL = ("lit_mnist/", "")
 
 
 class TimeLimit:
@@ -58,17 +73,17 @@ def chosen_tests(changed: Sequence[str]) -> list[str]:
     found: list[str] = []
     for path in changed:
         package, *folders = Path(path).parts
-        if path in own or package == "tests":
+        if path in own:
             continue
-        folder = f"tests/{folders[0]}" if package == "lit_mnist" and len(folders) > 1 else f"tests/{package}"
-        is_known = package != "ddp_doctor" and (ROOT / folder).is_dir()
-        prefix = next(prefix for prefix in _OTHERS if path.startswith(prefix))
-        found += [folder] if is_known else _OTHERS[prefix]
-    return list(dict.fromkeys([*own, *found])) or list(_OTHERS[""])
+        longest = max((beginning for beginning in _TESTS if path.startswith(beginning)), key=len)
+        inside = package in {"lit_mnist", "tests"} and len(folders) > 1
+        folder = f"tests/{folders[0]}" if inside else f"tests/{package}"
+        found += [folder] if longest in _GENERAL and (ROOT / folder).is_dir() else _TESTS[longest]
+    return list(dict.fromkeys([*own, *found])) or list(_TESTS[""])
 
 
 def changed_files() -> list[str]:
-    """Returns the files that differ from main, or from the commit before on main, and new ones."""
+    """Returns the files that differ from the commit at which this branch left main, and new ones."""
     for base in ("origin/main", "main"):
         found = _git("merge-base", "HEAD", base)
         if found:

@@ -6,7 +6,7 @@ A check is a module with
     WRONG               code that has the fault, a few lines
     THREADS             `owner/repository#number` or addresses where others reported the fault
     STRUCTURAL          whether it reads indices, sequences and modes only, which needs no equal numbers
-    NEEDS               optional: what the program must do before silence says something (`evidence.requirements`)
+    NEEDS               what the program must do before silence says something (`evidence.requirements`)
     check(evidence)     returns its findings; none if all is well
 """
 
@@ -53,11 +53,9 @@ def describe() -> dict[str, Description]:
     for path in Path(__file__).parent.glob("[a-z]*.py"):
         nodes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
         values = {node.targets[0].id: node.value for node in nodes if isinstance(node.targets[0], ast.Name)}
-        fields = [
-            ast.literal_eval(values[name])
-            for name in ("CODE", "TITLE", "CAUSE", "WRONG", "FIX", "THREADS", "STRUCTURAL")
-        ]
-        found.append(Description(path.stem, *fields))
+        if missing := [name for name in _FIELDS if name not in values]:
+            raise KeyError(f"{path} lacks {', '.join(missing)}")
+        found.append(Description(path.stem, *(ast.literal_eval(values[name]) for name in _FIELDS)))
     return {check.code: check for check in sorted(found, key=lambda check: check.code)}
 
 

@@ -2,6 +2,7 @@
 
 python tests/ddp_doctor/suite.py             all, which takes more than an hour on two cores
 python tests/ddp_doctor/suite.py ld013 gan   those whose names contain a word; the results of the others are kept
+python tests/ddp_doctor/suite.py --checks    the table of checks in docs/doctor.md only; nothing is examined
 
 On a busy machine, DOCTOR_TIMEOUT gives the runs of an examination more seconds than 60.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -33,6 +35,7 @@ TIMEOUT = float(os.environ.get("DOCTOR_TIMEOUT", "60"))
 GUIDE, PAGE = ROOT / "docs" / "doctor.md", ROOT / "docs" / "doctor-proof.md"
 RESULTS = ROOT / "build" / "doctor-suite.json"
 BEGIN, END = "<!-- suite -->\n", "<!-- end of suite -->\n"
+_ROW = re.compile(r"^\| (.+?) \| .* \| (.+?) \| (\d+) \| (\d{4}-\d\d-\d\d) \|$", re.MULTILINE)
 TRAINCHECK = tuple(
     Case(name, "traincheck.py", name, codes=(code,), note="TrainCheck") for name, code in EXPECTED.items()
 )
@@ -111,10 +114,13 @@ def _empty_folder() -> Iterator[None]:
 
 
 def main(words: list[str]) -> int:
-    """Examines the projects, and returns the number of those with an unexpected report."""
+    """Examines the projects, and returns the exit code: 1 if a report was not as expected, 2 if there is no project."""
     everything = (*CASES, *(case for cases in FAMILIES.values() for case in cases), *TRAINCHECK, *INSTALLED)
     wanted = [case for case in everything if not words or any(word in case.name for word in words)]
-    rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    if not wanted:
+        print(f"no program has a name that contains {' or '.join(words)}", file=sys.stderr)
+        return 2
+    rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else rows_of_page()
     RESULTS.parent.mkdir(exist_ok=True)
     wrong = 0
     for case in wanted:
@@ -127,13 +133,24 @@ def main(words: list[str]) -> int:
         mark = "as expected" if result.is_right else f"NOT AS EXPECTED ({expected})"
         print(f"{case.name}: {', '.join(result.codes) or found}, {mark}, {result.report.seconds:.0f} s", flush=True)
     _write(rows)
-    return wrong
+    return int(wrong > 0)
 
 
 def row_of(result: Result) -> dict[str, Any]:
     """Returns what is kept of a result, with the day."""
     report, day = result.report, time.strftime("%Y-%m-%d")
     return {"codes": result.codes, "right": result.is_right, "seconds": round(report.seconds), "seen": day}
+
+
+def rows_of_page() -> dict[str, dict[str, Any]]:
+    """Returns the results that the page lists, for a checkout in which nothing was examined."""
+    rows = {}
+    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    for name, found, seconds, day in _ROW.findall(table):
+        codes = found.partition(" (")[0].partition(", not as expected")[0]
+        listed = [] if codes == "no fault" else codes.split(", ")
+        rows[name] = {"codes": listed, "right": "not as" not in found, "seconds": int(seconds), "seen": day}
+    return rows
 
 
 def _write(rows: dict[str, dict[str, Any]]) -> None:
@@ -187,4 +204,4 @@ def write_checks() -> None:
 
 if __name__ == "__main__":
     write_checks()
-    sys.exit(bool(main(sys.argv[1:])))
+    sys.exit(0 if sys.argv[1:] == ["--checks"] else main(sys.argv[1:]))

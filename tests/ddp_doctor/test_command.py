@@ -60,7 +60,7 @@ def test_a_wrong_command_line_is_rejected(program: Program, name: str) -> None:
 
 def test_every_check_explains_itself(program: Program) -> None:
     assert {code: check.CODE for code, check in load_checks().items()} == {code: code for code in describe()}
-    assert list(describe()) == [f"LD{number:03}" for number in range(1, 36)]
+    assert list(describe()) == [f"LD{number:03}" for number in range(1, len(describe()) + 1)]
     for code, check in describe().items():
         assert len(check.title.split()) <= 9, code
         done = program("doctor", "--explain", code.lower())

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import suite
 from example_report import example, hostile
 from html_page import Page
-from suite import GUIDE, checks_table
+from suite import BEGIN, END, GUIDE, PAGE, checks_table, rows_of_page
 
 import ddp_doctor
 from ddp_doctor.findings import REASONS, CheckState, Finding, Report, State, Verdict
@@ -194,6 +195,19 @@ def test_the_page_is_self_contained_and_escaped() -> None:
     page = page_of(REPORT)
     assert "unequal &lt;b&gt;counts" in page
     assert not any(part in page for part in ("<script", '<link rel="stylesheet', "src="))
+
+
+def test_the_results_of_the_suite_are_read_from_its_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a new checkout, an examination of one program keeps the results of the others."""
+    rows, before = rows_of_page(), PAGE.read_text()
+    assert len(rows) > 100
+    copy = tmp_path / PAGE.name
+    copy.write_text(before)
+    monkeypatch.setattr(suite, "PAGE", copy)
+    suite._write(rows)
+    listed = [text.partition(BEGIN)[2].partition(END)[0].splitlines() for text in (copy.read_text(), before)]
+    assert [line for line in listed[0] if line in listed[1] or "not examined" in line] == listed[0]
+    assert len(rows_of_page()) == len(rows)
 
 
 def test_the_documented_checks_are_those_of_the_package() -> None:

@@ -47,7 +47,7 @@ from lit_mnist.cli.main import main
 from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.torch_internals import FailedAttempt
-from lit_mnist.engines.capabilities import ENGINES
+from lit_mnist.engines.capabilities import CAPABILITIES, ENGINES
 from lit_mnist.errors import InputError, LitMnistError
 from lit_mnist.run.monitor import StepMonitor
 
@@ -116,7 +116,7 @@ def test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle(
 
     monkeypatch.setattr(StepMonitor, "end_step", looked)
     monkeypatch.setattr(distributed_c10d, "_tensor_to_object", no_pickle)
-    several = engine != "single"
+    several = CAPABILITIES[engine].processes != "one"
     devices = ("--devices", 2 if several else 1)
     folder = program.train(*SMALL, "--max-steps", 3, *devices, engine=engine)
     if engine in {"lightning", "raw_ddp"}:
