@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
 from ddp_doctor.evidence.requirements import compared_at_once
-from ddp_doctor.findings import Finding, fault
+from ddp_doctor.findings import Finding, fault, note
 
 CODE = "LD013"
 TITLE = "A mean over unequal counts"
@@ -30,6 +30,8 @@ THREADS = ("huggingface/transformers#34191", "huggingface/transformers#24725", "
 STRUCTURAL = False
 NEEDS = (compared_at_once,)
 _EQUAL = 1e-5
+# Counts that differ by less, such as those of the ignored pixels of large images, are a note.
+_NEGLIGIBLE = 0.01
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -40,11 +42,14 @@ def check(evidence: Evidence) -> list[Finding]:
     weights, ranks = found.weights, len(found.weights)
     if max(weights) - min(weights) < _EQUAL * ranks:
         return []
-    shares = ", ".join(f"{weight:.3f} for rank {rank}" for rank, weight in enumerate(weights))
+    negligible = max(abs(weight * ranks - 1) for weight in weights) < _NEGLIGIBLE
+    digits = ".6f" if negligible else ".3f"
+    shares = ", ".join(f"{weight:{digits}} for rank {rank}" for rank, weight in enumerate(weights))
     message = (
         f"The gradient of the whole batch is a mean of those of the ranks with unequal weights ({shares}), but each "
-        f"counts {1 / ranks:.3f}: the ranks divide by unequal numbers of samples, labels or tokens."
+        f"counts {1 / ranks:{digits}}: the ranks divide by unequal numbers of samples, labels or tokens."
     )
     later = evidence.compare("weights", weights=[weight * ranks for weight in weights]).at(found)
     proof = f"With these weights, {found.falls_to(later)}" if later < found.difference / 100 else ""
-    return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]
+    verdict = note if negligible else fault
+    return [verdict(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]

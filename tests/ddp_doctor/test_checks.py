@@ -548,6 +548,17 @@ def test_a_large_network_is_compared_in_the_steps_that_all_recorded() -> None:
     assert (found.cannot, found.differences) == ("", (0.0,))
 
 
+@pytest.mark.parametrize(
+    ("weights", "expected"), [((0.6, 0.4), ["fault"]), ((0.5002, 0.4998), ["note"]), ((0.5, 0.5), [])]
+)
+def test_nearly_equal_counts_are_a_note(weights: tuple[float, float], expected: list[str]) -> None:
+    given = evidence(ranks=records([], []))
+    difference = weights[0] - weights[1] + 1e-5
+    given.reference = RankComparison(difference, weights=weights, residual=1e-15, differences=(difference,))
+    given.compare = lambda *_, **__: RankComparison(differences=(1e-15,))  # type: ignore[method-assign]
+    assert verdicts("LD013", given) == expected
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_gradients_that_overflow_have_no_weights(value: float) -> None:
     gradients = {f"{kind}/0/0:0": torch.tensor([1.0, value]) for kind in ("applied", "local")}
