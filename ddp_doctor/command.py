@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -20,7 +21,7 @@ from ddp_doctor.output.formats import FORMATS, formatted
 from ddp_doctor.output.links import page_address
 from ddp_doctor.output.progress import shown_progress
 from ddp_doctor.output.terminal import print_text
-from ddp_doctor.request import check_request
+from ddp_doctor.request import PROGRAMS, check_request
 from ddp_doctor.settings import read_settings
 from ddp_doctor.stop import recorded_signals
 
@@ -133,6 +134,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     end = next(marks, len(words))
     # What follows belongs to the examined code.
     own, rest = list(words[:end]), list(words[end:])
+    place = next((place for place, word in enumerate(own) if Path(word).name in PROGRAMS), None)
+    if place is not None and not rest:
+        raise InputError(f"A command follows --: ddp-doctor {shlex.join([*own[:place], '--', *own[place:]])}")
     parser = flags_of_doctor()
     known = names_of(parser)
     request, unknown = parser.parse_known_args(own, _defaults(parser, known))
@@ -210,5 +214,7 @@ def _known_code(code: str) -> str:
     for name in known:
         if code.lower() == name.lower():
             return name
-    hint = nearest(code.upper(), known) or f": the checks are {known[0]} to {known[-2]}."
+    # A number that is similar to another one means nothing.
+    similar = "" if re.fullmatch(r"(LD)?\d+", code, re.IGNORECASE) else nearest(code.lower(), ["structural"])
+    hint = similar or f": the checks are {known[0]} to {known[-2]}, and structural names a group; commas separate them."
     raise InputError(f"There is no check {code}{hint}")

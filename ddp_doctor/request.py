@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_doctor.errors import InputError
 
+# What starts scripts: a first word that belongs to a command.
+PROGRAMS = ("python", "python3", "torchrun", "accelerate", "fabric", "deepspeed", "srun", "mpirun", "bash", "sh")
 _LEAST = {"devices": 2, "steps": 2}
 _LAUNCHED = ({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}, {"SLURM_STEP_ID", "SLURM_PROCID"})
 
@@ -32,16 +35,31 @@ def check_request(request: argparse.Namespace) -> None:
         raise InputError(f"There is no file {request.config}.")
     if request.baseline and not Path(request.baseline).is_file():
         raise InputError(f"--baseline {request.baseline}: there is no such file; --write-baseline writes it.")
+    _check_script(request.command)
     check_limits(**{name: getattr(request, name) for name in ("devices", "steps", "samples", "timeout")})
     names = ("json", "html", "output", "write_baseline")
-    written = {f"--{name.replace('_', '-')}": getattr(request, name) for name in names}
+    written = {f"--{name.replace('_', '-')}": value for name in names if (value := getattr(request, name))}
     for flag, name in written.items():
-        file = Path(name or "-").absolute()
-        if not file.parent.is_dir():
-            raise InputError(f"{flag} {name}: there is no folder {Path(name).parent}.")
-        if name and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-            raise InputError(f"{flag} {name}: the file cannot be written.")
-    _check_different({flag: Path(name).absolute() for flag, name in written.items() if name})
+        _check_writable(flag, Path(name))
+    _check_different({flag: Path(name).absolute() for flag, name in written.items()})
+
+
+def _check_writable(flag: str, file: Path) -> None:
+    if not file.absolute().parent.is_dir():
+        raise InputError(f"{flag} {file}: there is no folder {file.parent}.")
+    if file.is_dir():
+        raise InputError(f"{flag} {file}: this is a folder, not a file.")
+    if not os.access(file.absolute().parent, os.W_OK):
+        raise InputError(f"{flag} {file}: the file cannot be written.")
+
+
+def _check_script(command: Sequence[str]) -> None:
+    """Rejects a script of Python or of a launcher that does not exist, which a launcher says only at great length."""
+    if not command or Path(command[0]).name not in PROGRAMS or {"-m", "-c", "--no-python"} & set(command):
+        return
+    script = next((word for word in command if word.endswith(".py") and not word.startswith("-")), "")
+    if script and not Path(script).exists():
+        raise InputError(f"There is no file {script}.")
 
 
 def check_limits(**limits: float) -> None:

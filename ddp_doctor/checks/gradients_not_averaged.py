@@ -10,9 +10,9 @@ from ddp_doctor.findings import Finding, fault
 CODE = "LD009"
 TITLE = "Gradients are not averaged"
 CAUSE = """\
-DDP prepares its all-reduce in its own `forward`. A call of `ddp.module(x)`, or of another method of the
-module, computes the same output and the same local gradient, but the gradients are not averaged reliably.
-Each rank trains its own model, and rank 0 saves only its own.
+Without DistributedDataParallel, nothing averages the gradients. DDP prepares its all-reduce in its own `forward`. A
+call of `ddp.module(x)`, or of another method of the module, computes the same output and the same local gradient, but
+the gradients are not averaged reliably. Each rank trains its own model, and rank 0 saves only its own.
 """
 WRONG = """\
 ddp = DistributedDataParallel(model)
@@ -20,7 +20,8 @@ loss = model(images, labels)    # not the wrapper: nothing is averaged
 loss.backward()
 """
 FIX = """\
-Call the wrapper, and dispatch in `forward`:
+Wrap the model, call the wrapper, and dispatch in `forward`:
+    ddp = DistributedDataParallel(model)
     loss = ddp(batch)       # not ddp.module.loss(batch)
 With Fabric, use `model.mark_forward_method(...)` for other methods.
 """
@@ -41,7 +42,7 @@ def check(evidence: Evidence) -> list[Finding]:
     elif found.kind == "local" and not passes_of(evidence.ranks[0], step):
         # Where it is called, and leaves these gradients, it is LD010 or LD016.
         called = "DistributedDataParallel.forward is not called"
-        what = called if wraps(evidence.runs["ranks"]) else "nothing averages the gradients"
+        what = called if wraps(evidence.runs["ranks"]) else "no model is wrapped, and nothing else averages them"
         forwards = [event for event in evidence.ranks[0].of_kind("forward") if event["step"] == step]
         place = next((event["place"] for event in forwards if event["gradients"]), "") or place
     elif found.kind == "other" and names and found.amount == 0.0:

@@ -73,10 +73,12 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _finding(evidence: Evidence, shared: _Shared) -> Finding:
+    # PyTorch seeds each worker of a loader from torch's generator.
+    generator = "torch" if shared.in_workers and shared.generator != _OWN else shared.generator
     seeds = [
         event["place"]
         for event in evidence.ranks[0].of_kind("seed")
-        if event["step"] <= shared.step and event["place"] and event["generator"] == shared.generator
+        if event["step"] <= shared.step and event["place"] and event["generator"] == generator
     ]
     place = seeds[-1] if seeds else shared.place
     message = (
@@ -84,6 +86,8 @@ def _finding(evidence: Evidence, shared: _Shared) -> Finding:
         f"{shared.generator}, {'which' if shared.generator == _OWN else 'whose generator'} has the same state on both: "
         f"{shared.what}."
     )
+    if generator != shared.generator:
+        message += " PyTorch seeds the workers of a loader from torch's generator, which has one seed on all ranks."
     if not shared.data:
         return note(f"{message} It is not seen that they decide which data a rank gets.", shared.step, place=place)
     proof = ""

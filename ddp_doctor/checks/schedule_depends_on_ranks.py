@@ -73,7 +73,7 @@ def check(evidence: Evidence) -> list[Finding]:
         message += " It steps after each epoch, and an epoch has as many samples on any number of ranks."
         proof = "With one step of the schedule per epoch, the learning rates are those of one process."
         return [fault(message, step, "", amount, place, proof)]
-    by_rates = _by_rates(evidence, record, count)
+    by_rates = _by_rates(evidence, record, count, based=True)
     if all(finding.verdict is not Verdict.CANNOT_TELL for finding in by_rates):
         # Each sample may have the learning rate that it has on one process, as with a schedule that Accelerate steps.
         return by_rates
@@ -81,11 +81,11 @@ def check(evidence: Evidence) -> list[Finding]:
     return [depends(message, step, "", amount, place)]
 
 
-def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Finding]:
+def _by_rates(evidence: Evidence, record: RankRecord, count: int, *, based: bool = False) -> list[Finding]:
     """Compares the learning rates in the first epoch with those of one process after as many steps, or samples."""
     if evidence.single is None:
         return []
-    ours, short = _of_first_epoch(record), _of_first_epoch(evidence.single)
+    ours, short = (_of_first_epoch(one, based=based) for one in (record, evidence.single))
     changing = [number for number in ours if len({*ours[number]}) > 1 or len({*short.get(number, ())}) > 1]
     if not changing:
         return []
@@ -97,7 +97,7 @@ def _by_rates(evidence: Evidence, record: RankRecord, count: int) -> list[Findin
         if not longer.worked:
             return [cannot_tell(f"A longer epoch of one process fails ({longer.short_reason}).")]
         one = longer.ranks[0]
-    alone = _of_first_epoch(one)
+    alone = _of_first_epoch(one, based=based)
     compared = [_compare(ours[number][:_MOST_STEPS], alone.get(number, []), count) for number in changing]
     if not any(steps for steps, _ in compared):
         return [cannot_tell("An epoch has too few steps to compare the learning rates.")]
@@ -116,11 +116,8 @@ def _compare(
     steps = [
         step for step in range(1, len(rates)) if step * count + 1 < len(alone) and bool(rates[0]) == bool(alone[0])
     ]
-    # A warm-up may begin at 0.
-    first = rates[0] or 1.0
-    alone = [rate / (alone[0] or 1.0) for rate in alone]
     for step in steps:
-        found, expected = rates[step] / first, [alone[step], alone[step * count]]
+        found, expected = rates[step], [alone[step], alone[step * count]]
         # Between as many steps and as many samples.
         near = alone[step : step * count + 2]
         if min(near) * (1 - 1e-5) - 1e-9 <= found <= max(near) * (1 + 1e-5) + 1e-9:
@@ -144,11 +141,14 @@ def _is_far(rates: Sequence[float], alone: Sequence[float], count: int) -> bool:
     The lengths of two schedules are whole numbers of batches, so their rates are not equal.
     """
     far = [
-        (rates[step] / (rates[0] or 1.0), alone[step * count], alone[step * count**2])
+        (rates[step], alone[step * count], alone[step * count**2 : (step * count + count) * count])
         for step in range(1, len(rates))
         if step * count**2 < len(alone)
     ]
-    return bool(far) and all(abs(found - late) <= _NEAR * abs(now - late) for found, now, late in far)
+    return bool(far) and all(
+        max(min(late) - found, found - max(late)) <= _NEAR * min(abs(now - rate) for rate in late)
+        for found, now, late in far
+    )
 
 
 def _first_epoch(record: RankRecord) -> list[dict[str, Any]]:
@@ -157,9 +157,20 @@ def _first_epoch(record: RankRecord) -> list[dict[str, Any]]:
     return [event for event in record.of_kind("step") if not starts or event["step"] < starts[0]]
 
 
-def _of_first_epoch(record: RankRecord) -> dict[int, list[float]]:
-    """Returns the learning rates of each optimizer's first group in the first training epoch."""
-    return _by_optimizer(_first_epoch(record))
+def _of_first_epoch(record: RankRecord, *, based: bool) -> dict[int, list[float]]:
+    """Returns the learning rates of each optimizer's first group in the first training epoch.
+
+    They are relative to the first rate or, if `based`, to the group's `initial_lr`, the base of a schedule of torch: a
+    warm-up that is too short also begins with another rate.
+    """
+    found: dict[int, list[float]] = {}
+    bases: dict[int, float] = {}
+    for event in _first_epoch(record):
+        rate, base = event["lr"][0], event.get("base", [0.0])[0] if based else 0.0
+        # A warm-up may begin at 0.
+        known = bases.setdefault(event["optimizer"], base or rate or 1.0)
+        found.setdefault(event["optimizer"], []).append(rate / known)
+    return found
 
 
 def _of_epochs(record: RankRecord | None) -> list[float]:

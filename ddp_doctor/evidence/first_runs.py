@@ -10,6 +10,11 @@ from ddp_doctor.errors import InputError
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.findings import Stage
 
+_NO_TRAINING = (
+    "ended with exit code 0, and no process that can be observed has trained: an argument such as --help ends a "
+    "program early, and processes that are started by ssh, Docker or Ray are not observed."
+)
+
 
 def _reasons(evidence: Evidence) -> list[str]:
     """Returns why the runs failed."""
@@ -87,6 +92,14 @@ class FirstRuns:
         except InputError as error:
             return False, error
         if single and not single.worked and not self.evidence.worked("ranks"):
+            for run in (single, self.evidence.runs["ranks"]):
+                if run.ended_early:
+                    return False, InputError(f"{self.evidence.spec.target} {_NO_TRAINING}")
+            if single.needs_launcher:
+                return False, InputError(
+                    f"{self.evidence.spec.target} expects the variables of a launcher, such as RANK: start it with "
+                    f"torchrun --nproc-per-node {self.evidence.spec.world_size}."
+                )
             # Code that is made for several ranks fails on one process for another reason.
             several = self.evidence.runs["ranks"]
             self.error, self.hang = single.reason if several.hung else several.reason, ""
@@ -113,7 +126,7 @@ class FirstRuns:
         steps = run.ranks[0].of_kind("step")
         if not steps and not run.ranks[0].of_kind("epoch"):
             raise InputError(
-                f"{self.evidence.spec.target} came to its end without training: it used no DataLoader and no optimizer."
+                f"{self.evidence.spec.target} ended without training: it took no batch of a DataLoader and no step."
             )
         return f"{steps[-1]['step'] + 1 if steps else 0} optimizer steps"
 

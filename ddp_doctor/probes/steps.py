@@ -206,6 +206,7 @@ class StepProbe:
             name=type(optimizer).__name__,
             names=names,
             lr=[float(group["lr"]) for group in optimizer.param_groups],
+            base=[float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups],
             frozen=[names[key] for key, parameter in parameters.items() if not parameter.requires_grad],
             stale=[names[key] for key, parameter in parameters.items() if id(parameter) in self.stale],
             unowned=self._unowned(),

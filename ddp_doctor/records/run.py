@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import torch
 from ddp_doctor.records.packing import unpacked
 from ddp_doctor.records.spec import PACKAGE, Spec
 
+# What a rank says when it has lost another one.
+_CONSEQUENCE = re.compile(r"(closed|reset) by peer|Broken pipe|gloo/transport|Timed out waiting|Connection refused")
+_NO_LAUNCHER = re.compile(
+    r"environment variable \w+ expected, but not set|KeyError: '?(LOCAL_RANK|RANK|WORLD_SIZE|MASTER_ADDR)"
+)
 _NO_END = {"reached_end": False, "shortened": False, "failures": [], "libraries": []}
 
 
@@ -93,13 +99,27 @@ class Run:
 
     @property
     def errors(self) -> list[dict[str, Any]]:
-        """The exceptions of the ranks."""
-        return [rank.error for rank in self.ranks if rank.error]
+        """The exceptions of the ranks, first those that are no consequence of a lost connection."""
+        return [rank.error for rank in self._by_cause() if rank.error]
+
+    def _by_cause(self) -> list[RankRecord]:
+        """Returns the ranks, those that failed because another one was lost at the end."""
+        return sorted(self.ranks, key=lambda rank: bool(rank.error and _CONSEQUENCE.search(rank.error["message"])))
 
     @property
     def lost(self) -> list[RankRecord]:
         """The ranks that ended without a record."""
         return [rank for rank in self.ranks if not rank.events]
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether all ranks ended with exit code 0, and recorded nothing."""
+        return not self.hung and bool(self.ranks) and all(rank.code == 0 and not rank.events for rank in self.ranks)
+
+    @property
+    def needs_launcher(self) -> bool:
+        """Whether the program failed because a launcher has not set its variables."""
+        return any(_NO_LAUNCHER.search(f"{error['type']}: {error['message']}") for error in self.errors)
 
     @property
     def started(self) -> int:
@@ -117,7 +137,7 @@ class Run:
     def reason(self) -> str:
         """The traceback of the first rank that failed, or how the first one was lost."""
         for error in self.errors:
-            return error["trace"] or error["message"]
+            return without_doctor(error["trace"]) or error["message"]
         if self.started:
             return self.short_reason
         lost = self.lost[0]
@@ -126,7 +146,7 @@ class Run:
     @property
     def short_reason(self) -> str:
         """Why the run failed in one line, such as `rank 1: ValueError: no data`."""
-        for rank in self.ranks:
+        for rank in self._by_cause():
             if rank.error:
                 lines = rank.error["message"].strip().splitlines() or [""]
                 where = f"rank {rank.rank}: " if len(self.ranks) > 1 else ""
@@ -144,9 +164,9 @@ class Run:
     def stacks(self) -> str:
         """Where each rank failed, waited or hung."""
         found = []
-        for rank in self.ranks:
+        for rank in self._by_cause():
             if rank.error:
-                found.append(f"Rank {rank.rank} failed:\n{rank.error['trace']}")
+                found.append(f"Rank {rank.rank} failed:\n{without_doctor(rank.error['trace'])}")
             elif rank.stack:
                 step = max((event["step"] for event in rank.events), default=0)
                 # The thread that runs the user's code, without the doctor's frames.
@@ -157,6 +177,19 @@ class Run:
                 how = f"was killed by signal {-rank.code}" if rank.code < 0 else f"exited with code {rank.code}"
                 found.append(f"Rank {rank.rank} {how}.\n{rank.output[-1500:]}")
         return "\n".join(found)
+
+
+def without_doctor(trace: str) -> str:
+    """Returns a traceback without the frames of the doctor, which are between the user's and those of a library."""
+    lines, inside = [], False
+    for line in trace.splitlines():
+        if line.startswith('  File "'):
+            inside = line.startswith(f'  File "{PACKAGE}/')
+        elif not line.startswith("    "):
+            inside = False
+        if not inside:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:

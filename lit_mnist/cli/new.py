@@ -47,9 +47,9 @@ def run_new(words: Sequence[str]) -> int:
     """
     flags = [word for word in words if word.startswith("-")]
     if flags:
-        raise InputError(f"Unknown flag {flags[0]}{nearest(flags[0], HELP_FLAGS) or '. See: new --help'}")
+        raise InputError(f"Unknown flag {flags[0]}{nearest(flags[0], HELP_FLAGS) or '. See: lit-mnist new --help'}")
     if len(words) != 1 or not words[0]:
-        raise InputError("The command new needs one folder, such as: new my_project")
+        raise InputError("The command new needs one folder, such as: lit-mnist new my_project")
     folder = Path(words[0])
     name = _package_name(folder)
     _check_empty(folder)
@@ -75,7 +75,8 @@ def _package_name(folder: Path) -> str:
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         valid = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").lower()
         hint = f", such as {valid}" if _NAME.fullmatch(valid) and not keyword.iskeyword(valid) else ""
-        raise InputError(f"{name!r} is not the name of a Python package: use letters, digits and underscores{hint}.")
+        why = "it is a keyword" if keyword.iskeyword(name) else "use letters, digits and underscores, first a letter"
+        raise InputError(f"{name!r} is not the name of a Python package: {why}{hint}.")
     if name in _USED:
         raise InputError(f"The name {name} is used by another part of the project: choose another one.")
     if name in sys.stdlib_module_names or _is_installed(name):
