@@ -74,8 +74,10 @@ def check(evidence: Evidence) -> list[Finding]:
         proof = "With one step of the schedule per epoch, the learning rates are those of one process."
         return [fault(message, step, "", amount, place, proof)]
     by_rates = _by_rates(evidence, record, count, based=True)
+    if not by_rates:
+        # As with a schedule that Accelerate steps.
+        return [note(f"{message} Each sample has the learning rate that it has on one process.", place=place)]
     if all(finding.verdict is not Verdict.CANNOT_TELL for finding in by_rates):
-        # Each sample may have the learning rate that it has on one process, as with a schedule that Accelerate steps.
         return by_rates
     message += f" It ends after {count} times fewer optimizer steps, unless its length counts those of one process."
     return [depends(message, step, "", amount, place)]

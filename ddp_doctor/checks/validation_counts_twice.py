@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from pathlib import Path
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import contents, evaluation_epochs, leak, repeated_samples
@@ -56,7 +57,9 @@ def check(evidence: Evidence) -> list[Finding]:
                 "equal numbers."
             )
             found = fault(message, first["step"], "", f"{total} instead of {size} samples", first["place"])
-            return _of_module(evidence, found) if evidence.is_module else _of_loop(evidence, found, total)
+            if evidence.is_module:
+                return _of_module(evidence, found)
+            return _of_loop(evidence, found, total, first.get("by", ""))
     return []
 
 
@@ -79,7 +82,7 @@ def _of_module(evidence: Evidence, found: Finding) -> list[Finding]:
     return [unclear(f"{message} The difference remains with each sample once: it also has another cause.", *where)]
 
 
-def _of_loop(evidence: Evidence, found: Finding, total: int) -> list[Finding]:
+def _of_loop(evidence: Evidence, found: Finding, total: int, evaluator: str) -> list[Finding]:
     collectives = [event for rank in evidence.ranks for event in rank.of_kind("collective") if event["place"]]
     where = found.step, "", found.amount, found.place
     if any(event["value"] == total for event in collectives):
@@ -96,6 +99,9 @@ def _of_loop(evidence: Evidence, found: Finding, total: int) -> list[Finding]:
         )
         amount = f"{found.amount}; the metric changes by {worst.difference:.1e}"
         verdict = fault if worst.difference > _SMALL else note
+        if "transformers" in Path(evaluator).parts:
+            message += " The Trainer of transformers drops the repeated samples of predictions, and not of its loss."
+            verdict = note
         return [verdict(message, found.step, worst.name, amount, found.place)]
     if any(rank.of_kind("reported") for rank in evidence.ranks) and not cannot:
         return [note(f"{found.message} No reported metric changes by it.", *where)]

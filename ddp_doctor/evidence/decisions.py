@@ -15,7 +15,9 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.records.run import RankRecord
 
 # What programs call the rank that writes and prints, such as `is_master`.
-_RANK = re.compile(r"rank|master|main_?proc|is_main|primary|leader|chief", re.IGNORECASE)
+_RANK = re.compile(
+    r"rank|master|main_?proc|is_main|primary|leader|chief|(?:process|global|world|local)_?zero", re.IGNORECASE
+)
 _STOPS = (ast.Break, ast.Return, ast.Raise)
 # The values of ranks may be added in different orders.
 _ROUNDING = 1e-5

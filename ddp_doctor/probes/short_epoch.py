@@ -11,7 +11,7 @@ import torch
 from ddp_doctor.probes.generators import changed
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.samples import base_indices, describe_loader, generators
-from ddp_doctor.records.recorder import sample_digests
+from ddp_doctor.records.recorder import caller, sample_digests
 from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class ShortEpoch(Iterator[Any]):
             base=probe.samples.number(loader.dataset),
             loader=self.loader,
             iteration=self.iteration,
+            by=caller(),
         )
 
     def __iter__(self) -> ShortEpoch:

@@ -110,7 +110,7 @@ FAULTY = (
         "",
         "accelerate steps a scheduler once per process; its length may count those of one",
         command=TORCHRUN,
-        verdict=DEPENDS,
+        verdict="note",
     ),
     _faulty("ld018_clipped_before_unscaling", "", "clip_grad_norm_ without scaler.unscale_", command=TORCHRUN),
     _faulty("ld019_optimizer_lacks_encoder", "main", "the optimizer got the head's parameters only"),

@@ -71,7 +71,9 @@ def train(model=None, dataset=None, *, seed=0, seeds=0, workers=0, loss=None):
         function(seed + seeds * rank)
     dataset = dataset or Augmented()
     sampler = DistributedSampler(dataset, world_size, rank)
-    loader = DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=workers)
+    # Workers that live for one epoch would begin each epoch with the state of the data set's generator.
+    kept = workers > 0
+    loader = DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=workers, persistent_workers=kept)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loss = loss or (lambda model, x, y: F.cross_entropy(model(x), y))
     for epoch in range(2):
