@@ -189,10 +189,10 @@ class LitModel(LightningModule):
     [
         (
             "my-rings",
-            "'my-rings' is not the name of a Python package: use letters, digits and underscores, such as my_",
+            "use letters, digits and underscores, first a letter, such as my_",
         ),
         ("3d", "'3d' is not the name of a Python package"),
-        ("class", "'class' is not the name of a Python package"),
+        ("class", "'class' is not the name of a Python package: it is a keyword"),
         ("tests", "The name tests is used by another part of the project"),
         ("json", "There is a Python module json already"),
         ("here/torch", "There is a Python module torch already"),
@@ -211,7 +211,7 @@ def test_a_bad_name_or_place_is_rejected(program: Program, folder: str, message:
 
 
 def test_wrong_words_are_rejected(program: Program) -> None:
-    assert_rejected(program("new"), "needs one folder, such as: new my_project")
+    assert_rejected(program("new"), "needs one folder, such as: lit-mnist new my_project")
     assert_rejected(program("new", "one", "two"), "needs one folder")
     assert_rejected(program("new", "--name", "rings"), "Unknown flag --name")
     assert_rejected(program("new", "rings", engine="raw_ddp"), "Only train.py has the command new")

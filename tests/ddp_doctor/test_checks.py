@@ -33,7 +33,7 @@ from ddp_doctor.probes.random_replay import RandomReplay
 from ddp_doctor.probes.written_files import Locks, is_cached, rows_of, rows_of_file
 from ddp_doctor.records.packing import packed, unpacked
 from ddp_doctor.records.run import RankRecord, Run
-from ddp_doctor.records.spec import Spec, Target
+from ddp_doctor.records.spec import PACKAGE, Spec, Target
 
 Event = dict[str, Any]
 SPEC = Spec(Target("mine:main"), world_size=2)
@@ -573,3 +573,43 @@ def test_gradients_that_overflow_have_no_weights(value: float) -> None:
     ranks = Run(SPEC, Path(), [RankRecord(rank, steps, gradients) for rank in range(2)])
     found = compare_records(ranks, RankRecord(0, steps, gradients), threshold=1e-6)
     assert (found.cannot, found.weights, found.residual) == ("", (), 0.0)
+
+
+# Failed runs.
+
+
+def failing(rank: int, kind: str, message: str) -> RankRecord:
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n    step()\n    ^^^^^^\n'
+        f'  File "{PACKAGE}/probes/wrap.py", line 39, in call\n    return around(original)\n           ^^^^^^\n'
+        f'  File "torch/nn.py", line 1, in forward\n    raise\n{kind}: {message}'
+    )
+    return RankRecord(rank, [event("error", type=kind, message=message, trace=trace, input=False)], {})
+
+
+def test_the_rank_that_failed_first_is_named_before_those_that_lost_it() -> None:
+    lost = failing(0, "RuntimeError", "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:55948")
+    run = Run(SPEC, Path(), [lost, failing(1, "ValueError", "bad sample 17")])
+    assert run.short_reason == "rank 1: ValueError: bad sample 17"
+    assert run.reason.endswith("ValueError: bad sample 17")
+    assert run.stacks.index("Rank 1 failed") < run.stacks.index("Rank 0 failed")
+    assert PACKAGE not in run.reason
+    assert [line.split()[1] for line in run.reason.splitlines() if line.startswith("  File")] == [
+        '"train.py",',
+        '"torch/nn.py",',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "needed"),
+    [
+        ("Error initializing torch.distributed: environment variable RANK expected, but not set", True),
+        ("no file", False),
+    ],
+)
+def test_a_program_that_needs_a_launcher_is_known(message: str, needed: bool) -> None:
+    assert Run(SPEC, Path(), [failing(0, "ValueError", message)]).needs_launcher is needed
+    assert not Run(SPEC, Path(), [failing(0, "ValueError", message)]).ended_early
+    assert Run(SPEC, Path(), [RankRecord(0, code=0)]).ended_early
+    assert not Run(SPEC, Path(), [RankRecord(0, code=1)]).ended_early

@@ -35,7 +35,16 @@ REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
     "a file of another kind": ((str(ROOT / "README.md"),), "where file.py is a file of Python"),
     "a dot for the colon": (("a.b.Lit",), "did you mean a.b:Lit?"),
     "a script": (("train.py",), "torchrun"),
-    "a folder for a file": (("a:b", "--html", "."), "cannot be written"),
+    "a folder for a file": (("a:b", "--html", "."), "a folder, not a file"),
+    "no dashes before the command": (
+        ("--devices", "2", "torchrun", "train.py"),
+        "ddp-doctor --devices 2 -- torchrun train.py",
+    ),
+    "a script that is not there": (
+        ("--", "torchrun", "--nproc-per-node", "2", "nosuch.py"),
+        "There is no file nosuch.py.",
+    ),
+    "a number of no check": (("a:b", "--only", "LD999"), "the checks are LD001 to LD035"),
     "one file twice": (("a:b", "--json", "r", "--html", "r"), "same file"),
     "no codes": (("a:b", "--only", ","), "needs a code"),
     "no check is left": (("a:b", "--only", "LD001", "--skip", "LD001"), "No check is left"),

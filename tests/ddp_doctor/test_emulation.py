@@ -376,6 +376,7 @@ def under_torchrun(name: str, **options: Any) -> Report:
     return examined("torchrun", "--nproc-per-node=gpu", str(PROGRAMS / name), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_program_for_nccl_is_examined_without_a_gpu() -> None:
     report = under_torchrun("trained_on_gpus.py", only=["structural"])

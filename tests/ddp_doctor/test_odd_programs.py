@@ -92,6 +92,7 @@ def test_a_program_that_counts_its_samples_is_run_with_whole_epochs() -> None:
     assert report.comparison.made
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_what_one_rank_alone_decides_before_training_is_no_fault(work: Path) -> None:
     report = examined("names_its_folder")

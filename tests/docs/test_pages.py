@@ -12,7 +12,14 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"] if commands_of(path))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+_ITS_OWN_PROJECT = DOCS / "tutorial" / "15-yours.md"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page == _ITS_OWN_PROJECT else ()) for page in PAGES],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 def test_the_commands_print_what_the_page_shows(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder = prepare(tmp_path)
     if not any("ddp-doctor" in command.text for command in commands_of(page)):
