@@ -121,8 +121,8 @@ class ExactMetric(Metric):
         self.reset()
         if self.expected is not None and (count > self.expected or (count < self.expected and not partial)):
             raise InputError(
-                f"{count} samples were evaluated on all ranks, but the data set has {self.expected}: a sampler pads or "
-                "drops some. Use ExactDistributedSampler(..., evaluation=True)."
+                f"{count} samples were evaluated on all ranks, but `expected` is {self.expected}: a sampler pads or "
+                "drops some (use ExactDistributedSampler(..., evaluation=True)), or the data set has another size."
             )
         return value
 

@@ -235,7 +235,7 @@ def test_wrong_use_of_a_metric_is_rejected() -> None:
     metric.update(logits, targets)
     assert metric.result(partial=True) == 1
     metric.update(logits, targets)
-    with pytest.raises(InputError, match="4 samples were evaluated on all ranks, but the data set has 5"):
+    with pytest.raises(InputError, match="4 samples were evaluated on all ranks, but `expected` is 5"):
         metric.result()
     metric.update(logits, targets)
     metric.update(logits, targets)
