@@ -17,6 +17,7 @@ from ddp_doctor.torch_internals import name_generators
 _KINDS = {np.random.Generator, np.random.RandomState, random.Random}
 # Numbers drawn in a step are counted up to here.
 _MOST_DRAWS = 5_000
+_SEED_PYTHON, _SEED_NUMPY = random.seed, np.random.seed
 # The global generators, whose methods are the functions of the modules.
 _GLOBAL: tuple[Any, ...] = (np.random.get_state, random.getstate)
 _OTHERS = {id(function.__self__) for function in _GLOBAL}
@@ -166,3 +167,20 @@ def set_global_states(states: dict[str, torch.Tensor]) -> None:
         random.setstate((3, tuple(states["python"].tolist()), None))
         words = states["numpy"].tolist()
         np.random.set_state(("MT19937", np.array(words[:-1], dtype=np.uint32), words[-1], 0, 0.0))
+
+
+def seed_unseen(seed: int) -> None:
+    """Seeds the global generators by functions whose probes would take it for the user's."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        # Under emulation, a data set may draw from the generator of the GPU.
+        torch.cuda.manual_seed(seed)
+    _SEED_PYTHON(seed)
+    _SEED_NUMPY(seed)
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the generators of torch, Python and NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_doctor.probes.draws import DrawProbe, seed_own
-from ddp_doctor.probes.generators import OwnGenerators
+from ddp_doctor.probes.generators import OwnGenerators, seed_generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.rank_batches import RankBatches
-from ddp_doctor.probes.samples import SampleProbe, seed_generators
+from ddp_doctor.probes.samples import SampleProbe
 from ddp_doctor.probes.short_epoch import ShortEpoch
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder

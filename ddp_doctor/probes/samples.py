@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
-from ddp_doctor.probes.generators import OwnGenerators, digest_of
+from ddp_doctor.probes.generators import OwnGenerators, digest_of, seed_unseen
 from ddp_doctor.records.recorder import Recorder, digest
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves, tree_map
@@ -27,7 +27,6 @@ _MOST_SECONDS = 1.0
 _SEEDS = (1, 1, 2)
 # The name of the generators that the program has created.
 OWN = "a generator that the program has created"
-_SEED_PYTHON, _SEED_NUMPY = random.seed, np.random.seed
 
 
 class SampleProbe:
@@ -73,7 +72,7 @@ class SampleProbe:
     def seed_ranks(self) -> None:
         """Seeds the ranks at the first training batch, if that is the intervention: 1 differently, 0 equally."""
         if "seeds" in self.spec.interventions and not self._seeded:
-            _seed(self.spec.seed + self.recorder.rank * int(self.spec.interventions["seeds"]))
+            seed_unseen(self.spec.seed + self.recorder.rank * int(self.spec.interventions["seeds"]))
         self._seeded = True
 
     def perturbed(self, batch: Any, loader: int) -> Any:
@@ -124,7 +123,7 @@ class SampleProbe:
         for index in wanted:
             calls = []
             for seed in _SEEDS:
-                _seed(seed)
+                seed_unseen(seed)
                 before, before_own = generators(), own.states()
                 calls.append([_leaf_digest(leaf) for leaf in tree_leaves(dataset[index])])
                 used |= {name for name, state in generators().items() if state != before[name]}
@@ -242,20 +241,3 @@ class _Unpadded(DistributedSampler[Any]):
 def _leaf_digest(leaf: Any) -> str:
     content = getattr(leaf, "tobytes", None)
     return digest(leaf) if isinstance(leaf, torch.Tensor) or content is None else digest(str(content()))
-
-
-def _seed(seed: int) -> None:
-    # The probes of the functions that seed take it for the user's.
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        # Under emulation, a data set may draw from the generator of the GPU.
-        torch.cuda.manual_seed(seed)
-    _SEED_PYTHON(seed)
-    _SEED_NUMPY(seed)
-
-
-def seed_generators(seed: int) -> None:
-    """Seeds the generators of torch, Python and NumPy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
