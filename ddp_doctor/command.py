@@ -24,6 +24,7 @@ from ddp_doctor.output.terminal import print_text
 from ddp_doctor.request import PROGRAMS, check_request
 from ddp_doctor.settings import read_settings
 from ddp_doctor.stop import recorded_signals
+from ddp_doctor.versions import installed_version
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,6 +82,9 @@ def _run(words: Sequence[str]) -> int:
     request = parse(words)
     if request.help:
         print_text(flags_of_doctor(everything=request.help == ALL).format_help().rstrip())
+        return 0
+    if request.version:
+        print_text(f"ddp-doctor {installed_version()}")
         return 0
     if request.explain:
         print_text(explain(_known_code(request.explain)))

@@ -131,5 +131,6 @@ def flags_of_doctor(*, everything: bool = True) -> argparse.ArgumentParser:
     timeout = "seconds after which a run counts as hung, more on a busy machine (default: 60)"
     add("--timeout", metavar="SECONDS", type=float, default=60.0, help=timeout)
     add("--verbose", action="store_true", help="list every check with its state and its reason")
+    add("--version", action="store_true", help="print the version, and exit")
     parser.add_help_flag()
     return parser

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,6 +12,7 @@ from ddp_doctor.findings import Accepted, Finding, Report, Verdict
 from ddp_doctor.output.links import page_address
 from ddp_doctor.output.terminal import facts, headline, plain, safe
 from ddp_doctor.places import shown_place
+from ddp_doctor.versions import installed_version
 
 _LEVELS = {Verdict.FAULT: "error", Verdict.DEPENDS: "warning", Verdict.UNCLEAR: "warning", Verdict.NOTE: "note"}
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -28,7 +28,7 @@ def sarif_of(report: Report) -> dict[str, Any]:
         "tool": {
             "driver": {
                 "name": "ddp-doctor",
-                "semanticVersion": _version(),
+                "semanticVersion": installed_version(),
                 "rules": [_rule(check) for check in describe().values()],
             }
         },
@@ -114,10 +114,3 @@ def _fingerprint(finding: Finding, report: Report) -> str:
     place = shown_place(finding, report)
     parts = (finding.code, place.path if place else "", place.function if place else "")
     return hashlib.sha256("\n".join(parts).encode("utf-8", "replace")).hexdigest()[:32]
-
-
-def _version() -> str:
-    try:
-        return metadata.version("lit_mnist")
-    except metadata.PackageNotFoundError:
-        return "0.0.0"

@@ -101,6 +101,9 @@ def report_text(report: Report, program: str = "ddp-doctor", *, verbose: bool = 
     lines += [*textwrap.wrap(counts(report), width, subsequent_indent="  "), ""]
     for finding in report.findings:
         lines += [*_finding(finding, width, program), ""]
+    for title, text in (("The ranks", report.hang), ("The error", report.error)):
+        if text:
+            lines += [f"{title}:", textwrap.indent(safe(text.rstrip()[-6000:]), "  "), ""]
     for one in report.accepted:
         text = f"- accepted: {one.finding.code} at {plain(one.finding.place) or 'no line'}: {plain(one.reason)}"
         lines += textwrap.wrap(text, width, subsequent_indent="  ")
@@ -109,9 +112,6 @@ def report_text(report: Report, program: str = "ddp-doctor", *, verbose: bool = 
         lines += _grouped(report, state, width)
     if verbose and (made := [check.code for check in report.ended(State.MADE)]):
         lines += [*textwrap.wrap(f"- made: {', '.join(made)}", width, subsequent_indent="  "), ""]
-    for title, text in (("The ranks", report.hang), ("The error", report.error)):
-        if text:
-            lines += [f"{title}:", textwrap.indent(safe(text.rstrip()[-6000:]), "  "), ""]
     for text in emulation_text(report):
         lines += [*textwrap.wrap(text, width), ""]
     lines += [f"{stage.seconds:6.1f} s  {plain(stage.name)}: {plain(stage.outcome)}" for stage in report.stages]
@@ -228,7 +228,8 @@ def _finding(finding: Finding, width: int, program: str) -> list[str]:
 def _grouped(report: Report, state: State, width: int) -> list[str]:
     lines = []
     for reason, codes in by_reason(report.ended(state)).items():
-        lines += textwrap.wrap(f"- {state.value}: {', '.join(codes)}: {reason}", width, subsequent_indent="  ")
+        named = f"all {len(codes)} checks" if len(codes) == len(report.checks) > 1 else ", ".join(codes)
+        lines += textwrap.wrap(f"- {state.value}: {named}: {reason}", width, subsequent_indent="  ")
     return [*lines, ""] if lines else []
 
 

@@ -141,7 +141,7 @@ class Run:
         if self.started:
             return self.short_reason
         lost = self.lost[0]
-        return f"Rank {lost.rank} ended with exit code {lost.code} before its end.\n{lost.output[-2000:]}"
+        return f"Rank {lost.rank} ended early, with exit code {lost.code}.\n{lost.output[-2000:]}"
 
     @property
     def short_reason(self) -> str:
@@ -158,7 +158,7 @@ class Run:
         lost = self.lost[0]
         last = next(iter(reversed(lost.output.strip().splitlines())), "")[:200]
         code = "" if lost.code is None else f" with exit code {lost.code}"
-        return f"rank {lost.rank} ended{code} before its end" + (f": {last}" if last else "")
+        return f"rank {lost.rank} ended early{code}" + (f": {last}" if last else "")
 
     @property
     def stacks(self) -> str:

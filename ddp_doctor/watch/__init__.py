@@ -8,7 +8,7 @@ In a Lightning script, `Trainer(callbacks=[WatchCallback("watch")])`; in a loop 
     watch("watch", model)
 
 Each rank writes a few numbers to a file of its own every few steps, and one process compares the files. The ranks send
-nothing to each other, and an error of the watch ends the watch, never the run.
+nothing to each other. If the watch fails, it stops watching, and the run continues.
 """
 
 from __future__ import annotations

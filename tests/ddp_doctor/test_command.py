@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,8 @@ def test_no_module_needs_lit_mnist_or_lightning() -> None:
 def test_the_command_has_its_own_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--explain", "LD012"]) == 0
     assert "Batch norm depends" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ddp-doctor {metadata.version('lit_mnist')}\n"
 
 
 def test_an_outer_launcher_is_rejected(monkeypatch: pytest.MonkeyPatch, program: Program) -> None:

@@ -125,6 +125,14 @@ def test_the_text_counts_the_checks_and_lists_the_open_ones() -> None:
     assert "- made: LD012, LD013" in told
 
 
+def test_the_error_precedes_a_reason_that_all_checks_share() -> None:
+    checks = tuple(CheckState(check.code, State.CANNOT_TELL, "the run failed") for check in CHECKS)
+    shown = report_text(Report("a:b", 2, checks=checks, error="ValueError: no data"))
+    reason = f"- cannot tell: all {len(checks)} checks: the run failed"
+    assert 0 < shown.index("ValueError: no data") < shown.index(reason)
+    assert "LD012" not in shown
+
+
 def test_the_first_line_says_that_nothing_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "118")
     compared = Comparison(reason="it hung", option="A longer --timeout than 60 seconds may make it possible.")

@@ -59,6 +59,8 @@ class Mutation:
 
     def __post_init__(self) -> None:
         assert self.tests, f"{self.promise}: no test"
+        files = [test for test in self.tests if "::" not in test]
+        assert not files, f"{self.promise}: name the tests of {files[0]}, as path::name"
         assert self.old != self.new, f"{self.promise}: the mutation of {self.file} changes nothing"
 
     def applied_to(self, root: Path) -> str:
