@@ -20,6 +20,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.first_batches import first_batches
 from ddp_doctor.evidence.first_runs import FirstRuns
 from ddp_doctor.evidence.requirements import several_ranks, unmet
+from ddp_doctor.evidence.restarts import start_again
 from ddp_doctor.files.protection import Protection
 from ddp_doctor.files.temporary import examination_folder
 from ddp_doctor.findings import REASONS, CheckState, Finding, Report, State, Verdict, cannot_tell
@@ -33,8 +34,12 @@ from ddp_doctor.request import check_limits
 from ddp_doctor.versions import library_versions
 
 _ORDER = list(Verdict)
-# The third and fourth compare numbers, and the two after them are those of a module.
-_STAGES = ("one process", "several ranks", "determinism", "one process in 64 bits", "evaluation", "resume", "checks")
+_FIRST, _LAST = ("one process", "several ranks"), ("checks",)
+# Those that compare numbers, of a program and of a module.
+_NUMERIC = {
+    False: ("determinism", "restart", "one process in 64 bits"),
+    True: ("determinism", "one process in 64 bits", "evaluation", "resume"),
+}
 OnStage = Callable[[str, int, int], None]
 
 
@@ -128,7 +133,7 @@ class _Examination:
 
     def run(self) -> None:
         """Runs the stages as far as the code allows, with emulated GPUs if it needs some."""
-        self._begin(_STAGES[0], self.evidence)
+        self._begin(_FIRST[0], self.evidence)
         self.evidence.runner.preload()
         first = FirstRuns(self.evidence, self._begin)
         worked = first.run()
@@ -139,6 +144,8 @@ class _Examination:
             return
         if self.evidence.worked("ranks") and self.numeric:
             self._stage("determinism", self._determinism)
+            if not self.evidence.is_module:
+                self._stage("restart", lambda: start_again(self.evidence))
             self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
             if self.evidence.is_module:
                 self._stage("evaluation", self._evaluation)
@@ -158,7 +165,7 @@ class _Examination:
         """Tells that a stage begins. Whether there are those of a module is known after the first run."""
         if self.on_stage:
             module = not evidence.spec.target.command and (evidence.single is None or evidence.is_module)
-            names = [*_STAGES[: 2 + 2 * self.numeric + 2 * (self.numeric and module)], _STAGES[-1]]
+            names = [*_FIRST, *(_NUMERIC[module] if self.numeric else ()), *_LAST]
             self.on_stage(f"{name}, emulated GPUs" if evidence.spec.gpus else name, names.index(name) + 1, len(names))
 
     def _determinism(self) -> str:

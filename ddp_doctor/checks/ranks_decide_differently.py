@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_doctor.evidence.decisions import Decision, different_decisions, different_metrics
+from ddp_doctor.evidence.decisions import Decision, OwnValue, different_decisions, different_metrics, own_value
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import communicates
 from ddp_doctor.evidence.requirements import communicating
@@ -38,6 +38,8 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     decisions = different_decisions(evidence)
     found = [_finding(evidence, decision) for decision in decisions if decision.stops or decision.saves]
+    if not found and (value := own_value(evidence)):
+        found = [_of_own_value(value)]
     return (found or _schedules(evidence))[:1]
 
 
@@ -52,6 +54,15 @@ def _schedules(evidence: Evidence) -> list[Finding]:
         f"{min(values):.6g} and {max(values):.6g}: each rank reduces its learning rate by its own value."
     )
     return [fault(message, event["step"], place=event["place"])]
+
+
+def _of_own_value(found: OwnValue) -> Finding:
+    first, second = found.ranks
+    message = (
+        f"`{found.text}` decides when training ends. It reads `{found.operand}`, which is {found.values[0]:.6g} on "
+        f"rank {first} and {found.values[1]:.6g} on rank {second}: the ranks can end after different numbers of steps."
+    )
+    return fault(message, place=found.place)
 
 
 def _finding(evidence: Evidence, decision: Decision) -> Finding:

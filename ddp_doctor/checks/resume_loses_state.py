@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.restarts import averages, checkpoints, not_restored
 from ddp_doctor.evidence.sources import loads_without_schedule
-from ddp_doctor.findings import Finding, cannot_tell, fault, listed, not_reached, note
+from ddp_doctor.findings import Finding, Verdict, cannot_tell, fault, listed, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
 _POSITIONS = {"epoch", "epochs", "step", "steps", "iteration", "iter", "it", "iter_num", "global_step", "start_epoch"}
@@ -69,36 +70,35 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _of_program(evidence: Evidence) -> list[Finding]:
-    """Compares what a program saves with the state that changes: its averages, optimizers and schedules."""
-    for record in evidence.trained:
-        if found := _not_saved(record):
-            return found
-    saves = any(rank.of_kind("save") for rank in evidence.ranks)
-    if saves:
-        return [cannot_tell("The checkpoint lacks no known state, but only a LightningModule is resumed.")]
-    return [not_reached("The program saves no checkpoint.")] if evidence.trained else []
+    """Compares what a program saves with the state that changes, and starts it again beside its checkpoint."""
+    found = next((found for record in evidence.trained if (found := _not_saved(record))), [])
+    if any(finding.verdict is Verdict.FAULT for finding in found):
+        return found
+    if not any(rank.of_kind("save") for rank in evidence.ranks):
+        return [not_reached("The program saves no checkpoint.")] if evidence.trained else []
+    lost = not_restored(evidence)
+    if isinstance(lost, str):
+        return found or [cannot_tell(f"The checkpoint lacks no known state, but no resumed run was examined: {lost}")]
+    return [fault(lost.message, lost.step, place=lost.place)] if lost else []
 
 
 def _not_saved(record: RankRecord) -> list[Finding]:
     events = record.of_kind("saved")
     tensors = {digest for event in events for digest in event["tensors"]}
     keys = {key for event in events for key in event["keys"]}
-    # Weights alone are a model, not a checkpoint to resume from.
-    full = [event for event in events if event["optimizers"] and set(event["weights"]) <= tensors]
+    full = checkpoints(record)
     if not full:
         return []
     event = full[-1]
-    for copy in event["copies"]:
-        changes = [survey["digests"].get(copy["id"]) for survey in record.of_kind("copies")]
-        if len(set(changes[1:])) > 1 and len(set(changes[1:])) == len(changes[1:]) and None not in changes[1:]:
-            missing = [digest for digest in copy["digests"] if digest not in tensors]
-            if 2 * len(missing) > len(copy["digests"]):
-                message = (
-                    f"A {copy['name']} with tensors of the weights' shapes changes in each step, such as an average of "
-                    "the weights, but the checkpoint with the weights and the optimizer does not contain it."
-                )
-                amount = f"{len(missing)} of {len(copy['digests'])} tensors are not saved"
-                return [fault(message, event["step"], "", amount, event["place"])]
+    for copy in averages(record, event):
+        missing = [digest for digest in copy["digests"] if digest not in tensors]
+        if 2 * len(missing) > len(copy["digests"]):
+            message = (
+                f"A {copy['name']} with tensors of the weights' shapes changes in each step, such as an average of "
+                "the weights, but the checkpoint with the weights and the optimizer does not contain it."
+            )
+            amount = f"{len(missing)} of {len(copy['digests'])} tensors are not saved"
+            return [fault(message, event["step"], "", amount, event["place"])]
     # A checkpoint may consist of several files.
     saved = sum({one["file"]: one["optimizers"] for one in events}.values())
     if saved < event["stateful"]:

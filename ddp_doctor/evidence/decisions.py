@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import re
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
+from ddp_doctor.evidence.conditions import condition_at, ends_training
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.records.run import RankRecord
 
-# What programs call the rank that writes and prints, such as `is_master`.
-_RANK = re.compile(
-    r"rank|master|main_?proc|is_main|primary|leader|chief|(?:process|global|world|local)_?zero", re.IGNORECASE
-)
-_STOPS = (ast.Break, ast.Return, ast.Raise)
 # The values of ranks may be added in different orders.
 _ROUNDING = 1e-5
-_ENDS = {"exit", "_exit", "quit"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +44,62 @@ class Decision:
         return self.place.startswith(f"{path}:") and self.lines[0] <= int(rest or 0) <= self.lines[1]
 
 
+@dataclass(frozen=True)
+class OwnValue:
+    """A number that two ranks read differently where they decide whether training ends.
+
+    Attributes:
+        place: The user's `file:line in function`.
+        text: The condition, such as `stopper.update(loss)`.
+        operand: What differs, such as `loss`.
+        ranks: The two ranks.
+        values: Their numbers.
+    """
+
+    place: str
+    text: str
+    operand: str
+    ranks: tuple[int, int]
+    values: tuple[float, float]
+
+
 def different_decisions(evidence: Evidence) -> Sequence[Decision]:
     """Returns the decisions that two ranks take differently, those that end training first."""
+    ranks = _followed(evidence)
+    found = [decision for one, other in combinations(ranks, 2) for decision in _differences(one, other, ranks)]
+    return sorted(found, key=lambda decision: (not decision.stops, not decision.saves))
+
+
+def own_value(evidence: Evidence) -> OwnValue | None:
+    """Returns a number of its own by which each rank will end training, although the ranks decide alike so far."""
+    ranks = _followed(evidence)
+    steps = _places(ranks, "step")
+    for one, other in combinations(ranks, 2):
+        first, second = (_merged(record, "values") for record in (one, other))
+        # What is decided before the first optimizer step is not learned.
+        learned = [place for place in first.keys() & second.keys() if _merged(one, "steps").get(place)]
+        for place in sorted(learned):
+            condition = condition_at(place)
+            if condition is None or condition.names_rank or condition.fails:
+                continue
+            if ends_training(condition, steps, place.rpartition(":")[0]):
+                for a, b in zip(first[place], second[place], strict=False):
+                    for operand in sorted(a.keys() & b.keys()):
+                        if _differ(a[operand], b[operand]):
+                            where, pair = f"{place} in {condition.function}", (a[operand], b[operand])
+                            return OwnValue(where, condition.text, operand, (one.rank, other.rank), pair)
+    return None
+
+
+def _differ(first: float, second: float) -> bool:
+    """Returns whether numbers differ by more than rounding; those that count something are not meant."""
+    if not (math.isfinite(first) and math.isfinite(second)) or (first.is_integer() and second.is_integer()):
+        return False
+    return abs(first - second) > _ROUNDING * max(abs(first), abs(second))
+
+
+def _followed(evidence: Evidence) -> Sequence[RankRecord]:
+    """Returns the ranks of a run that has recorded the branches of the user's code."""
     if "ranks" not in evidence.runs or not evidence.ranks:
         return []
     run = evidence.worked("again")
@@ -62,8 +108,7 @@ def different_decisions(evidence: Evidence) -> Sequence[Decision]:
         alone = evidence.runs["single"].seconds if "single" in evidence.runs else 10.0
         seconds = min(evidence.spec.timeout, 10 + 3 * alone)
         run = evidence.run("decisions", interventions={"branches": True}, timeout=seconds)
-    found = [decision for one, other in combinations(run.ranks, 2) for decision in _differences(one, other, run.ranks)]
-    return sorted(found, key=lambda decision: (not decision.stops, not decision.saves))
+    return run.ranks
 
 
 def different_metrics(evidence: Evidence) -> tuple[dict[str, Any], int, list[float]] | None:
@@ -89,13 +134,12 @@ def decision_about(evidence: Evidence, place: str) -> Decision | None:
 def _differences(one: RankRecord, other: RankRecord, ranks: Sequence[RankRecord]) -> Iterator[Decision]:
     first, second = (_merged(record, "lines") for record in (one, other))
     learned = [_merged(record, "steps") for record in (one, other)]
-    steps = {place for record in ranks for event in record.of_kind("step") for place in event.get("stack", ())}
-    saves = {place for record in ranks for event in record.of_kind("save") for place in event.get("stack", ())}
+    steps, saves = _places(ranks, "step"), _places(ranks, "save")
     for place in first.keys() & second.keys():
-        path, _, number = place.rpartition(":")
-        condition = _conditions(path).get(int(number))
-        if condition is None or not isinstance(condition.node, ast.If | ast.While):
+        condition = condition_at(place)
+        if condition is None:
             continue
+        path = place.rpartition(":")[0]
         a, b = ([condition.outcome(line) for line in lines[place]] for lines in (first, second))
         time = next((time for time, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), None)
         # A rank that never decides otherwise may be asked for its number, and one that decides before the first
@@ -111,116 +155,10 @@ def _differences(one: RankRecord, other: RankRecord, ranks: Sequence[RankRecord]
         yield Decision(where, condition.text, (one.rank, other.rank), time + 1, stops, inside, condition.lines)
 
 
+def _places(ranks: Sequence[RankRecord], kind: str) -> set[str]:
+    """Returns the lines of the user's code that were in events of a kind."""
+    return {place for record in ranks for event in record.of_kind(kind) for place in event.get("stack", ())}
+
+
 def _merged(record: RankRecord, key: str) -> dict[str, Any]:
-    return {place: value for event in record.of_kind("branches") for place, value in event[key].items()}
-
-
-@dataclass(frozen=True)
-class _Condition:
-    """An `if` or `while` of a file, with the function that contains it."""
-
-    node: ast.If | ast.While
-    function: str
-    body: tuple[int, int]
-    scope: ast.AST
-    tree: ast.AST
-
-    @property
-    def text(self) -> str:
-        return ast.unparse(self.node.test)
-
-    @property
-    def names_rank(self) -> bool:
-        """Whether it asks for the rank, as `if rank == 0 and ...` does."""
-        return any(_RANK.search(name) for name in _names(self.node.test))
-
-    def outcome(self, line: int) -> bool:
-        """Returns whether the body ran, by the line that followed."""
-        return self.body[0] <= line <= self.body[1]
-
-    @property
-    def lines(self) -> tuple[int, int]:
-        """The lines after the condition, those of its `else` included."""
-        return self.node.lineno + 1, self.node.end_lineno or self.node.lineno
-
-    def contains(self, place: str) -> bool:
-        """Returns whether a line is among them."""
-        return self.lines[0] <= int(place.rpartition(":")[2]) <= self.lines[1]
-
-    def stops(self, steps: set[str], path: str) -> bool:
-        """Returns whether the training loop ends by it, or by a value that it sets."""
-        if _ends_training(self, steps, path):
-            return True
-        names, attributes = _assigned(self.node)
-        for _ in range(3):
-            for other in _conditions(path).values():
-                used = _names(other.node.test)
-                if not (used & attributes or (used & names and other.scope is self.scope)):
-                    continue
-                if _ends_training(other, steps, path):
-                    return True
-                more = _assigned(other.node)
-                attributes |= more[1]
-                names |= more[0] if other.scope is self.scope else set()
-        return False
-
-
-def _ends_training(condition: _Condition, steps: set[str], path: str) -> bool:
-    """Returns whether a condition leaves a loop or function in which the optimizer steps."""
-    scope = condition.scope
-    first, last = getattr(scope, "lineno", 0), getattr(scope, "end_lineno", 10**9)
-    lines = [int(place.rpartition(":")[2]) for place in steps if place.startswith(f"{path}:")]
-    if not any(first <= line <= last for line in lines):
-        return False
-    for node in [part for statement in condition.node.body for part in ast.walk(statement)]:
-        if isinstance(node, ast.Break):
-            loop = _loop_of(scope, node)
-            if loop is None or any(loop.lineno <= line <= (loop.end_lineno or 0) for line in lines):
-                return True
-        elif isinstance(node, _STOPS) or (isinstance(node, ast.Call) and _names(node.func) & _ENDS):
-            return True
-    return isinstance(condition.node, ast.While) and condition.contains(f":{max(lines)}")
-
-
-def _loop_of(scope: ast.AST, node: ast.AST) -> ast.For | ast.While | None:
-    """Returns the innermost loop around a node."""
-    loops = [loop for loop in ast.walk(scope) if isinstance(loop, ast.For | ast.While)]
-    around = [loop for loop in loops if any(part is node for part in ast.walk(loop))]
-    return max(around, key=lambda loop: loop.lineno, default=None)
-
-
-def _names(node: ast.AST) -> set[str]:
-    """Returns the names and attributes that an expression uses."""
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} | {
-        part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)
-    }
-
-
-def _assigned(node: ast.AST) -> tuple[set[str], set[str]]:
-    """Returns the names and the attributes that statements assign."""
-    stored = [part for part in ast.walk(node) if isinstance(getattr(part, "ctx", None), ast.Store)]
-    names = {part.id for part in stored if isinstance(part, ast.Name)}
-    return names, {part.attr for part in stored if isinstance(part, ast.Attribute)}
-
-
-@cache
-def _conditions(path: str) -> dict[int, _Condition]:
-    """Returns the conditions of a file by the line of their test."""
-    try:
-        tree = ast.parse(Path(path).read_text())
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    found: dict[int, _Condition] = {}
-
-    def visit(node: ast.AST, scope: ast.AST, name: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                visit(child, child, child.name)
-                continue
-            if isinstance(child, ast.If | ast.While):
-                last = child.body[-1].end_lineno or child.body[-1].lineno
-                found[child.lineno] = _Condition(child, name, (child.body[0].lineno, last), scope, tree)
-            visit(child, scope, name)
-
-    visit(tree, tree, "<module>")
-    return found
+    return {place: value for event in record.of_kind("branches") for place, value in event.get(key, {}).items()}

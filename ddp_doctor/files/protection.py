@@ -58,7 +58,7 @@ class Protection:
             spec: The run. One that resumes sees what the run before has written; others begin with the user's files.
             make_view: Makes a private view of the folder of the examination with the layers in an empty folder.
         """
-        if spec.purpose != "resume" or self._layers is None:
+        if not spec.continues or self._layers is None:
             self._begin(spec, make_view)
         environment = {**offline_environment(self.folder), "TMPDIR": os.environ.get("TMPDIR", "")}
         if self._view:

@@ -6,6 +6,7 @@ import sys
 import threading
 from typing import Any
 
+from ddp_doctor.probes.operands import operands_of_file, values_of
 from ddp_doctor.records.recorder import Recorder, is_user_file, user_frames
 
 # A program that runs more lines in Python is not followed further.
@@ -21,6 +22,8 @@ class BranchProbe:
         self.lines: dict[str, list[int]] = {}
         # The number of optimizer steps before the last time, by line.
         self.steps: dict[str, int] = {}
+        # The numbers that a condition reads, every time, by line.
+        self.values: dict[str, list[dict[str, float]]] = {}
         self._left = _MOST_LINES
         self._last: dict[int, int] = {}
         # Imports of libraries call functions by the million.
@@ -28,7 +31,7 @@ class BranchProbe:
 
     def install(self) -> None:
         """Begins to follow this thread, including the functions that run already."""
-        self.recorder.add("branches", lines=self.lines, steps=self.steps)
+        self.recorder.add("branches", lines=self.lines, steps=self.steps, values=self.values)
         for frame in user_frames():
             frame.f_trace = self._on_line
         if threading.current_thread() is threading.main_thread():
@@ -51,6 +54,7 @@ class BranchProbe:
             if known is not None:
                 self._follow(frame, known, frame.f_lineno)
             self._last[id(frame)] = frame.f_lineno
+            self._read(frame)
         elif event == "return" and known is not None:
             # A frame ends after its last line.
             self._follow(frame, known, 0)
@@ -63,3 +67,11 @@ class BranchProbe:
         if len(times) < _MOST_TIMES:
             times.append(following)
             self.steps[place] = self.recorder.step
+
+    def _read(self, frame: Any) -> None:
+        path, line = frame.f_code.co_filename, frame.f_lineno
+        operands = operands_of_file(path).get(line)
+        if operands:
+            times = self.values.setdefault(f"{path}:{line}", [])
+            if len(times) < _MOST_TIMES:
+                times.append(values_of(operands, frame))

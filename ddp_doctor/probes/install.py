@@ -27,7 +27,7 @@ from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.trainers import TrainerProbe
-from ddp_doctor.probes.written_files import FileProbe
+from ddp_doctor.probes.written_files import SAVED, FileProbe
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
 
@@ -133,7 +133,7 @@ class Probes:
             if self.micro.turn is None:
                 self.finish()
             return
-        if self.loaders.ending:
+        if self.loaders.ending or (spec.interventions.get("until_saved") and (self.recorder.folder / SAVED).exists()):
             self.finish()
         wanted = spec.epochs * spec.steps * max(1, len(self.steps.optimizers))
         if self.loaders.trains or step < wanted:

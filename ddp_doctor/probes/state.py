@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.records.spec import Spec
 
 # Larger models are not digested again and again.
 _LARGE = 5_000_000
@@ -23,23 +24,29 @@ _OPTIMIZER = "(optimizer)"
 class StateProbe:
     """Records copies of the weights beside the optimizers, such as averages, and whether they are saved."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: Recorder, spec: Spec) -> None:
+        self.recorder, self.spec = recorder, spec
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[LRScheduler] = []
         # What the doctor records is no state of the program.
         self.others: list[Any] = [recorder.tensors]
+        # Repetitions with interventions need none.
+        self._most = 2 if spec.continues else 0 if spec.interventions else _MOST_SURVEYS
         self._surveys = 0
 
     def before_step(self) -> None:
-        """Records digests of the averages in the first steps."""
+        """Records digests of the averages in the first steps, or of all state after a restart."""
         trained = self._trained()
-        if self._surveys < _MOST_SURVEYS and trained and sum(value.numel() for value in trained) <= _LARGE:
+        if self._surveys < self._most and trained and sum(value.numel() for value in trained) <= _LARGE:
             self._surveys += 1
-            found = {
-                str(id(owner)): digest(tensors) for owner, _, tensors in _copies(trained, self.optimizers, self.others)
-            }
-            self.recorder.add("copies", digests=found)
+            copies = _copies(trained, self.optimizers, self.others)
+            if self.spec.continues:
+                values = {str(id(owner)): [digest(value) for value in tensors] for owner, _, tensors in copies}
+                weights = [digest(value) for value in trained]
+                self.recorder.add("continued", weights=weights, states=self._states(), copies=values)
+            else:
+                found = {str(id(owner)): digest(tensors) for owner, _, tensors in copies}
+                self.recorder.add("copies", digests=found)
 
     def saved(self, content: Any) -> dict[str, Any]:
         """Returns what a saved value contains, and what it lacks."""
@@ -61,10 +68,20 @@ class StateProbe:
             "keys": sorted(keys),
             "optimizers": optimizers,
             "weights": [digest(value) for value in trained],
+            "states": self._states(),
             "copies": copies,
             "stateful": sum(bool(optimizer.state) for optimizer in self.optimizers),
             "schedulers": [type(scheduler).__name__ for scheduler in self.schedulers],
         }
+
+    def _states(self) -> list[str]:
+        """Returns a digest of the state of each optimizer, which is empty if it has none."""
+        return [
+            digest([owner.state.get(value, {}) for group in owner.param_groups for value in group["params"]])
+            if owner.state
+            else ""
+            for owner in self.optimizers
+        ]
 
     def _trained(self) -> list[torch.Tensor]:
         return [value for owner in self.optimizers for group in owner.param_groups for value in group["params"]]

@@ -50,7 +50,7 @@ class StepProbe:
         self._applied, self._reached = set[int](), set[int]()
         self._micro_batches, self._inside = 0, False
         self._stepping: list[Optimizer] = []
-        self.state = StateProbe(recorder)
+        self.state = StateProbe(recorder, spec)
         self.schedules = ScheduleProbe(recorder, spec)
         self.state.optimizers, self.state.schedulers = self.optimizers, self.schedules.known
         self.state.others += [self.local, self.micro]
@@ -185,7 +185,7 @@ class StepProbe:
     def _record(self, optimizer: Optimizer) -> None:
         recorder, number = self.recorder, self._number(optimizer)
         recorder.active = True
-        if self.spec.purpose == "train" and not self.spec.interventions:
+        if self.spec.purpose == "train":
             self.state.before_step()
         parameters = {f"{number}:{place}": parameter for place, parameter in enumerate(_parameters(optimizer))}
         size = sum(parameter.numel() for parameter in parameters.values())

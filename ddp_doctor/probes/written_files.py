@@ -19,6 +19,9 @@ from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import wrap_everywhere
 from ddp_doctor.records.recorder import Recorder, caller, is_called_by_user, user_stack
 
+# A file in the folder of a run: a checkpoint with an optimizer was saved, after which an interrupted run ends.
+SAVED = "saved"
+
 
 class FileProbe:
     """Records the files that the user's code opens for writing, and those that it saves."""
@@ -33,6 +36,7 @@ class FileProbe:
         sys.addaudithook(self._on_audit)
 
     def _on_save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        content: dict[str, Any] = {}
         if not self.recorder.rank or self.recorder.active:
             with suppress(Exception):
                 # A value of the user may raise anything.
@@ -43,7 +47,10 @@ class FileProbe:
             path = str(Path(f).absolute())
             values = {"locks": self._locks.held(), "rows": rows_of(obj), "stack": user_stack(), "by": caller()}
             self.recorder.add("save", path=path, **values)
-        return original(obj, f, *args, **kwargs)
+        result = original(obj, f, *args, **kwargs)
+        if content.get("optimizers"):
+            (self.recorder.folder / SAVED).touch()
+        return result
 
     def _on_audit(self, event: str, args: Any) -> None:
         self._locks.see(event, args)

@@ -85,6 +85,11 @@ class Spec:
         """Training epochs that are recorded."""
         return 2 if self.purpose in {"train", "whole"} else 1
 
+    @property
+    def continues(self) -> bool:
+        """Whether the code sees what the run before has written."""
+        return self.purpose == "resume" or bool(self.interventions.get("started_again"))
+
     def write(self, folder: Path) -> None:
         """Writes the file that `read` reads."""
         (folder / _FILE).write_text(json.dumps(asdict(self)))

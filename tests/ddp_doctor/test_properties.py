@@ -9,8 +9,10 @@ import itertools
 import json
 import logging
 import random
+import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,13 @@ import pytest
 import torch
 
 from ddp_doctor.checks.metric_averaged_incorrectly import _only_logged
-from ddp_doctor.evidence.decisions import different_decisions
+from ddp_doctor.evidence.decisions import different_decisions, own_value
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.reports import wrong_metrics
 from ddp_doctor.evidence.sources import loads_without_schedule
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
+from ddp_doctor.probes.operands import operands_of_file, values_of
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.records.recorder import Recorder
@@ -72,6 +75,48 @@ def test_equal_decisions_and_those_by_the_rank_are_none(tmp_path: Path) -> None:
     path.write_text(LOOP)
     lines = {4: [5, 5], 6: [8, 7], 8: [2, 2]}
     assert not different_decisions(_evidence(path, [lines, {**lines, 4: [6, 6]}]))
+
+
+@pytest.mark.parametrize(
+    ("condition", "values", "found"),
+    [
+        ("stopper.update(loss)", (1.5, 1.25), True),
+        ("loss > best", (1.5, 1.25), True),
+        ("loss > best", (1.5, 1.5 + 1e-9), False),
+        ("count > most", (3.0, 4.0), False),
+        ("rank == 0 and loss > best", (1.5, 1.25), False),
+    ],
+)
+def test_a_number_of_its_own_by_which_a_rank_will_stop_is_found(
+    condition: str, values: tuple[float, float], found: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "loop.py"
+    path.write_text(
+        f"def main():\n    for epoch in range(9):\n        step()\n        if {condition}:\n            break\n"
+    )
+    evidence = _evidence(path, [{4: [2, 2]}, {4: [2, 2]}])
+    for rank, value in zip(evidence.ranks, values, strict=True):
+        rank.events[0]["values"] = {f"{path}:4": [{"loss": 2.0}, {"loss": value}]}
+    value = own_value(evidence)
+    assert bool(value) is found
+    assert not value or (value.text, value.operand, value.values) == (condition, "loss", values)
+
+
+def test_the_numbers_that_a_condition_reads(tmp_path: Path) -> None:
+    path = tmp_path / "conditions.py"
+    path.write_text(
+        "if stopper.update(metrics['loss']) or x:\n    pass\n"
+        "while not update(values['loss'], own.best, loss):\n    pass\n"
+        "if not math.isfinite(loss):\n    raise ValueError\n"
+    )
+    operands = operands_of_file(str(path))
+    assert list(operands) == [3]
+    own = SimpleNamespace(best=0.5)
+    values, loss = {"loss": 2.5, "name": "x"}, torch.tensor(1.5, requires_grad=True)
+    assert values_of(operands[3], sys._getframe()) == {"values['loss']": 2.5, "own.best": 0.5, "loss": 1.5}
+    assert own
+    assert loss.requires_grad
+    assert values
 
 
 def test_the_draws_of_own_generators_are_counted() -> None:

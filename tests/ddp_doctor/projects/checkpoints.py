@@ -4,6 +4,7 @@ Each function is a training of its own, on each rank.
 """
 
 import copy
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,10 @@ EXPECTED = {
     "teacher_not_saved": ("LD025", "fault", "the averaged teacher of a distillation is not saved"),
     "second_optimizer_not_saved": ("LD025", "fault", "one of two optimizers is saved"),
     "schedule_not_saved": ("LD025", "fault", "weights and optimizer are saved, without schedule and epoch"),
+    "average_not_restored": ("LD025", "fault", "an average is saved, and begins again when the program resumes"),
+    "schedule_not_restored": ("LD025", "fault", "a schedule is saved, and begins again when the program resumes"),
+    "optimizer_restored_on_rank_0": ("LD025", "fault", "rank 0 restores the optimizer, and the others do not"),
+    "all_restored": ("", "", "a program that resumes restores all that it saves"),
     "average_saved": ("", "", "weights, optimizer, average and schedule are saved"),
     "weights_only": ("", "", "only the averaged weights are saved, at the end"),
     "best_weights_kept": ("", "", "the best weights are kept in memory, and the last ones are saved"),
@@ -25,7 +30,7 @@ EXPECTED = {
 }
 
 
-def train(parts, after_step=None, *, teacher=None, several=False):
+def train(parts, after_step=None, *, teacher=None, several=False, restore=None):
     dist.init_process_group("gloo")
     x = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
     data = TensorDataset(x, x[:, :4].argmax(1))
@@ -37,7 +42,13 @@ def train(parts, after_step=None, *, teacher=None, several=False):
     state["optimizers"] = [torch.optim.Adam(group, 0.01) for group in groups]
     state["schedule"] = torch.optim.lr_scheduler.ExponentialLR(state["optimizers"][0], 0.9)
     state["teacher"] = teacher(net) if teacher else None
-    for epoch in range(2):
+    begin = 0
+    if restore and Path("last.pt").exists():
+        saved = torch.load("last.pt", weights_only=True)
+        net.load_state_dict(saved["model"])
+        restore(state, saved)
+        begin = saved["epoch"] + 1
+    for epoch in range(begin, 3 if restore else 2):
         loader.sampler.set_epoch(epoch)
         for x, y in loader:
             for optimizer in state["optimizers"]:
@@ -98,6 +109,46 @@ def second_optimizer_not_saved():
 
 def schedule_not_saved():
     train(lambda state, _: [state["net"].state_dict(), state["optimizers"][0].state_dict()])
+
+
+def _restore(state, saved, parts=("optimizer", "schedule", "average")):
+    if "optimizer" in parts:
+        state["optimizers"][0].load_state_dict(saved["optimizer"][0])
+    if "schedule" in parts:
+        state["schedule"].load_state_dict(saved["schedule"])
+    if "average" in parts:
+        state["teacher"].update(saved["ema"])
+
+
+def _with_average(state, epoch):
+    return {**_usual(state, epoch), "ema": state["teacher"]}
+
+
+def all_restored():
+    train(_with_average, follow, teacher=shadow, restore=_restore)
+
+
+def average_not_restored():
+    def restore(state, saved):
+        _restore(state, saved, ("optimizer", "schedule"))
+
+    train(_with_average, follow, teacher=shadow, restore=restore)
+
+
+def schedule_not_restored():
+    def restore(state, saved):
+        _restore(state, saved, ("optimizer",))
+        for group in state["optimizers"][0].param_groups:
+            group["lr"] = 0.01
+
+    train(_usual, restore=restore)
+
+
+def optimizer_restored_on_rank_0():
+    def restore(state, saved):
+        _restore(state, saved, ("optimizer", "schedule") if dist.get_rank() == 0 else ("schedule",))
+
+    train(_usual, restore=restore)
 
 
 def average_saved():

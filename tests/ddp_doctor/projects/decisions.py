@@ -16,6 +16,9 @@ EXPECTED = {
     "patience_by_own_loss": ("LD034", "an EarlyStopping object counts the bad epochs of its own rank"),
     "best_by_own_loss": ("LD034", "rank 0 saves the best checkpoint by the loss of its own validation samples"),
     "stops_by_own_training_loss": ("LD034", "a rank leaves the loop when its own training loss is low"),
+    "long_patience_by_own_loss": ("LD034", "early stopping by own losses, which stops later than the doctor looks"),
+    "patience_by_reduced_loss": ("", "early stopping by the reduced loss"),
+    "raises_at_a_large_loss": ("", "a rank raises an exception if its own loss is large"),
     "gathers_hard_samples": ("LD027", "only a rank with hard samples gathers their number"),
     "barrier_after_own_improvement": ("LD027", "a barrier that only a rank with a better loss reaches"),
     "plateau_by_own_loss": ("LD034", "each rank reduces its learning rate by the loss of its own validation samples"),
@@ -129,6 +132,54 @@ def patience_by_own_loss():
         if stopping.stop:
             print("stop")
             break
+    dist.destroy_process_group()
+
+
+class Patience:
+    def __init__(self, patience, min_delta=1e-3):
+        self.patience, self.min_delta, self.best, self.bad = patience, min_delta, float("inf"), 0
+
+    def update(self, value):
+        if value < self.best - self.min_delta:
+            self.best, self.bad = value, 0
+        else:
+            self.bad += 1
+        return self.bad >= self.patience
+
+
+def stops_early(*, reduced, patience):
+    _, loader, held = setting()
+    model = DDP(net())
+    optimizer, stopper = _optimizer(model), Patience(patience)
+    for epoch in range(20):
+        train_epoch(model, optimizer, loader, epoch)
+        loss = validate(model.module, held, reduced)
+        if stopper.update(loss):
+            break
+    dist.destroy_process_group()
+
+
+def long_patience_by_own_loss():
+    stops_early(reduced=False, patience=15)
+
+
+def patience_by_reduced_loss():
+    stops_early(reduced=True, patience=15)
+
+
+def raises_at_a_large_loss():
+    _, loader, _ = setting()
+    model = DDP(net())
+    optimizer = _optimizer(model)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            if loss.item() > 1000:
+                raise ValueError("the loss is too large")
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     dist.destroy_process_group()
 
 

@@ -1,0 +1,119 @@
+"""A program that resumes by itself: it is ended after its first checkpoint, and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.records.run import RankRecord
+
+RUN = "started again"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """State that a resumed program lacks.
+
+    Attributes:
+        message: What is lost.
+        step: The optimizer steps before the checkpoint.
+        place: Where the user's code saves.
+    """
+
+    message: str
+    step: int
+    place: str
+
+
+def start_again(evidence: Evidence) -> str:
+    """Ends a program after its first checkpoint, and starts it again; returns the outcome."""
+    if not evidence.deterministic or not any(map(checkpoints, evidence.trained)):
+        return ""
+    changes: tuple[dict[str, Any], ...] = ({"until_saved": True}, {"started_again": True})
+    for name, interventions in zip(("interrupted", RUN), changes, strict=True):
+        run = evidence.run(name, interventions=interventions)
+        if not run.worked:
+            return f"{name}, the program failed: {run.short_reason}"
+    return "the program was ended after its first checkpoint, and started again"
+
+
+def checkpoints(record: RankRecord) -> list[dict[str, Any]]:
+    """Returns the events that saved the weights and an optimizer: weights alone are no checkpoint to resume from."""
+    events = record.of_kind("saved")
+    tensors = {digest for event in events for digest in event["tensors"]}
+    return [event for event in events if event["optimizers"] and set(event["weights"]) <= tensors]
+
+
+def averages(record: RankRecord, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields what has tensors of the weights' shapes and changes in each step, when a checkpoint was saved."""
+    for copy in event["copies"]:
+        changes = [survey["digests"].get(copy["id"]) for survey in record.of_kind("copies")][1:]
+        if len(set(changes)) > 1 and len(set(changes)) == len(changes) and None not in changes:
+            yield copy
+
+
+def not_restored(evidence: Evidence) -> Lost | str | None:
+    """Returns what a resumed program lacks, None if it lacks nothing, or why that is not known."""
+    run, first = evidence.runs.get(RUN), evidence.trained[0] if evidence.trained else None
+    if run is None or first is None:
+        interrupted = evidence.runs.get("interrupted")
+        if interrupted and not interrupted.worked:
+            return f"a run that ends after its checkpoint fails ({interrupted.short_reason})."
+        if evidence.deterministic is False:
+            return "two runs of the same code give different weights."
+        return "no file has the weights and an optimizer."
+    if not run.worked:
+        return f"started again after its checkpoint, the program fails ({run.short_reason})."
+    begins = [record.of_kind("continued") for record in run.ranks]
+    if not all(begins):
+        return "started again after its checkpoint, the program takes no step."
+    saved = [event for event in checkpoints(first) if event["weights"] == begins[0][0]["weights"]]
+    if not saved:
+        return "started again, the program does not resume from its checkpoint; it may need an option."
+    return _lost(first, run.ranks, begins, saved[-1])
+
+
+def _lost(
+    first: RankRecord, ranks: list[RankRecord], begins: list[list[dict[str, Any]]], saved: dict[str, Any]
+) -> Lost | None:
+    step = saved["step"]
+    place = next((event["place"] for event in ranks[0].of_kind("load_state_dict")), saved["place"])
+    for record, surveys in zip(ranks, begins, strict=True):
+        for number, state in enumerate(saved["states"]):
+            if state and surveys[0]["states"][number : number + 1] == [""] and not _is_sharded(first, number):
+                where = f"rank {record.rank} does" if begins[0][0]["states"][number] else "the resumed program does"
+                text = f"The checkpoint has the state of an optimizer, but {where} not restore it."
+                return Lost(text, step, place)
+        # What was read from the checkpoint, and does not change, is not the average.
+        changing = [
+            sorted(values) for key, values in surveys[0]["copies"].items() if surveys[-1]["copies"].get(key) != values
+        ]
+        for copy in averages(first, saved) if len(surveys) > 1 else ():
+            if sorted(copy["digests"]) not in changing:
+                text = (
+                    f"A {copy['name']} with tensors of the weights' shapes changes in each step, such as an average of "
+                    "the weights, but a resumed run begins with other values of it."
+                )
+                return Lost(text, step, place)
+    return _other_rate(first, ranks[0], step, place)
+
+
+def _other_rate(first: RankRecord, resumed: RankRecord, step: int, place: str) -> Lost | None:
+    """Compares the learning rate of the first step after a checkpoint."""
+    expected = next((event for event in first.of_kind("step") if event["step"] == step), None)
+    found = resumed.of_kind("step")[0]
+    if expected is None or expected["optimizer"] != found["optimizer"] or expected["lr"] == found["lr"]:
+        return None
+    text = (
+        f"After {step} steps, a resumed run takes its next step with the learning rate {found['lr'][0]:.3g} instead of "
+        f"{expected['lr'][0]:.3g}."
+    )
+    return Lost(text, step, place)
+
+
+def _is_sharded(record: RankRecord, optimizer: int) -> bool:
+    """Returns whether each rank has the state of its own part of the weights only."""
+    events = [event for event in record.of_kind("step") if event["optimizer"] == optimizer]
+    return any(event["sharded"] or event["name"].startswith("Zero") for event in events)
