@@ -28,6 +28,8 @@ Its backward sums over the ranks, and DDP divides by their number: check the sca
 """
 THREADS = ("Lightning-Universe/lightning-bolts#179", "facebookresearch/SLIP#31")
 STRUCTURAL = False
+# What is drawn for a sample does not depend on the others.
+_RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "RReLU"}
 NEEDS = (compared_at_once,)
 
 
@@ -37,6 +39,9 @@ def check(evidence: Evidence) -> list[Finding]:
     if not found.differs or found.is_weighted or not found.weights or first_divergence(evidence):
         return []
     where = found.step, found.tensor, found.measured
+    if found.module_class in _RANDOM:
+        reason = f"{found.module} ({found.module_class}) draws for samples in another order than one process does."
+        return [cannot_tell(f"The gradients differ, but {reason}")]
     if found.module:
         message = f"The outputs of {found.module} ({found.module_class}) depend on which samples share a rank."
         return [depends(message, *where, loss_place(evidence))]

@@ -74,10 +74,26 @@ def check(evidence: Evidence) -> list[Finding]:
                 return [_fault(record, found, step, evaluating, message)]
         start = found.get(first, _Modes())
         if start.sensitive and not any(True in modes for modes in start.training.values()):
+            if _left_training(record):
+                message = "From the first step on, the model trains in evaluation mode"
+                return [_fault(record, found, first, start.of(False), message)]
             names = _names(start.sensitive)
             message = f"The model trains in evaluation mode from the beginning: {names} have no effect."
             return [note(message, first, place=start.place)]
     return []
+
+
+def _left_training(record: RankRecord) -> bool:
+    """Returns whether the program calls train() before the first step, and eval() of the same module after that."""
+    trained = set[str]()
+    for event in record.of_kind("train", "eval", "step"):
+        if event["kind"] == "step":
+            return False
+        if event["kind"] == "train":
+            trained.add(event["module"])
+        elif event["place"] and event["module"] in trained:
+            return True
+    return False
 
 
 def _fault(record: RankRecord, modes: dict[int, _Modes], step: int, evaluating: set[Part], message: str) -> Finding:

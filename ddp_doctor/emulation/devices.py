@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -57,6 +58,14 @@ class Gpus:
 
 
 gpus = Gpus()
+# It shards parameters over a mesh of CPUs, and compares its device with theirs.
+_SHARDING = "torch.distributed.fsdp."
+
+
+def _device(tensor: torch.Tensor) -> torch.device:
+    if sys._getframe(1).f_globals.get("__name__", "").startswith(_SHARDING):
+        return cast(torch.device, _in_memory(tensor))
+    return gpus.of(tensor)
 
 
 def named(device: Any) -> torch.device | None:
@@ -89,7 +98,7 @@ def install_devices() -> None:
     os.register_at_fork(after_in_child=lambda: setattr(gpus, "used", False))
     tensor: Any = torch.Tensor
     make_wrappers_in_memory(in_memory)
-    tensor.device = property(gpus.of)
+    tensor.device = property(_device)
     tensor.is_cuda = property(lambda self: self.device.type == "cuda")
     tensor.is_cpu = property(lambda self: self.device.type == "cpu")
     tensor.get_device = lambda self: self.device.index if self.device.type == "cuda" else -1

@@ -13,7 +13,7 @@ from ddp_doctor.probes import batch_norm
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder, digest, is_sharded
+from ddp_doctor.records.recorder import Recorder, digest, is_called_by_user, is_sharded
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves
 
@@ -40,6 +40,7 @@ class ModuleProbe:
         before(DistributedDataParallel, "forward", self._on_ddp_forward)
         wrap(nn.Module, "__call__", self._on_call)
         before(nn.Module, "eval", lambda module: self.recorder.add("eval", module=type(module).__name__))
+        before(nn.Module, "train", self._on_train)
         wrap(nn.Module, "load_state_dict", self._on_load)
         if self.spec.purpose == "numbers":
             nn.modules.module.register_module_forward_hook(self._keep_output)
@@ -54,6 +55,10 @@ class ModuleProbe:
                 if isinstance(origin := getattr(part, "name_or_path", ""), str) and origin:
                     # A pretrained model of transformers, which loads its weights by itself.
                     self._mark_loaded(part)
+
+    def _on_train(self, module: nn.Module, mode: bool = True) -> None:
+        if mode and is_called_by_user():
+            self.recorder.add("train", module=type(module).__name__)
 
     def _on_ddp(self, original: Callable[..., Any], wrapped: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self.spec.double:
