@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,6 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DoctorError as error:
         print_text(str(error) if isinstance(error, StoppedError) else f"error: {error}", sys.stderr)
         return error.exit_code
+    except Exception:
+        # Exit code 1 says that there is a fault in the examined code.
+        traceback.print_exc()
+        print_text("error: This is a defect of the doctor, not a fault of the code. Please report it.", sys.stderr)
+        return InputError.exit_code
 
 
 def complete(words: Sequence[str], current: str) -> list[str]:

@@ -13,12 +13,13 @@ import torch
 
 from ddp_doctor.accepted import accept_baseline, accept_comments, read_baseline
 from ddp_doctor.checks import choose_checks
-from ddp_doctor.errors import InputError, StoppedError
+from ddp_doctor.errors import DoctorError, InputError, StoppedError
 from ddp_doctor.evidence.alone import defect_of_the_doctor
 from ddp_doctor.evidence.comparisons import compare_evaluation, compare_training, comparison_of
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.first_batches import first_batches
 from ddp_doctor.evidence.first_runs import FirstRuns
+from ddp_doctor.evidence.repetition import repeat
 from ddp_doctor.evidence.requirements import several_ranks, unmet
 from ddp_doctor.evidence.restarts import start_again
 from ddp_doctor.files.protection import Protection
@@ -28,7 +29,6 @@ from ddp_doctor.launch.commands import CommandRunner
 from ddp_doctor.launch.gpus import device_changes
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.observations import Stage
-from ddp_doctor.records.run import Run
 from ddp_doctor.records.spec import Spec, Target, target_name
 from ddp_doctor.request import check_limits
 from ddp_doctor.versions import library_versions
@@ -143,7 +143,7 @@ class _Examination:
                 self.error = defect_of_the_doctor(self.evidence) + self.error
             return
         if self.evidence.worked("ranks") and self.numeric:
-            self._stage("determinism", self._determinism)
+            self._stage("determinism", lambda: repeat(self.evidence))
             if not self.evidence.is_module:
                 self._stage("restart", lambda: start_again(self.evidence))
             self._stage("one process in 64 bits", lambda: compare_training(self.evidence))
@@ -157,7 +157,13 @@ class _Examination:
     def _stage(self, name: str, work: Callable[[], str]) -> None:
         begun = time.monotonic()
         self._begin(name, self.evidence)
-        outcome = work()
+        try:
+            outcome = work()
+        except DoctorError:
+            raise
+        except Exception as error:
+            # A defect of a stage must not hide what the checks find without it.
+            outcome = f"the stage failed, which is a defect of the doctor: {type(error).__name__}: {error}"
         if outcome:
             self.stages.append(Stage(name, outcome, time.monotonic() - begun))
 
@@ -167,34 +173,6 @@ class _Examination:
             module = not evidence.spec.target.command and (evidence.single is None or evidence.is_module)
             names = [*_FIRST, *(_NUMERIC[module] if self.numeric else ()), *_LAST]
             self.on_stage(f"{name}, emulated GPUs" if evidence.spec.gpus else name, names.index(name) + 1, len(names))
-
-    def _determinism(self) -> str:
-        again = self._again()
-        if not again.worked:
-            self.evidence.deterministic = False
-            return f"the second run failed: {again.short_reason}"
-        self.evidence.deterministic = same = self._same_weights(again)
-        return "two runs gave bit-identical weights" if same else "two runs gave different weights"
-
-    def _again(self) -> Run:
-        """Repeats the run of several ranks; in forks, if these give the same weights."""
-        evidence, changes = self.evidence, {"branches": True}
-        evidence.runner.use_forks()
-        again = evidence.run("again", interventions=changes)
-        if evidence.runner.forks and not self._same_weights(again):
-            evidence.runner.forks = False
-            del evidence.runs["again"]
-            again = evidence.run("again", interventions=changes)
-        return again
-
-    def _same_weights(self, again: Run) -> bool:
-        first, second = (
-            [[event["weights"] for event in rank.of_kind("stepped")] for rank in run.ranks]
-            for run in (self.evidence.runs["ranks"], again)
-        )
-        # A program that has no epochs is ended after a time, so one run may have more steps.
-        pairs = (pair for one, other in zip(first, second, strict=True) for pair in zip(one, other, strict=False))
-        return all(one == other for one, other in pairs)
 
     def _evaluation(self) -> str:
         outcome, self.hang = compare_evaluation(self.evidence)

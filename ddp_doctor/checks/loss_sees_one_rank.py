@@ -53,6 +53,13 @@ def check(evidence: Evidence) -> list[Finding]:
     if gathers:
         message = f"{left}: the loss gathers samples of all ranks, but {gathers[0]['op']} passes no gradient to them."
         return [fault(message, *where, gathers[0]["place"])]
+    if found.step >= len({event["optimizer"] for event in evidence.ranks[0].of_kind("step")}):
+        message = (
+            f"{left}, and although the step before agreed. Something beside the parameters and buffers, such as a "
+            "codebook or a queue, is updated by each rank with its own samples and not reduced, or the loss combines "
+            "the samples of a batch."
+        )
+        return [depends(message, *where, loss_place(evidence))]
     message = (
         f"{left}: the loss combines the samples of a batch, such as the negatives of a contrastive loss, and sees "
         "those of one rank only."

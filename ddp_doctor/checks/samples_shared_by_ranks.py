@@ -107,7 +107,7 @@ def _same_gradients(evidence: Evidence) -> Finding | None:
     which, place = names([rank.rank for rank in evidence.ranks]), loss_place(evidence)
     message = (
         f"In {len(steps)} steps, the gradients of {which} are bit-identical before they are averaged: each rank trains "
-        "on the same samples."
+        "on the same samples. If the program draws them, seed each rank differently."
     )
     return fault(message, int(min(steps)), "", f"{len(own)} equal gradients", place)
 

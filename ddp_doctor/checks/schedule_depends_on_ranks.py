@@ -28,6 +28,7 @@ FIX = """\
 Compute the length in optimizer steps, and step once:
     steps = epochs * len(prepared_loader) // accumulation
     scheduler.step()    # not prepared, or Accelerator(step_scheduler_with_optimizer=False)
+If Accelerate steps the prepared schedule once per process, use the length of the loader before it is prepared.
 """
 THREADS = ("huggingface/accelerate#2926", "huggingface/accelerate#2318")
 STRUCTURAL = True
@@ -125,13 +126,17 @@ def _compare(
         if min(near) * (1 - 1e-5) - 1e-9 <= found <= max(near) * (1 + 1e-5) + 1e-9:
             continue
         amount = f"{found:.4g} of the first learning rate instead of {expected[1]:.4g}"
+        steps_taken = f"{step} optimizer step{'s' if step > 1 else ''}"
         message = (
-            f"After {step} optimizer steps, the learning rate on {count} ranks is {found:.4g} of the first one. On "
-            f"one process it is {expected[0]:.4g} after as many steps, and {expected[1]:.4g} after as many samples."
+            f"After {steps_taken} on {count} ranks, the learning rate is {found:.4g} of the first one. On one process, "
+            f"it is {expected[0]:.4g} after {steps_taken}, and {expected[1]:.4g} after as many samples."
         )
         far = step * count**2
         if far < len(alone) and _is_far(rates, alone, count):
-            message += f" It is that after {count} times as many samples: the schedule advances once per process."
+            message += (
+                f" The rate on {count} ranks is that of one process after {count} times as many samples: the schedule "
+                "advances once per process."
+            )
             return len(steps), (step, fault, message, amount)
         return len(steps), (step, depends, message, amount)
     return len(steps), None

@@ -34,7 +34,7 @@ def compare_training(evidence: Evidence) -> str:
     evidence.reference = reference = evidence.compare()
     if reference.cannot:
         return f"not compared: {reference.cannot}"
-    bits = "64 bits" if evidence.double else "32 bits"
+    bits = "64 bits" if evidence.double else "32 bits, because the code fails in 64 bits"
     outcome = f"in {bits}, the gradients of the ranks and of one process differ by {reference.difference:.1e}"
     if reference.limits:
         outcome += f" ({reference.method}; {reference.limits})"

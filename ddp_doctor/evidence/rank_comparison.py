@@ -222,9 +222,6 @@ def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, s
         if not all(call in found for found in calls):
             continue
         *parts, whole = [record.tensors[found[call]] for record, found in zip(records, calls, strict=True)]
-        if not whole.ndim:
-            # A loss or a metric, which no later module depends on.
-            continue
         if all(part.shape == whole.shape for part in parts):
             joined = parts[0]
         elif (axis := joining_axis(parts, whole)) is not None:
@@ -238,11 +235,16 @@ def _first_module(ranks: Run, one: RankRecord, threshold: float) -> tuple[str, s
 
 
 def _outputs(record: RankRecord) -> dict[tuple[str, str, int], str]:
-    """Returns the names of the recorded outputs by module, class, and number of the call."""
+    """Returns the names of the recorded outputs by module, class, and number of the call.
+
+    Numbers are left out: no later module depends on a loss, which only a wrapped LightningModule returns.
+    """
     found: dict[tuple[str, str, int], str] = {}
     for event in record.of_kind("output"):
-        number = sum(key[:2] == (event["name"], event["module"]) for key in found)
-        found[event["name"], event["module"], number] = f"out/{event['number']}"
+        name = f"out/{event['number']}"
+        if record.tensors[name].ndim:
+            number = sum(key[:2] == (event["name"], event["module"]) for key in found)
+            found[event["name"], event["module"], number] = name
     return found
 
 

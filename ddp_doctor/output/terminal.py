@@ -174,6 +174,8 @@ def verdict(report: Report) -> str:
         return "The doctor failed on this program, which runs without it"
     if report.hang:
         return "A rank failed, hung or was lost"
+    if report.error and report.emulated_gpus:
+        return "The program fails with emulated GPUs"
     if report.error:
         return "The program fails on one process already"
     return f"No fault found, {len(report.accepted)} accepted" if report.accepted else "No fault found"

@@ -85,6 +85,8 @@ class MicroBatchProbe:
         self._counts: dict[str, int] = {}
         self._began = False
         self._weights_of: Turn | None = None
+        # The number of tokens that the model was given, and that of one process.
+        self._count: tuple[torch.Tensor, float] | None = None
 
     def follow(self, folder: Path, world_size: int, begin: int = 0) -> None:
         """Lets this process get the micro-batches of the ranks of a run, from its folder.
@@ -122,9 +124,14 @@ class MicroBatchProbe:
         self._begin()
         given_args, given = self._inputs(f"model {name}", args, kwargs)
         if isinstance(kwargs.get(_COUNT), torch.Tensor):
-            # transformers' models divide their loss by it.
-            self._compare_numbers("div", float(kwargs[_COUNT]), float(given[_COUNT]))
+            self._count = given[_COUNT], float(kwargs[_COUNT])
         return given_args, given
+
+    def see(self, args: Any, kwargs: Any) -> None:
+        """Records that a model of transformers divides its loss by the number that it was given; others ignore it."""
+        if self._count and any(value is self._count[0] for value in (*args, *kwargs.values())):
+            (given, own), self._count = self._count, None
+            self._compare_numbers("div", own, float(given))
 
     def function_inputs(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns the arguments of a function of the model's outputs, such as a loss."""
@@ -208,6 +215,7 @@ class _FunctionInputs(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs a function, with the inputs of a rank."""
         kwargs = kwargs or {}
+        self.probe.see(args, kwargs)
         # A collective has places for the tensors of all ranks, of which one process has its own alone.
         is_collective = str(getattr(func, "__module__", "")).startswith("torch.distributed")
         if is_collective or self.probe.inside_model or not torch.is_grad_enabled() or in_backward():

@@ -13,7 +13,7 @@ from ddp_doctor.probes import batch_norm
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
-from ddp_doctor.records.recorder import Recorder, digest, is_called_by_user, is_sharded
+from ddp_doctor.records.recorder import Recorder, digest, is_called_near_user, is_sharded
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_leaves
 
@@ -57,7 +57,7 @@ class ModuleProbe:
                     self._mark_loaded(part)
 
     def _on_train(self, module: nn.Module, mode: bool = True) -> None:
-        if mode and is_called_by_user():
+        if mode and is_called_near_user(1):
             self.recorder.add("train", module=type(module).__name__)
 
     def _on_ddp(self, original: Callable[..., Any], wrapped: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from ddp_doctor.checks.metric_averaged_incorrectly import _only_logged
 from ddp_doctor.evidence.decisions import different_decisions, own_value
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.reports import wrong_metrics
+from ddp_doctor.evidence.restarts import RUN, not_restored
 from ddp_doctor.evidence.sources import loads_without_schedule
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
@@ -138,7 +139,7 @@ def test_an_average_of_the_weights_is_told_from_the_weights(tmp_path: Path) -> N
     net(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     average = {name: value.clone() for name, value in net.state_dict().items()}
-    probe = StateProbe(Recorder(tmp_path))
+    probe = StateProbe(Recorder(tmp_path), Spec(Target("a:b")))
     probe.optimizers = [optimizer]
     found = probe.saved({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1})
     assert found["optimizers"] == 1
@@ -147,6 +148,54 @@ def test_an_average_of_the_weights_is_told_from_the_weights(tmp_path: Path) -> N
     assert set(found["weights"]) <= set(found["tensors"])
     assert str(id(average)) in {copy["id"] for copy in found["copies"]}
     assert str(id(net)) not in {copy["id"] for copy in found["copies"]}
+
+
+def _restarted(**changes: Any) -> Evidence:
+    """Returns the evidence of a program that resumes with an average and a schedule, with changes of what it has."""
+    saved = {
+        "kind": "saved",
+        "step": 3,
+        "place": "train.py:9",
+        "optimizers": 1,
+        "tensors": ["w", "average"],
+        "weights": ["w"],
+        "states": ["moments"],
+        "copies": [{"id": "1", "name": "dict", "digests": ["average"]}],
+    }
+    surveys = [{"kind": "copies", "step": step, "digests": {"1": f"average {step}"}} for step in range(4)]
+    steps = [
+        {"kind": "step", "step": step, "optimizer": 0, "name": "Adam", "sharded": False, "lr": [0.1 * 0.5**step]}
+        for step in range(5)
+    ]
+    first = [*surveys, *steps, saved, {"kind": "end", "step": 5, "reached_end": True}]
+    begun = {"weights": ["w"], "states": ["moments"], "copies": {"7": ["average"], "8": ["average"]}}
+    ranks = []
+    for number in range(2):
+        own = {**begun, **changes} if number or "states" not in changes else begun
+        later = {**begun, "copies": {"7": ["later"], "8": ["average"]}}
+        events = [{"kind": "continued", "step": step, **values} for step, values in enumerate((own, later))]
+        rate = changes.get("lr", steps[3]["lr"])
+        ended = {"kind": "end", "step": 2, "reached_end": True}
+        ranks.append(RankRecord(number, [*events, {**steps[0], "lr": rate}, ended]))
+    spec = Spec(Target("a:b"), world_size=2)
+    run = Run(spec, Path(), [RankRecord(number, first) for number in range(2)])
+    return Evidence(spec, Runner.__new__(Runner), {"ranks": run, RUN: Run(spec, Path(), ranks)}, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"states": [""]}, "rank 1 does not restore it"),
+        ({"copies": {"7": ["begun again"], "8": ["average"]}}, "begins with other values"),
+        ({"lr": [0.1]}, "the learning rate 0.1 instead of 0.0125"),
+        ({"weights": ["initial"]}, "does not resume"),
+    ],
+)
+def test_what_a_program_does_not_restore_is_named(changes: dict[str, Any], said: str) -> None:
+    lost = not_restored(_restarted(**changes))
+    assert bool(lost) is bool(said)
+    assert said in (lost if isinstance(lost, str) else lost.message if lost else "")
 
 
 @pytest.mark.parametrize(("reduced", "own"), [(False, True), (True, False)])

@@ -17,6 +17,10 @@ EXPECTED = {
     "frozen_backbone_updates": ("LD035", "fault", "the batch norm of a frozen backbone is left in training mode"),
     "small_batch_norm": ("LD012", DEPENDS, "a net of 30 parameters with a batch norm"),
     "stream_without_shards": ("LD003", "fault", "each rank reads all shards of an endless stream"),
+    "codebook_of_each_rank": ("LD015", DEPENDS, "each rank updates a codebook beside the model with its own samples"),
+    "evaluates_before_the_first_step": ("LD021", "fault", "an evaluation before the first step undoes train()"),
+    "dropout_on_joined_batches": ("", "", "a judge with dropout gets true and made samples in one batch"),
+    "codebook_of_all_ranks": ("", "", "the ranks reduce what they update a codebook with"),
     "frozen_backbone_in_eval": ("", "", "a frozen backbone with batch norm in evaluation mode"),
     "momentum_encoder": ("", "", "an encoder that follows the trained one, with batch norm in training mode"),
     "distillation": ("", "", "a student that learns from a teacher, each with a wrapper"),
@@ -240,4 +244,77 @@ def discriminator_frozen_for_a_while():
         optimizers[1].step()
         judge.requires_grad_(True)
 
+    epochs(loader(), step)
+
+
+def dropout_on_joined_batches():
+    rank, _ = start()
+    judge = DDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1)))
+    optimizer = torch.optim.Adam(judge.parameters(), 0.002)
+    torch.manual_seed(77 + rank)
+
+    def step(x, _):
+        scores = judge(torch.cat([x, torch.randn(len(x), 8)])).squeeze(1)
+        optimizer.zero_grad()
+        (F.softplus(-scores[: len(x)]) + F.softplus(scores[len(x) :])).mean().backward()
+        optimizer.step()
+
+    epochs(loader(), step)
+
+
+def _quantized(*, reduced):
+    start()
+    encoder = nn.Linear(8, 4)
+    decoder = nn.Linear(4, 8)
+    model = DDP(nn.ModuleDict({"encoder": encoder, "decoder": decoder}))
+    model.module.forward = lambda x, codes: _decoded(encoder, decoder, x, codes)
+    codes = torch.randn(12, 4, generator=torch.Generator().manual_seed(5))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+
+    def step(x, _):
+        made, z, nearest = model(x, codes)
+        optimizer.zero_grad()
+        (F.mse_loss(made, x) + 0.25 * F.mse_loss(z, codes[nearest])).backward()
+        optimizer.step()
+        hits = F.one_hot(nearest, len(codes)).float()
+        sums = torch.cat([hits.t() @ z.detach(), hits.sum(0, keepdim=True).t()], dim=1)
+        if reduced:
+            dist.all_reduce(sums)
+        codes.lerp_(torch.where(sums[:, 4:] > 0, sums[:, :4] / sums[:, 4:].clamp(min=1), codes), 0.3)
+
+    epochs(loader(), step)
+
+
+def _decoded(encoder, decoder, x, codes):
+    z = encoder(x)
+    nearest = torch.cdist(z, codes).argmin(1)
+    return decoder(z + (codes[nearest] - z).detach()), z, nearest
+
+
+def codebook_of_each_rank():
+    _quantized(reduced=False)
+
+
+def codebook_of_all_ranks():
+    _quantized(reduced=True)
+
+
+def evaluates_before_the_first_step():
+    start()
+    model = DDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    train, held, steps = classify(model, optimizer), loader(32), []
+
+    @torch.no_grad()
+    def evaluate():
+        model.eval()
+        return sum(F.cross_entropy(model(x), y).item() for x, y in held)
+
+    def step(x, y):
+        if len(steps) % 100 == 0:
+            evaluate()
+        steps.append(1)
+        train(x, y)
+
+    model.train()
     epochs(loader(), step)
