@@ -18,6 +18,7 @@ from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.plugins.evaluation.loaders import accept_loaders
 from lit_mnist.plugins.evaluation.logged import ExactEvaluation
+from lit_mnist.plugins.hooks.lightning_internals import call_used_hooks_only
 from lit_mnist.plugins.lightning_internals import inspect_signature_once
 from lit_mnist.plugins.lightning_messages import OF_LIT_TRAINER, hide_messages
 from lit_mnist.plugins.precision import precision_plugin
@@ -113,6 +114,7 @@ class LitTrainer(Trainer):
             **kwargs,
         )
         inspect_signature_once(self)
+        call_used_hooks_only(self)
         accept_loaders(self)
         self._exact_evaluation = None
         if self.world_size > 1 and exact_evaluation:

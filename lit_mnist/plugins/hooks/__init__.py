@@ -1,0 +1,1 @@
+"""Which hooks a Trainer calls."""
