@@ -19,7 +19,7 @@ EXPECTED = {
     "stream_without_shards": ("LD003", "fault", "each rank reads all shards of an endless stream"),
     "codebook_of_each_rank": ("LD015", DEPENDS, "each rank updates a codebook beside the model with its own samples"),
     "evaluates_before_the_first_step": ("LD021", "fault", "an evaluation before the first step undoes train()"),
-    "dropout_on_joined_batches": ("", "", "a judge with dropout gets true and made samples in one batch"),
+    "dropout_on_joined_batches": ("", "", "a discriminator with dropout gets true and made samples in one batch"),
     "codebook_of_all_ranks": ("", "", "the ranks reduce what they update a codebook with"),
     "frozen_backbone_in_eval": ("", "", "a frozen backbone with batch norm in evaluation mode"),
     "momentum_encoder": ("", "", "an encoder that follows the trained one, with batch norm in training mode"),
