@@ -14,7 +14,7 @@ import pytest
 from compared_command import forked_and_usual
 from conftest import CHILD_ENV
 
-from ddp_doctor.examination import _Examination
+from ddp_doctor.evidence.repetition import repeat
 from ddp_doctor.launch.commands import CommandRunner
 from ddp_doctor.launch.program_forks import settings
 from ddp_doctor.launch.proxy import program_of
@@ -82,8 +82,7 @@ class _Evidence:
 @pytest.mark.parametrize(("weights", "forks"), [("a", True), ("b", False)])
 def test_forks_that_give_other_weights_are_not_used(weights: str, forks: bool) -> None:
     evidence: Any = _Evidence(weights)
-    examination = _Examination(evidence, {}, Path())
-    assert examination._determinism() == "two runs gave bit-identical weights"
+    assert repeat(evidence) == "two runs gave bit-identical weights"
     assert evidence.runner.forks == forks
     assert evidence.runs["again"].folder.name == ("forked" if forks else "usual")
 
