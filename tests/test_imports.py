@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,21 @@ def test_the_plugins_load_no_module_of_the_experiment() -> None:
         check=True,
     )
     assert set(done.stdout.split()) <= {"errors", "distributed", "checkpoint", "profiling", "run", "plugins"}
+
+
+@pytest.mark.parametrize("engine", ["raw_ddp", "single"])
+def test_a_hand_written_engine_does_not_wait_for_the_imports_of_lightning(engine: str, tmp_path: Path) -> None:
+    script = (
+        "import sys; from lit_mnist.cli.main import main;"
+        "code = main(['fit', '--max-steps', '1', '--devices', '1', '--run-dir', 'run', '--data.val_size', '0'], "
+        "sys.argv[1]); assert 'torch' in sys.modules; sys.exit(code);"
+    )
+    command = [sys.executable, "-X", "importtime", "-c", script, engine]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    # Including those of forked ranks.
+    imported = re.findall(r"\| *(torch|lightning|torchmetrics|torchvision)$", done.stderr, re.MULTILINE)
+    assert set(imported) == {"torch"}

@@ -21,9 +21,9 @@ from lit_mnist.run.monitor import StepMonitor
 from lit_mnist.run.outcome import Outcome, Trained
 from lit_mnist.run.progress import ProgressDisplay, describe_epoch
 from lit_mnist.training.checkpoint_manager import CheckpointManager
-from lit_mnist.training.classifier import TrainMetrics
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.job import ExperimentJob
+from lit_mnist.training.train_metrics import TrainMetrics
 
 
 class MetricsRecorder(StepMonitor):
