@@ -162,7 +162,9 @@ def _workers(first: RankRecord, other: RankRecord, generator: str) -> _Shared | 
     for one, two in zip(first.training_epochs, other.training_epochs, strict=False):
         states = zip(one["worker_generators"], two["worker_generators"], strict=False)
         equal = one["indices"] != two["indices"] and any(a[generator] == b[generator] for a, b in states)
-        if equal and _augments(first, one, generator):
+        own = [states[generator] for states in one["worker_generators"]]
+        # If the workers of one rank begin alike, LD007 tells why.
+        if equal and len(set(own)) == len(own) and _augments(first, one, generator):
             what = f"the workers of {one['dataset']} draw them, so that its augmentations are equal on all ranks"
             return _Shared(True, one["step"], what, one["place"], in_workers=True)
     return None

@@ -1,6 +1,6 @@
 """Injects faults into the healthy programs of the suite by changing their source, and counts those that are found.
 
-python tests/ddp_doctor/mutations.py               all, which takes many hours on two cores; a restart resumes
+python tests/ddp_doctor/mutations.py               all that were not examined, which takes many hours on two cores
 python tests/ddp_doctor/mutations.py set_epoch     those whose names contain one of the words, again
 python tests/ddp_doctor/mutations.py --most 120    the first 120 of the order
 python tests/ddp_doctor/mutations.py --table       writes the results so far into docs/doctor-proof.md
@@ -33,7 +33,7 @@ from projects.cases import Case
 from projects.families import HEALTHY
 from suite import PAGE, ROOT, examine_case
 
-RESULTS = ROOT / "build" / "doctor-mutations.json"
+RESULTS = ROOT / "docs" / "bench" / "doctor-mutations.json"
 BEGIN, END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
 SEED = 0
 REPORTED = {"fault", "depends on the number of devices"}
@@ -121,22 +121,25 @@ def examine_mutant(mutant: Mutant) -> dict[str, Any]:
         # An absolute path replaces that of the folder of the projects.
         report = examine_case(replace(mutant.case, file=str(path))).report
     expected = [state for state in report.checks if state.code in mutant.mutation.codes]
-    return {
+    result = {
         "fault": mutant.mutation.name,
         "kind": mutant.kind,
         "expected": mutant.mutation.codes,
-        "found": [(finding.code, finding.verdict.value, finding.message) for finding in report.findings],
-        "states": [f"{state.code} {state.state.value}: {state.reason}" for state in expected],
-        "error": (report.error or report.hang).strip()[-2000:],
+        "found": [(finding.code, finding.verdict.value) for finding in report.findings],
         "seconds": round(report.seconds),
+        "seen": time.strftime("%Y-%m-%d"),
     }
+    if not is_found(result):
+        result["states"] = [f"{state.code} {state.state.value}: {state.reason}" for state in expected]
+        result["error"] = (report.error or report.hang).strip()[-500:]
+    return result
 
 
 def is_found(result: dict[str, Any], *, notes: bool = True) -> bool:
     """Returns whether one of the expected codes is reported as what the fault is, possibly by a note."""
     noted = next(each.note for each in MUTATIONS if each.name == result["fault"])
     wanted = {*REPORTED, "note"} if noted and notes else REPORTED
-    return any(code in result["expected"] and verdict in wanted for code, verdict, _ in result["found"])
+    return any(code in result["expected"] and verdict in wanted for code, verdict in result["found"])
 
 
 def outcome(name: str, result: dict[str, Any]) -> str:
@@ -145,7 +148,7 @@ def outcome(name: str, result: dict[str, Any]) -> str:
         return "found"
     if any(name in names for names in EQUIVALENT.values()):
         return "equivalent"
-    said = {code for code, verdict, _ in result["found"] if verdict in REPORTED}
+    said = {code for code, verdict in result["found"] if verdict in REPORTED}
     return "other code" if any(name in names and code in said for (code, _), names in OTHER_CODE.items()) else "missed"
 
 
@@ -161,7 +164,8 @@ def table(results: dict[str, dict[str, Any]], possible: int) -> str:
     by_note = sum(is_found(result) and not is_found(result, notes=False) for result in results.values())
     listed_kinds = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     lines = [
-        f"Seen on {time.strftime('%Y-%m-%d')}, on CPUs, with torch {version('torch')}. Examined: {len(results)} of "
+        f"Seen until {max(result['seen'] for result in results.values())}, on CPUs, with torch {version('torch')}. "
+        f"Examined: {len(results)} of "
         f"{possible} mutants ({listed_kinds}).",
         f"{total['equivalent']} of them are equivalent. Of the other {len(results) - total['equivalent']}, "
         f"**{total['found'] + total['other code']} are found**, {by_note} of them by a note only.",
@@ -193,7 +197,7 @@ def table(results: dict[str, dict[str, Any]], possible: int) -> str:
 
 def others_of(result: dict[str, Any]) -> list[str]:
     """Returns the codes that are reported, but not expected, if an expected one is found."""
-    others = {code for code, verdict, _ in result["found"] if verdict in REPORTED} - set(result["expected"])
+    others = {code for code, verdict in result["found"] if verdict in REPORTED} - set(result["expected"])
     return sorted(others) if is_found(result) else []
 
 
@@ -223,8 +227,8 @@ def main(words: Sequence[str], most: int | None = None) -> int:
             results[mutant.name] = result = examine_mutant(mutant)
             RESULTS.write_text(json.dumps(results, indent=1))
             missed += not is_found(result)
-            said = ", ".join(f"{code} {verdict}" for code, verdict, _ in result["found"]) or result["error"][-200:]
-            how = "found" if is_found(result) else f"NOT FOUND, {' '.join(result['states'])}"
+            said = ", ".join(f"{code} {verdict}" for code, verdict in result["found"])
+            how = "found" if is_found(result) else f"NOT FOUND, {' '.join(result['states'])} {result['error'][-200:]}"
             print(f"{mutant.name} ({mutant.kind}): {how} ({said}), {result['seconds']} s", flush=True)
     return missed
 

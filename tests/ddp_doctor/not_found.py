@@ -15,7 +15,11 @@ EQUIVALENT: Mapping[str, tuple[str, ...]] = {
     "The model has no dropout and no batch norm, so that both modes compute the same. A note of LD021 says so.": (
         "train() removed: accelerate_samplers",
         "train() removed: reduced_sums",
+        "train() removed: reports_its_times",
+        "train() removed: spawned_regression",
     ),
+    "The schedule counts the steps of one process, so each sample has the learning rate that it has there. LD017 has a "
+    "note.": ("schedule steps per process: two_optimizers", "schedule steps per process: accelerate_samplers"),
     "Fabric calls `set_epoch` itself.": ("set_epoch removed: fabric_loop",),
 }
 
