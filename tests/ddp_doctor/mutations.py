@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,13 @@ class Mutant:
         return f"{self.mutation.name}: {self.case.name}"
 
 
-def mutants() -> Iterator[Mutant]:
-    """Yields each healthy program with each fault that applies to it."""
+@cache
+def mutants() -> tuple[Mutant, ...]:
+    """Returns each healthy program with each fault that applies to it."""
+    return tuple(_mutants())
+
+
+def _mutants() -> Iterator[Mutant]:
     for case in (*SINGLE, *HEALTHY):
         source = case.path.read_text()
         tree = ast.parse(source)
@@ -213,7 +219,7 @@ def _is_explained(name: str) -> bool:
 def write_table() -> None:
     """Writes the results so far into the page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    found = table(json.loads(RESULTS.read_text()), len(list(mutants())))
+    found = table(json.loads(RESULTS.read_text()), len(mutants()))
     PAGE.write_text(f"{before}{BEGIN}{found}{END}{rest.partition(END)[2]}")
 
 
@@ -222,7 +228,7 @@ def main(words: Sequence[str], most: int | None = None) -> int:
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     RESULTS.parent.mkdir(exist_ok=True)
     missed = 0
-    for mutant in ordered(list(mutants()))[:most]:
+    for mutant in ordered(mutants())[:most]:
         if any(word in mutant.name for word in words) if words else mutant.name not in results:
             results[mutant.name] = result = examine_mutant(mutant)
             RESULTS.write_text(json.dumps(results, indent=1))

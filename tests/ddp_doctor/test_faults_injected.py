@@ -36,7 +36,7 @@ def test_each_mutant_differs_and_is_valid() -> None:
 
 
 def test_each_fault_is_examined_in_each_kind_of_program_before_a_second_time() -> None:
-    cells = [(mutant.mutation.name, mutant.kind) for mutant in ordered(list(mutants()))]
+    cells = [(mutant.mutation.name, mutant.kind) for mutant in ordered(mutants())]
     assert len(set(cells[: len(set(cells))])) == len(set(cells))
 
 
