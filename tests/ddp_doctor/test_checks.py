@@ -546,6 +546,20 @@ def test_nothing_is_said_of_modules_whose_outputs_are_not_known() -> None:
     assert [verdicts(code, unknown) for code in ("LD012", "LD015")] == [["cannot tell"], ["cannot tell"]]
 
 
+def test_a_loss_that_only_the_ranks_return_is_no_unknown_output() -> None:
+    def record(number: int, rows: int, *, wrapped: bool, kept: bool) -> RankRecord:
+        tensors = {f"{kind}/0/0:0": torch.tensor([1.0, number]) for kind in ("applied", "local")}
+        outputs = [event("output", number=place, name=name, module="Linear") for place, name in enumerate(("net", ""))]
+        tensors |= {"out/0": torch.ones(rows, 2), "out/1": torch.tensor(0.5)} if kept else {}
+        return RankRecord(0, [event("step", names={"0:0": "w"}, lr=[0.1]), *outputs[: 1 + wrapped]], tensors)
+
+    # Of micro-batches, the events are kept without their tensors.
+    for kept in (True, False):
+        ranks = Run(SPEC, Path(), [record(number, 2, wrapped=True, kept=kept) for number in range(2)])
+        found = compare_records(ranks, record(4, 4, wrapped=False, kept=kept), threshold=1e-6)
+        assert (found.module, found.modules_seen) == ("", True)
+
+
 def test_a_large_network_is_compared_in_the_steps_that_all_recorded() -> None:
     gradients = {f"{kind}/{step}/0:0": torch.ones(3) for kind in ("applied", "local") for step in range(2)}
     first = {name: tensor for name, tensor in gradients.items() if "/0/" in name}
