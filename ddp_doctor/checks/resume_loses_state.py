@@ -70,7 +70,7 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _of_program(evidence: Evidence) -> list[Finding]:
-    """Compares what a program saves with the state that changes, and starts it again beside its checkpoint."""
+    """Compares what a program saves with the state that changes, and with what it has restored after a restart."""
     found = next((found for record in evidence.trained if (found := _not_saved(record))), [])
     if any(finding.verdict is Verdict.FAULT for finding in found):
         return found

@@ -19,7 +19,7 @@ class Lost:
     Attributes:
         message: What is lost.
         step: The optimizer steps before the checkpoint.
-        place: Where the user's code saves.
+        place: Where the user's code loads the checkpoint, or else where it saves it.
     """
 
     message: str
