@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.records.run import RankRecord
+from ddp_doctor.probes.options import FOLDER, NOTHING, OPTIONS
+from ddp_doctor.records.run import RankRecord, Run
 
 RUN = "started again"
 
@@ -31,12 +34,25 @@ def start_again(evidence: Evidence) -> str:
     """Ends a program after its first checkpoint, and starts it again; returns the outcome."""
     if not evidence.deterministic or not any(map(checkpoints, evidence.trained)):
         return ""
-    changes: tuple[dict[str, Any], ...] = ({"until_saved": True}, {"started_again": True})
-    for name, interventions in zip(("interrupted", RUN), changes, strict=True):
-        run = evidence.run(name, interventions=interventions)
-        if not run.worked:
-            return f"{name}, the program failed: {run.short_reason}"
-    return "the program was ended after its first checkpoint, and started again"
+    interrupted = evidence.run("interrupted", interventions={"until_saved": True})
+    if not interrupted.worked:
+        return f"ended after its checkpoint, the program failed: {interrupted.short_reason}"
+    words = _option(interrupted)
+    begun = f"the program was ended after its first checkpoint, and started again{f' with {words[0]}' if words else ''}"
+    run = evidence.run(RUN, interventions={"started_again": True, "resume_by": words})
+    return begun if run.worked else f"{begun}, the program failed: {run.short_reason}"
+
+
+def _option(run: Run) -> list[str]:
+    """Returns the option with which a program resumes, and the checkpoint that it takes; nothing if none is known."""
+    path = run.folder / OPTIONS
+    files = [event["file"] for record in run.ranks for event in checkpoints(record)]
+    if not path.exists() or not files:
+        return []
+    option, kind = json.loads(path.read_text())
+    if kind == NOTHING:
+        return [option]
+    return [option, str(Path(files[-1]).parent) if kind == FOLDER else files[-1]]
 
 
 def checkpoints(record: RankRecord) -> list[dict[str, Any]]:
@@ -97,7 +113,21 @@ def _lost(
                     "the weights, but a resumed run begins with other values of it."
                 )
                 return Lost(text, step, place)
-    return _other_rate(first, ranks[0], step, place)
+    return _other_rate(first, ranks[0], step, place) or _repeated_epoch(first, ranks[0], step, place)
+
+
+def _repeated_epoch(first: RankRecord, resumed: RankRecord, step: int, place: str) -> Lost | None:
+    """Compares the epoch that is trained after a checkpoint, as the sampler is told it."""
+    before = [event["number"] for event in first.of_kind("set_epoch") if event["step"] < step]
+    after = [event["number"] for event in first.of_kind("set_epoch") if event["step"] == step]
+    again = [event["number"] for event in resumed.of_kind("set_epoch")]
+    if not before or not after or not again or again[0] != before[-1] or after[0] == before[-1]:
+        return None
+    text = (
+        f"The checkpoint is saved at the end of epoch {before[-1]}, but a resumed run trains epoch {again[0]} again, "
+        "with the same order of samples."
+    )
+    return Lost(text, step, place)
 
 
 def _other_rate(first: RankRecord, resumed: RankRecord, step: int, place: str) -> Lost | None:

@@ -23,6 +23,7 @@ from ddp_doctor.probes.communication import CommunicationProbe
 from ddp_doctor.probes.loaders import LoaderProbe
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.modules import ModuleProbe
+from ddp_doctor.probes.options import OptionProbe
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.steps import StepProbe
@@ -78,7 +79,11 @@ class Probes:
         if self.spec.double:
             torch.set_default_dtype(torch.float64)
             _disable_autocast()
-        others = TrainerProbe(self.recorder, self.spec), ReportProbe(self.recorder)
+        others = (
+            TrainerProbe(self.recorder, self.spec),
+            ReportProbe(self.recorder),
+            OptionProbe(self.recorder.folder, self.spec),
+        )
         for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication, self.files, *others):
             probe.install()
         if self.micro:

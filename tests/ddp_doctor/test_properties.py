@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import csv
 import io
@@ -23,11 +24,12 @@ from ddp_doctor.checks.metric_averaged_incorrectly import _only_logged
 from ddp_doctor.evidence.decisions import different_decisions, own_value
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.reports import wrong_metrics
-from ddp_doctor.evidence.restarts import RUN, not_restored
+from ddp_doctor.evidence.restarts import RUN, Lost, not_restored
 from ddp_doctor.evidence.sources import loads_without_schedule
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
 from ddp_doctor.probes.operands import operands_of_file, values_of
+from ddp_doctor.probes.options import OPTIONS, OptionProbe
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.records.recorder import Recorder
@@ -196,6 +198,56 @@ def test_what_a_program_does_not_restore_is_named(changes: dict[str, Any], said:
     lost = not_restored(_restarted(**changes))
     assert bool(lost) is bool(said)
     assert said in (lost if isinstance(lost, str) else lost.message if lost else "")
+
+
+@pytest.mark.parametrize(("again", "said"), [(0, "trains epoch 0 again"), (1, "")])
+def test_an_epoch_that_was_finished_is_not_trained_again(again: int, said: str) -> None:
+    evidence = _restarted()
+    for record in evidence.trained:
+        record.events += [{"kind": "set_epoch", "number": number, "step": 3 * number} for number in range(2)]
+    for record in evidence.runs[RUN].ranks:
+        record.events.append({"kind": "set_epoch", "number": again, "step": 0})
+    lost = not_restored(evidence)
+    assert said in lost.message if isinstance(lost, Lost) else not said
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "found"),
+    [
+        (["-r", "--resume"], {}, ["--resume", "file"]),
+        (["--resume"], {"action": "store_true"}, ["--resume", "nothing"]),
+        (["--resume_from_checkpoint"], {"type": str, "default": ""}, ["--resume_from_checkpoint", "file"]),
+        (["--restore-dir"], {"type": Path}, ["--restore-dir", "folder"]),
+        (["--continue"], {"action": "store_true"}, ["--continue", "nothing"]),
+        (["--resume"], {"default": "last.pt"}, None),
+        (["--resume"], {"type": int}, None),
+        (["--resume"], {"choices": ["never", "allow"]}, None),
+        (["--no-resume"], {"action": "store_true"}, None),
+        (["--resume-lr"], {}, None),
+        (["--given", "--resume"], {}, None),
+    ],
+)
+def test_an_option_that_resumes_is_known(
+    names: list[str], values: dict[str, Any], found: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(argparse.Action, "__init__", argparse.Action.__init__)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--given=yes"])
+    OptionProbe(tmp_path, Spec(Target("a:b"))).install()
+    argparse.ArgumentParser().add_argument(*names, **values)
+    assert (json.loads((tmp_path / OPTIONS).read_text()) if (tmp_path / OPTIONS).exists() else None) == found
+
+
+def test_an_option_that_resumes_gets_the_checkpoint_under_its_last_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(argparse.Action, "__init__", argparse.Action.__init__)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    (tmp_path / "last.pt").touch()
+    given = {"resume_by": ["--resume", str(tmp_path / "last.pt.tmp")]}
+    OptionProbe(tmp_path, Spec(Target("a:b"), interventions=given)).install()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--resume")
+    assert parser.parse_args().resume == str(tmp_path / "last.pt")
 
 
 @pytest.mark.parametrize(("reduced", "own"), [(False, True), (True, False)])

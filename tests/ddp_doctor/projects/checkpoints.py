@@ -21,6 +21,7 @@ EXPECTED = {
     "average_not_restored": ("LD025", "fault", "an average is saved, and begins again when the program resumes"),
     "schedule_not_restored": ("LD025", "fault", "a schedule is saved, and begins again when the program resumes"),
     "optimizer_restored_on_rank_0": ("LD025", "fault", "rank 0 restores the optimizer, and the others do not"),
+    "epoch_repeated": ("LD025", "fault", "the epoch that was finished before the checkpoint is trained again"),
     "all_restored": ("", "", "a program that resumes restores all that it saves"),
     "average_saved": ("", "", "weights, optimizer, average and schedule are saved"),
     "weights_only": ("", "", "only the averaged weights are saved, at the end"),
@@ -30,7 +31,7 @@ EXPECTED = {
 }
 
 
-def train(parts, after_step=None, *, teacher=None, several=False, restore=None):
+def train(parts, after_step=None, *, teacher=None, several=False, restore=None, next_epoch=1):
     dist.init_process_group("gloo")
     x = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
     data = TensorDataset(x, x[:, :4].argmax(1))
@@ -47,7 +48,7 @@ def train(parts, after_step=None, *, teacher=None, several=False, restore=None):
         saved = torch.load("last.pt", weights_only=True)
         net.load_state_dict(saved["model"])
         restore(state, saved)
-        begin = saved["epoch"] + 1
+        begin = saved["epoch"] + next_epoch
     for epoch in range(begin, 3 if restore else 2):
         loader.sampler.set_epoch(epoch)
         for x, y in loader:
@@ -149,6 +150,10 @@ def optimizer_restored_on_rank_0():
         _restore(state, saved, ("optimizer", "schedule") if dist.get_rank() == 0 else ("schedule",))
 
     train(_usual, restore=restore)
+
+
+def epoch_repeated():
+    train(_usual, restore=lambda state, saved: _restore(state, saved, ("optimizer", "schedule")), next_epoch=0)
 
 
 def average_saved():
