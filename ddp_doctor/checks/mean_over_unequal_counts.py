@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.evidence.label_counts import label_counts
 from ddp_doctor.evidence.requirements import compared_at_once
-from ddp_doctor.findings import Finding, fault, note
+from ddp_doctor.findings import Finding, fault, listed, note
 
 CODE = "LD013"
 TITLE = "A mean over unequal counts"
@@ -36,6 +37,8 @@ _NEGLIGIBLE = 0.01
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds ranks whose gradients should not count equally."""
+    if compared_at_once(evidence):
+        return _by_labels(evidence)
     found = without_batch_norm(evidence)
     if not found.differs or not found.is_weighted or first_divergence(evidence):
         return []
@@ -53,3 +56,20 @@ def check(evidence: Evidence) -> list[Finding]:
     proof = f"With these weights, {found.falls_to(later)}" if later < found.difference / 100 else ""
     verdict = note if negligible else fault
     return [verdict(message, found.step, found.tensor, found.measured, loss_place(evidence), proof)]
+
+
+def _by_labels(evidence: Evidence) -> list[Finding]:
+    """Compares the numbers of labels, which are known if the loss is a mean over labels and nothing else."""
+    steps = label_counts(evidence.trained)
+    worst = max(steps, key=lambda step: step.excess, default=None)
+    if worst is None or not worst.excess:
+        return []
+    counts = " and ".join(f"{listed([*map(str, own)])} on rank {rank}" for rank, own in enumerate(worst.counts))
+    message = (
+        f"The loss of step {worst.step} is a mean over the labels of each rank ({counts}), and these means count "
+        "equally: a label among few counts more than on one process."
+    )
+    shares = ", ".join(f"{share:.3f}" for share in worst.shares)
+    amount = f"{1 / len(worst.shares):.3f} instead of {shares} of the gradient"
+    verdict = note if worst.excess < _NEGLIGIBLE else fault
+    return [verdict(message, worst.step, "", amount, worst.place)]

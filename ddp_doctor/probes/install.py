@@ -21,6 +21,7 @@ from ddp_doctor.probes.branches import BranchProbe
 from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.communication import CommunicationProbe
 from ddp_doctor.probes.loaders import LoaderProbe
+from ddp_doctor.probes.losses import LossProbe
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.modules import ModuleProbe
 from ddp_doctor.probes.options import OptionProbe
@@ -83,6 +84,7 @@ class Probes:
             TrainerProbe(self.recorder, self.spec),
             ReportProbe(self.recorder),
             OptionProbe(self.recorder.folder, self.spec),
+            LossProbe(self.recorder),
         )
         for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication, self.files, *others):
             probe.install()

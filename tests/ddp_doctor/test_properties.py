@@ -23,6 +23,7 @@ import torch
 from ddp_doctor.checks.metric_averaged_incorrectly import _only_logged
 from ddp_doctor.evidence.decisions import different_decisions, own_value
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.label_counts import label_counts
 from ddp_doctor.evidence.reports import wrong_metrics
 from ddp_doctor.evidence.restarts import RUN, Lost, not_restored
 from ddp_doctor.evidence.sources import loads_without_schedule
@@ -248,6 +249,37 @@ def test_an_option_that_resumes_gets_the_checkpoint_under_its_last_name(
     parser = argparse.ArgumentParser()
     parser.add_argument("--resume")
     assert parser.parse_args().resume == str(tmp_path / "last.pt")
+
+
+def _labelled(rank: int, count: int, factor: float, weights: tuple[float, float]) -> RankRecord:
+    """Returns a rank whose loss is a multiple of a mean over labels, and whose gradient is a mean of the ranks'."""
+    events = [
+        {"kind": "mean_of_labels", "step": 0, "value": 2.0, "count": count, "place": "train.py:4"},
+        {"kind": "backward", "step": 0, "loss": 2.0 * factor},
+    ]
+    own = torch.eye(2)
+    applied = weights[0] * own[0] + weights[1] * own[1]
+    return RankRecord(rank, events, {"applied/0/w": applied, "local/0/w": own[rank]})
+
+
+@pytest.mark.parametrize(
+    ("factors", "weights", "known"),
+    [
+        ((1.0, 1.0), (0.5, 0.5), True),
+        ((0.5, 0.5), (1.0, 1.0), True),
+        ((0.5, 1.5), (0.5, 0.5), False),
+        ((1.0, 1.0), (0.25, 0.75), False),
+    ],
+)
+def test_labels_are_compared_if_nothing_weights_their_means(
+    factors: tuple[float, float], weights: tuple[float, float], known: bool
+) -> None:
+    ranks = [_labelled(rank, 10 + 20 * rank, factors[rank], weights) for rank in range(2)]
+    found = label_counts(ranks)
+    assert bool(found) is known
+    if found:
+        assert found[0].shares == [0.25, 0.75]
+        assert found[0].excess == 0.5
 
 
 @pytest.mark.parametrize(("reduced", "own"), [(False, True), (True, False)])

@@ -19,10 +19,12 @@ EXPECTED = {
         "fault",
         "transformers' Trainer, a mean loss per batch",
     ),
+    "mean_of_longest_texts": ("LD013", "fault", "texts are padded to the longest one of their batch, so shapes differ"),
     "divided_by_ranks": ("LD014", "fault", "the accumulated loss is divided by the number of ranks again"),
     "clips_each_micro_batch": ("LD011", "fault", "each rank clips its own gradient of the first micro-batch"),
     "clips_the_average": ("", "", "the accumulated and averaged gradient is clipped"),
     "tokens_of_all_micro_batches": ("", "", "the tokens of all micro-batches and ranks are counted before"),
+    "weighted_mean_of_longest_texts": ("", "", "padded to the longest text; each mean is weighted with its tokens"),
     "equal_counts": ("", "", "micro-batches of equal size, with no_sync"),
 }
 STEPS = 2
@@ -44,6 +46,11 @@ class Texts(Dataset):
         return {"x": self.x[index], "labels": self.y[index]}
 
 
+def to_longest(samples):
+    longest = max(int((sample["labels"] != -100).sum()) for sample in samples)
+    return {key: torch.stack([sample[key][:longest] for sample in samples]) for key in samples[0]}
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -54,10 +61,10 @@ class Model(nn.Module):
         return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
 
 
-def train(loss_of, padded=True, clipped=()):
+def train(loss_of, padded=True, clipped=(), collate=None):
     dist.init_process_group("gloo")
     data = Texts(padded)
-    loader = DataLoader(data, 4, sampler=DistributedSampler(data))
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data), collate_fn=collate)
     torch.manual_seed(1)
     model = DDP(Model())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -86,6 +93,19 @@ def mean_per_micro_batch():
 
 def divided_by_ranks():
     train(lambda model, part, _: model(**part)["loss"] / STEPS / dist.get_world_size(), padded=False)
+
+
+def mean_of_longest_texts():
+    train(lambda model, part, _: model(**part)["loss"] / STEPS, collate=to_longest)
+
+
+def weighted_mean_of_longest_texts():
+    def loss(model, part, count):
+        total = count.clone()
+        dist.all_reduce(total)
+        return model(**part)["loss"] * (part["labels"] != -100).sum() * dist.get_world_size() / total
+
+    train(loss, collate=to_longest)
 
 
 def equal_counts():
