@@ -40,6 +40,8 @@ _NUMERIC = {
     False: ("determinism", "restart", "one process in 64 bits"),
     True: ("determinism", "one process in 64 bits", "evaluation", "resume"),
 }
+# The checks of the gradients of one process.
+_OF_GRADIENTS = {"LD012", "LD013", "LD014", "LD015"}
 OnStage = Callable[[str, int, int], None]
 
 
@@ -191,6 +193,7 @@ class _Examination:
             found = self._ask(check)
             relative = self.evidence.relative
             self.states[code] = CheckState.of(code, found)
+            self.evidence.explained |= any(self._explains(code, finding) for finding in found)
             self.findings += [
                 replace(finding, code=code, place=relative(finding.place))
                 for finding in found
@@ -198,6 +201,12 @@ class _Examination:
             ]
         made = sum(state.state is State.MADE for state in self.states.values())
         return f"{made} of {len(self.checks)} made"
+
+    def _explains(self, code: str, finding: Finding) -> bool:
+        """Returns whether a finding says why ranks train other weights, or why that is not known."""
+        if finding.verdict in {Verdict.NOTE, Verdict.CANNOT_TELL}:
+            return code in _OF_GRADIENTS and self.evidence.reference.differs
+        return finding.verdict not in REASONS
 
     def _ask(self, check: ModuleType) -> Sequence[Finding]:
         """Returns what a check finds, or why it was not made."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, initial_difference, local_hook, passes_of, wraps
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
-from ddp_doctor.findings import Finding, fault
+from ddp_doctor.findings import Finding, fault, listed
 
 CODE = "LD009"
 TITLE = "Gradients are not averaged"
@@ -48,6 +48,12 @@ def check(evidence: Evidence) -> list[Finding]:
     elif found.kind == "other" and names and found.amount == 0.0:
         message = f"The ranks begin with different weights ({len(names)} parameters), and nothing makes them equal."
         return [fault(message, step=0, tensor=names[0], place=place)]
+    elif found.kind == "partly" and not wraps(evidence.runs["ranks"]):
+        message = (
+            f"{len(found.parameters)} parameters step with the gradient of each rank, and the others with an average: "
+            f"nothing averages those of {listed(found.parameters)}."
+        )
+        return [fault(message, step, tensor, amount, place)]
     else:
         return []
     return [fault(f"Each rank steps with its own gradient: {what}.", step, tensor, amount, place)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import names
+from ddp_doctor.evidence.order import indices_known, names, training_epochs
 from ddp_doctor.evidence.requirements import training_indices
 from ddp_doctor.evidence.samplers import replaced_sampler, split_twice
 from ddp_doctor.findings import Finding, cannot_tell, fault, not_reached
@@ -14,7 +14,7 @@ CAUSE = """\
 With several ranks, a framework may replace the loader's own sampler by a distributed one. A sampler that
 balances classes, weights samples or selects a subset is then lost, and the model sees another distribution
 than on one device. A data set that each rank has already split is also divided again, so that an epoch has one of N
-samples. Training continues without an error.
+samples; so has one that is divided among more ranks than train. Training continues without an error.
 """
 WRONG = """\
 sampler = WeightedRandomSampler(weights, len(dataset))
@@ -32,6 +32,8 @@ STRUCTURAL = True
 
 def check(evidence: Evidence) -> list[Finding]:
     """Compares the sampler and its samples on one process and on the ranks."""
+    if parts := _too_many_parts(evidence):
+        return [parts]
     found = replaced_sampler(evidence)
     if found is None:
         return _split_twice(evidence)
@@ -44,6 +46,21 @@ def check(evidence: Evidence) -> list[Finding]:
         f"together: {len(lost)} are never seen, such as {examples}."
     )
     return [fault(message, several[0]["step"], "", f"{len(lost)} of {alone} samples lost", one["place"])]
+
+
+def _too_many_parts(evidence: Evidence) -> Finding | None:
+    """Finds a sampler that divides the samples among more ranks than there are."""
+    for events in training_epochs(evidence.ranks):
+        parts, drawn = events[0].get("replicas", 0), {index for event in events for index in event["indices"]}
+        if parts > len(evidence.ranks) and indices_known(events) and len(drawn) < (events[0]["samples"] or 0):
+            total = events[0]["samples"]
+            message = (
+                f"The {events[0]['sampler']} divides the samples among {parts} ranks, but {len(evidence.ranks)} train: "
+                f"an epoch has {len(drawn)} of {total} samples."
+            )
+            amount = f"{total - len(drawn)} of {total} samples lost"
+            return fault(message, events[0]["step"], "", amount, events[0]["place"])
+    return None
 
 
 def _split_twice(evidence: Evidence) -> list[Finding]:

@@ -12,19 +12,32 @@ TITLE = "A collective returns wrong values"
 CAUSE = (
     "The gradients that the optimizers get are not the mean of the ranks' gradients: on a rank they are zero, or "
     "changed between the reduction and the step. Faulty hardware, drivers and communication hooks do this "
-    "without an error."
+    "without an error. So does an asynchronous collective whose result is used before it is complete."
 )
 WRONG = """\
-dist.all_reduce(gradient)    # returns something other than the sum over the ranks
+dist.all_reduce(parameter.grad, async_op=True)
+optimizer.step()    # with the gradient before or after the reduction, or a part of both
 """
-FIX = "Compare the result of an all-reduce with a known one before the training, and check hooks and the network."
-THREADS = ("pytorch/pytorch#84803", "pytorch/pytorch#96600")
+FIX = """\
+Wait for an asynchronous collective before its result is used:
+    work = dist.all_reduce(parameter.grad, async_op=True)
+    work.wait()
+Otherwise compare the result of an all-reduce with a known one before the training, and check hooks and the network.
+"""
+THREADS = ("OpenNMT/OpenNMT-py#2295", "pytorch/pytorch#84803", "pytorch/pytorch#96600")
 STRUCTURAL = True
 NEEDS = (wrapped, optimizer_steps, one_pass)
 
 
 def check(evidence: Evidence) -> list[Finding]:
-    """Finds averaged gradients that are not a combination of those of the ranks."""
+    """Finds averaged gradients that are not a combination of those of the ranks, or that may not be averaged yet."""
+    if events := [event for rank in evidence.trained for event in rank.of_kind("not_waited")]:
+        first = events[0]
+        message = (
+            f"{first['op']} is called with async_op=True, and the optimizer steps without waiting for it: it may use "
+            "the gradients before they are reduced."
+        )
+        return [fault(message, first["step"], amount=f"{len(events)} calls", place=first["of"])]
     found = wrong_reduction(evidence)
     if found is None:
         return []

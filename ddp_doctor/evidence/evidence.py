@@ -40,6 +40,7 @@ class Evidence:
         double: Whether the numbers are those of 64 bits.
         noise: Without 64 bits, what reversing the samples of each batch changes.
         always: Interventions of all further comparisons.
+        explained: Whether a check has found a fault, or cannot tell whether there is one in the gradients.
     """
 
     spec: Spec
@@ -50,6 +51,7 @@ class Evidence:
     double: bool = True
     noise: float = 0.0
     always: dict[str, Any] = field(default_factory=dict)
+    explained: bool = False
     _interventions: dict[str, RankComparison] = field(default_factory=dict)
     _method: str = ""
 

@@ -6,7 +6,7 @@ import datetime
 import functools
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -47,12 +47,17 @@ class CallProbe:
     def __init__(self, recorder: Recorder, spec: Spec, steps: StepProbe) -> None:
         self.recorder, self.spec, self.steps = recorder, spec, steps
         self._depth = 0
+        # Asynchronous collectives that nobody has waited for, with their events and the memory of their results.
+        self._begun: list[tuple[dist.Work, dict[str, Any], set[int]]] = []
 
     def install(self) -> None:
         """Installs the probes."""
         for name in COLLECTIVES:
             if original := getattr(dist, name, None):
                 wrap_everywhere(name, original, self._on_collective)
+        for name in ("wait", "is_completed", "get_future", "synchronize", "block_current_stream"):
+            if hasattr(dist.Work, name):
+                before(dist.Work, name, self._on_wait)
         wrap_everywhere("init_process_group", dist.init_process_group, self._on_init)
         wrap_everywhere("destroy_process_group", dist.destroy_process_group, self._on_destroy)
         wrap_everywhere("manual_seed", torch.manual_seed, functools.partial(self._on_seed, "torch"))
@@ -87,12 +92,32 @@ class CallProbe:
             result = original(*args, **kwargs)
             if tensors and tensors[0].numel() == 1 and not kwargs.get("async_op"):
                 event["value"] = float(tensors[0])
+            elif isinstance(result, dist.Work) and not aside:
+                self._begun.append((result, event, {tensor.data_ptr() for tensor in tensors}))
             self._pass_gradient(*args)
             if self._is_zeroed(tensors):
                 tensors[0].zero_()
             return result
         finally:
             self._depth -= 1
+
+    def _on_wait(self, work: dist.Work, *_: Any, **__: Any) -> None:
+        self._begun = [begun for begun in self._begun if begun[0] is not work]
+
+    def after_step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Records the collectives on gradients, and those of earlier steps, that an optimizer step did not wait for."""
+        if not self._begun:
+            return
+        gradients = {parameter.grad.data_ptr() for parameter in parameters if parameter.grad is not None}
+        left = []
+        for begun in self._begun:
+            _, event, results = begun
+            # The results of one step may be waited for in the next.
+            if results & gradients or event["step"] < self.recorder.step - 2:
+                self.recorder.add("not_waited", op=event["op"], of=event["place"])
+            else:
+                left.append(begun)
+        self._begun = left
 
     def _pass_gradient(self, gathered: Any = None, own: Any = None, *_: Any) -> None:
         """Lets what one process gathers have a gradient, as the samples that the loss combines have one."""

@@ -136,6 +136,7 @@ class Probes:
     def _after_step(self) -> None:
         """Ends a run whose training takes its batches from no loader, and so has no epoch that could be shortened."""
         step, spec = self.recorder.step, self.spec
+        self.calls.after_step(self.steps.parameters().values())
         if self.micro and self.micro.plan:
             if self.micro.turn is None:
                 self.finish()

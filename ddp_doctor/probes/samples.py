@@ -163,8 +163,15 @@ def describe_loader(loader: Any, is_iterable: bool) -> dict[str, Any]:
         "complete": False,
         "drained": False,
         "trains": False,
+        "replicas": max((_replicas(owner) for owner in _owners(loader)), default=0),
         "set_epoch": [type(owner).__name__ for owner in _owners(loader) if callable(getattr(owner, "set_epoch", None))],
     }
+
+
+def _replicas(owner: Any) -> int:
+    """Returns for how many ranks a sampler divides the samples, as torch's samplers name it; 0 if it does not say."""
+    found = getattr(owner, "num_replicas", 0)
+    return found if isinstance(found, int) else 0
 
 
 def _length(value: Any) -> int | None:

@@ -45,7 +45,7 @@ REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--", "torchrun", "--nproc-per-node", "2", "nosuch.py"),
         "There is no file nosuch.py.",
     ),
-    "a number of no check": (("a:b", "--only", "LD999"), "the checks are LD001 to LD035"),
+    "a number of no check": (("a:b", "--only", "LD999"), "the checks are LD001 to LD036"),
     "one file twice": (("a:b", "--json", "r", "--html", "r"), "same file"),
     "no codes": (("a:b", "--only", ","), "needs a code"),
     "no check is left": (("a:b", "--only", "LD001", "--skip", "LD001"), "No check is left"),

@@ -51,6 +51,11 @@ EXPECTED = {
     "hook_not_divided": ("LD014", "a float16 hook that sums and does not divide"),
     "hook_noop": ("LD009", "noop_hook, which is for measurements only, left in"),
     "hook_fp16_sum_loss": ("LD014", "a loss with reduction='sum' under a float16 hook"),
+    "async_average": ("", "gradients averaged by asynchronous collectives, which the step waits for"),
+    "async_loss": ("", "the sum of the loss is waited for one step later"),
+    "async_not_waited": ("LD033", "gradients averaged by asynchronous collectives, which nothing waits for"),
+    "biases_not_averaged": ("LD009", "gradients averaged by hand, except those of the biases"),
+    "best_weights_on_rank_0": ("LD036", "rank 0 goes back to earlier weights in the middle of training"),
     "averager_without_need": ("LD009", "the averager is created, but never called"),
 }
 
@@ -66,7 +71,7 @@ def make_net():
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
 
 
-def train(model, optimizer, *, after_step=None, reduction="mean", schedule=None):
+def train(model, optimizer, *, before_step=None, after_step=None, reduction="mean", schedule=None):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     x = torch.randn(96, 16, generator=torch.Generator().manual_seed(1))
     dataset = TensorDataset(x, x[:, :4].argmax(1))
@@ -77,7 +82,10 @@ def train(model, optimizer, *, after_step=None, reduction="mean", schedule=None)
         for x, y in loader:
             if optimizer:
                 optimizer.zero_grad()
-            F.cross_entropy(model(x), y, reduction=reduction).backward()
+            loss = F.cross_entropy(model(x), y, reduction=reduction)
+            loss.backward()
+            if before_step:
+                before_step(loss.detach())
             if optimizer:
                 optimizer.step()
             if schedule:
@@ -85,6 +93,19 @@ def train(model, optimizer, *, after_step=None, reduction="mean", schedule=None)
             if after_step:
                 after_step()
     dist.destroy_process_group()
+
+
+def average(model, *, wait=True, biases=True):
+    def start(_):
+        begun = []
+        for name, parameter in model.named_parameters():
+            if biases or not name.endswith("bias"):
+                parameter.grad /= dist.get_world_size()
+                begun.append(dist.all_reduce(parameter.grad, async_op=True))
+        for work in begun if wait else ():
+            work.wait()
+
+    return start
 
 
 def sgd(model, lr=0.05):
@@ -236,3 +257,47 @@ def hook_fp16_sum_loss():
     model = DDP(make_net())
     model.register_comm_hook(None, fp16_compress_hook)
     train(model, sgd(model, lr=0.005), reduction="sum")
+
+
+def async_average():
+    setup()
+    model = make_net()
+    train(model, sgd(model), before_step=average(model))
+
+
+def async_not_waited():
+    setup()
+    model = make_net()
+    train(model, sgd(model), before_step=average(model, wait=False))
+
+
+def biases_not_averaged():
+    setup()
+    model = make_net()
+    train(model, sgd(model), before_step=average(model, biases=False))
+
+
+def async_loss():
+    setup()
+    model = DDP(make_net())
+    begun = []
+
+    def add(loss):
+        if begun:
+            begun.pop().wait()
+        begun.append(dist.all_reduce(loss, async_op=True))
+
+    train(model, sgd(model), before_step=add)
+
+
+def best_weights_on_rank_0():
+    rank, _ = setup()
+    model = DDP(make_net())
+    kept = []
+
+    def restore():
+        kept.append({name: value.clone() for name, value in model.module.state_dict().items()})
+        if rank == 0 and len(kept) == 4:
+            model.module.load_state_dict(kept[1])
+
+    train(model, sgd(model), after_step=restore)

@@ -24,6 +24,7 @@ EXPECTED = {
     "draws_with_one_seed": ("LD002", "a WeightedRandomSampler with one seed on all ranks"),
     "draws_with_own_seed": ("", "a WeightedRandomSampler with a seed of each rank"),
     "same_rollouts": ("LD002", "each rank collects its samples without a loader, from an environment with one seed"),
+    "more_replicas_than_ranks": ("LD004", "a sampler for four ranks, of which two train"),
     "lock_and_file_per_rank": ("", "a lock file by os.open, and one log per rank"),
 }
 
@@ -197,4 +198,20 @@ def same_rollouts():
         optimizer.zero_grad()
         (-chosen * (rewards - rewards.mean())).mean().backward()
         optimizer.step()
+    dist.destroy_process_group()
+
+
+def more_replicas_than_ranks():
+    rank, _ = start()
+    x = torch.randn(80, 8, generator=torch.Generator().manual_seed(4))
+    data = TensorDataset(x, x[:, 0].gt(0).long())
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=4, rank=rank))
+    model = DistributedDataParallel(nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
     dist.destroy_process_group()
