@@ -78,6 +78,10 @@ def _state(generator: np.random.RandomState) -> Any:
     return generator.get_state(legacy=True)
 
 
+# The name of the generators that the program has created.
+OWN = "a generator that the program has created"
+
+
 class OwnGenerators:
     """The generators of the program, and their states at a moment."""
 
@@ -184,3 +188,16 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
+
+
+def generators() -> dict[str, str]:
+    """Returns digests of the states of all global generators."""
+    # A text of NumPy's words takes a millisecond, and this is called hundreds of times.
+    numbers = [
+        value.tobytes() if isinstance(value, np.ndarray) else value
+        for part in np.random.get_state(legacy=False).values()
+        for value in (part.values() if isinstance(part, dict) else [part])
+    ]
+    others = {"NumPy": digest(numbers), "Python": digest(random.getstate())}
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    return {"torch": digest(states), **others}

@@ -120,7 +120,7 @@ class Probes:
         if error:
             recorder.add("error", **error)
         else:
-            self.loaders.samples.call_datasets()
+            self.loaders.samples.datasets.call()
         recorder.add(
             "end",
             reached_end=reached_end,

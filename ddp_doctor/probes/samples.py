@@ -1,32 +1,23 @@
-"""Samples of the data sets: what their indices mean, what direct calls give, and how the workers are seeded."""
+"""Samples of the loaders: what their indices mean, and how the workers are seeded."""
 
 from __future__ import annotations
 
 import functools
 import json
-import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import Subset
 from torch.utils.data.distributed import DistributedSampler
 
-from ddp_doctor.probes.generators import OwnGenerators, digest_of, seed_unseen
-from ddp_doctor.records.recorder import Recorder, digest
+from ddp_doctor.probes.datasets import Datasets, below_subsets
+from ddp_doctor.probes.generators import OWN, OwnGenerators, digest_of, generators, seed_unseen
+from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import tree_leaves, tree_map
-
-# Samples of a data set that are called directly, and the seconds that this may take.
-_MOST_CALLS = 64
-_MOST_SECONDS = 1.0
-_SEEDS = (1, 1, 2)
-# The name of the generators that the program has created.
-OWN = "a generator that the program has created"
+from ddp_doctor.torch_internals import tree_map
 
 
 class SampleProbe:
@@ -34,17 +25,8 @@ class SampleProbe:
 
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
-        self._datasets: list[Any] = []
+        self.datasets = Datasets(recorder, spec)
         self._seeded = False
-
-    def number(self, dataset: Any) -> int:
-        """Returns the number of the data set below all Subsets, in the order of first use."""
-        base = _base(dataset)
-        for number, other in enumerate(self._datasets):
-            if other is base:
-                return number
-        self._datasets.append(base)
-        return len(self._datasets) - 1
 
     def prepare(self, loader: Any, number: int, iteration: int, epoch: int) -> None:
         """Applies the interventions to a loader before an epoch, and observes its workers.
@@ -95,53 +77,6 @@ class SampleProbe:
         paths = sorted(self.recorder.folder.glob(f"{self._file(loader, iteration).name}-*.json"))
         return [json.loads(path.read_text()) for path in paths]
 
-    def call_datasets(self) -> None:
-        """Calls the data sets directly: which sample an index means, and whether it is random."""
-        if self.spec.purpose != "train" or self.spec.world_size == 1:
-            return
-        kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-        for number, dataset in enumerate(self._datasets):
-            # A data set of the user may raise anything.
-            with suppress(Exception):
-                self._call_dataset(number, dataset)
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
-        torch.set_rng_state(kept[2])
-        if on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu)
-
-    def _call_dataset(self, number: int, dataset: Any) -> None:
-        if isinstance(dataset, IterableDataset) or not len(dataset):
-            return
-        size, begun = len(dataset), time.monotonic()
-        wanted = sorted({place * (size - 1) // (_MOST_CALLS - 1) for place in range(_MOST_CALLS)})
-        seen: dict[str, list[str]] = {}
-        random_samples, used = 0, set[str]()
-        own = OwnGenerators()
-        own.find()
-        for index in wanted:
-            calls = []
-            for seed in _SEEDS:
-                seed_unseen(seed)
-                before, before_own = generators(), own.states()
-                calls.append([_leaf_digest(leaf) for leaf in tree_leaves(dataset[index])])
-                used |= {name for name, state in generators().items() if state != before[name]}
-                used |= {OWN} if own.states() != before_own else set()
-            # A value that the same seed does not repeat says nothing about the sample.
-            seen[str(index)] = [one if one == same else "" for one, same in zip(calls[0], calls[1], strict=False)]
-            random_samples += calls[0] != calls[2]
-            if time.monotonic() > begun + _MOST_SECONDS:
-                break
-        self.recorder.add(
-            "calls",
-            base=number,
-            dataset=type(dataset).__name__,
-            samples=seen,
-            random=random_samples / len(seen),
-            generators=sorted(used),
-        )
-
     def _file(self, loader: int, iteration: int) -> Path:
         return self.recorder.folder / f"worker{self.recorder.rank}-{loader}-{iteration}"
 
@@ -191,25 +126,6 @@ def base_indices(dataset: Any, indices: list[int]) -> list[int]:
     return indices
 
 
-def generators() -> dict[str, str]:
-    """Returns digests of the states of all global generators."""
-    # A text of NumPy's words takes a millisecond, and this is called hundreds of times.
-    numbers = [
-        value.tobytes() if isinstance(value, np.ndarray) else value
-        for part in np.random.get_state(legacy=False).values()
-        for value in (part.values() if isinstance(part, dict) else [part])
-    ]
-    others = {"NumPy": digest(numbers), "Python": digest(random.getstate())}
-    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
-    return {"torch": digest(states), **others}
-
-
-def _base(dataset: Any) -> Any:
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return dataset
-
-
 def _owners(loader: Any) -> list[Any]:
     """Returns the samplers of a loader, those inside of them, and the data set."""
     found: list[Any] = []
@@ -221,7 +137,7 @@ def _owners(loader: Any) -> list[Any]:
         for name in ("sampler", "batch_sampler"):
             walk(getattr(owner, name, None), depth + 1)
 
-    for owner in (loader.sampler, loader.batch_sampler, _base(loader.dataset)):
+    for owner in (loader.sampler, loader.batch_sampler, below_subsets(loader.dataset)):
         walk(owner)
     return found
 
@@ -243,8 +159,3 @@ class _Unpadded(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]
-
-
-def _leaf_digest(leaf: Any) -> str:
-    content = getattr(leaf, "tobytes", None)
-    return digest(leaf) if isinstance(leaf, torch.Tensor) or content is None else digest(str(content()))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp_doctor.probes.generators import changed
+from ddp_doctor.probes.generators import changed, generators
 from ddp_doctor.probes.rank_batches import RankBatches
-from ddp_doctor.probes.samples import base_indices, describe_loader, generators
+from ddp_doctor.probes.samples import base_indices, describe_loader
 from ddp_doctor.records.recorder import caller, sample_digests
 from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map
 
@@ -50,7 +50,7 @@ class ShortEpoch(Iterator[Any]):
         self.event = recorder.add(
             "epoch",
             **describe_loader(loader, self.indices.is_iterable),
-            base=probe.samples.number(loader.dataset),
+            base=probe.samples.datasets.number(loader.dataset),
             loader=self.loader,
             iteration=self.iteration,
             by=caller(),

@@ -22,8 +22,8 @@ from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOL
 from ddp_doctor.launch.command_rank import is_launcher
 from ddp_doctor.launch.srun import without_options
 from ddp_doctor.launch.world_constants import changed, changed_arguments, write_locals
+from ddp_doctor.probes.generators import generators
 from ddp_doctor.probes.micro_batches import Turn, turns, weights_at
-from ddp_doctor.probes.samples import generators
 from ddp_doctor.records.run import RankRecord, Run
 from ddp_doctor.records.spec import Spec, Target
 

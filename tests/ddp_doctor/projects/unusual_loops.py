@@ -25,6 +25,9 @@ EXPECTED = {
     "draws_with_own_seed": ("", "a WeightedRandomSampler with a seed of each rank"),
     "same_rollouts": ("LD002", "each rank collects its samples without a loader, from an environment with one seed"),
     "more_replicas_than_ranks": ("LD004", "a sampler for four ranks, of which two train"),
+    "scaled_by_own_part": ("LD006", "each rank subtracts the mean of its own part of the data"),
+    "numbered_by_own_part": ("LD006", "each rank numbers the words of its own part of the data"),
+    "scaled_by_all_parts": ("", "each rank has a part of the data, scaled by the sums over all parts"),
     "lock_and_file_per_rank": ("", "a lock file by os.open, and one log per rank"),
 }
 
@@ -201,12 +204,57 @@ def same_rollouts():
     dist.destroy_process_group()
 
 
+def of_own_part(make_model, inputs, targets):
+    """Trains on a part of the data that the rank has prepared itself."""
+    loader = DataLoader(TensorDataset(inputs, targets), 4, shuffle=True)
+    model = DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    dist.destroy_process_group()
+
+
+def measurements():
+    x = 3 + 2 * torch.randn(80, 8, generator=torch.Generator().manual_seed(4))
+    return x, x[:, 0].gt(3).long()
+
+
+def scaled_by_own_part():
+    rank, world_size = start()
+    x, y = (part[rank::world_size] for part in measurements())
+    of_own_part(lambda: nn.Linear(8, 2), (x - x.mean(0)) / x.std(0), y)
+
+
+def scaled_by_all_parts():
+    rank, world_size = start()
+    x, y = (part[rank::world_size] for part in measurements())
+    sums = torch.stack([x.sum(0), x.square().sum(0), torch.full((8,), float(len(x)))])
+    dist.all_reduce(sums)
+    mean = sums[0] / sums[2]
+    of_own_part(lambda: nn.Linear(8, 2), (x - mean) / (sums[1] / sums[2] - mean.square()).sqrt(), y)
+
+
+def numbered_by_own_part():
+    rank, world_size = start()
+    x, y = measurements()
+    words = [[f"word {int(value)}" for value in row] for row in x.tolist()][rank * 40 : rank * 40 + 80 // world_size]
+    vocabulary = {}
+    for row in words:
+        for word in row:
+            vocabulary.setdefault(word, len(vocabulary))
+    numbers = torch.tensor([[vocabulary[word] for word in row] for row in words])
+    part = y[rank * 40 : rank * 40 + 80 // world_size]
+    of_own_part(lambda: nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(32, 2)), numbers, part)
+
+
 def more_replicas_than_ranks():
     rank, _ = start()
-    x = torch.randn(80, 8, generator=torch.Generator().manual_seed(4))
-    data = TensorDataset(x, x[:, 0].gt(0).long())
+    data = TensorDataset(*measurements())
     loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=4, rank=rank))
-    model = DistributedDataParallel(nn.Linear(8, 3))
+    model = DistributedDataParallel(nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)
