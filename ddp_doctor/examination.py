@@ -40,8 +40,9 @@ _NUMERIC = {
     False: ("determinism", "restart", "one process in 64 bits"),
     True: ("determinism", "one process in 64 bits", "evaluation", "resume"),
 }
-# The checks of the gradients of one process.
+# The checks of the gradients of one process, and those of what else makes ranks train other weights.
 _OF_GRADIENTS = {"LD012", "LD013", "LD014", "LD015"}
+_OF_WEIGHTS = {*_OF_GRADIENTS, "LD009", "LD010", "LD011", "LD016", "LD018", "LD021", "LD027", "LD028", "LD033", "LD034"}
 OnStage = Callable[[str, int, int], None]
 
 
@@ -206,7 +207,7 @@ class _Examination:
         """Returns whether a finding says why ranks train other weights, or why that is not known."""
         if finding.verdict in {Verdict.NOTE, Verdict.CANNOT_TELL}:
             return code in _OF_GRADIENTS and self.evidence.reference.differs
-        return finding.verdict not in REASONS
+        return finding.verdict not in REASONS and code in _OF_WEIGHTS
 
     def _ask(self, check: ModuleType) -> Sequence[Finding]:
         """Returns what a check finds, or why it was not made."""

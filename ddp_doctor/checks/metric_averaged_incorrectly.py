@@ -34,6 +34,8 @@ THREADS = ("Lightning-AI/pytorch-lightning#12354", "Lightning-AI/pytorch-lightni
 STRUCTURAL = False
 # Relative; metrics are computed in 32 bits.
 _SAME = 1e-4
+# By so much, another checkpoint may be the best one.
+_LARGE = 0.01
 _ISSUE = "Lightning-AI/pytorch-lightning#21859"
 
 
@@ -93,15 +95,22 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     ratio, ranks = metric.value / metric.alone if metric.alone else 0.0, len(evidence.ranks)
     if isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02):
         return [fault(f"{message} The ranks' values are summed, or divided by their number once more.", *where)]
-    return [depends(f"{message} It is combined over the ranks, but not as over all samples at once.", *where)]
+    how = "It is combined over the ranks, but not as over all samples at once"
+    if metric.difference > _LARGE and metric.name in _monitored(evidence):
+        return [fault(f"{message} {how}, and a callback decides by it.", *where)]
+    return [depends(f"{message} {how}.", *where)]
+
+
+def _monitored(evidence: Evidence) -> set[str]:
+    """Returns the names of the metrics by which callbacks of a Trainer decide."""
+    return {event["name"] for rank in evidence.trained for event in rank.of_kind("monitor")}
 
 
 def _only_logged(evidence: Evidence, name: str) -> bool:
     """Returns whether a Trainer logs a metric, as one of rank 0 by default, and no callback decides by it."""
     events = evidence.trained[0].of_kind("reported")
-    monitored = {event["name"] for rank in evidence.trained for event in rank.of_kind("monitor")}
     logged = any(event["name"] == name and event.get("by_trainer") for event in events)
-    return logged and not monitored & {name, name.removesuffix("_epoch")}
+    return logged and not _monitored(evidence) & {name, name.removesuffix("_epoch")}
 
 
 def _finding(run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:

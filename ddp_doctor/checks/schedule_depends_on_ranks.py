@@ -48,6 +48,10 @@ def check(evidence: Evidence) -> list[Finding]:
         return [not_reached("No schedule steps.")]
     if split_twice(evidence):
         return [cannot_tell("The samples are split twice (LD004), so the length of an epoch is not the right one.")]
+    if times < 2 and _resumed(record, evidence.single):
+        return [
+            cannot_tell("The program resumes from a checkpoint, at another position of its schedule on one process.")
+        ]
     if times < 2:
         return _by_rates(evidence, record, count)
     alone = _times(evidence.single)[0] if evidence.single else 0
@@ -82,6 +86,14 @@ def check(evidence: Evidence) -> list[Finding]:
         return by_rates
     message += f" It ends after {count} times fewer optimizer steps, unless its length counts those of one process."
     return [depends(message, step, "", amount, place)]
+
+
+def _resumed(record: RankRecord, single: RankRecord | None) -> bool:
+    """Returns whether weights are loaded before the first step, and its learning rate is not that of one process."""
+    if single is None or not any(event["step"] == 0 for event in record.of_kind("load_state_dict")):
+        return False
+    first = [one.of_kind("step")[:1] for one in (record, single)]
+    return all(first) and first[0][0]["lr"] != first[1][0]["lr"] and first[0][0]["base"] == first[1][0]["base"]
 
 
 def _by_rates(evidence: Evidence, record: RankRecord, count: int, *, based: bool = False) -> list[Finding]:

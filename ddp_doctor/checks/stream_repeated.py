@@ -36,6 +36,7 @@ NEEDS = (communicating, stream)
 _FEWEST = 4
 # The part of a stream that must be different samples, so that a repeated one says something.
 _DISTINCT = 0.9
+_TIMES_REPEATED = 4
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -56,14 +57,17 @@ def _among_ranks(evidence: Evidence, events: list[Event]) -> list[Finding]:
             sets, lists, copies = [set(first), set(second)], [first, second], max(1, events[place]["workers"])
             distinct = all(len(a) >= _DISTINCT * len(b) / copies for a, b in zip(sets, lists, strict=True))
             least, shared = min(map(len, sets)), len(sets[0] & sets[1])
-            if least < _FEWEST or not distinct or shared <= least / 2:
+            # Samples that a rank has twice by itself may also be those of another rank.
+            repeated = max(len(b) / copies - len(a) for a, b in zip(sets, lists, strict=True))
+            if least < _FEWEST or not distinct or shared <= max(least / 4, _TIMES_REPEATED * repeated):
                 continue
             if first == second and divides_batches(evidence):
                 continue
             order = "in the same order" if first == second else "in another order"
+            workers = " and their workers" if events[0]["workers"] > 1 and 2 * shared <= least * 1.5 else ""
             message = (
                 f"{names([place, other]).capitalize()} read the same {shared} samples of {least} from the "
-                f"{events[0]['dataset']}, {order}: the stream is not divided among the ranks."
+                f"{events[0]['dataset']}, {order}: the stream is not divided among the ranks{workers}."
             )
             amount = f"{shared} of {least} samples on both ranks"
             return [fault(message, events[0]["step"], "", amount, events[0]["place"])]

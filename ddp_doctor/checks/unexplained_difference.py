@@ -1,28 +1,34 @@
-"""LD036: a difference that no other check explains."""
+"""LD036: ranks have different weights, or others than one process, and no other check knows why."""
 
 from __future__ import annotations
 
+import torch
+
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, loss_place
+from ddp_doctor.evidence.gradients import Divergence, first_divergence, loss_place
+from ddp_doctor.evidence.held_weights import held_differently
+from ddp_doctor.evidence.order import names
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
 
 CODE = "LD036"
-TITLE = "A difference without a known cause"
+TITLE = "Ranks have different weights"
 CAUSE = """\
-The ranks train different weights, or another gradient than one process computes from the same samples, weights and
-random numbers, and no other check names the cause. The doctor then reports what it measured.
+The ranks train different weights, although they average their gradients: one rank alone restores its optimizer, or
+loads other weights. Or a network that is not trained, such as a teacher, a target or an average, differs between the
+ranks: DDP makes the weights of the wrapped module equal, and of no other one. The same check reports every difference
+between the ranks, and between them and one process, that no other check explains.
 """
 WRONG = """\
-if rank == 0:
-    model.load_state_dict(best)    # in the middle of training: the other ranks continue with other weights
+torch.manual_seed(seed + rank)
+online = Network()
+target = copy.deepcopy(online)    # each rank has its own target
+online = DistributedDataParallel(online)
 """
 FIX = """\
-Find the first step and the parameter that the report names, and what the program does between it and the step
-before. Compare the weights of the ranks there:
-    for tensor in model.state_dict().values():
-        others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(others, tensor)
+Load on all ranks, and copy a network after DistributedDataParallel has made its weights equal, or broadcast it:
+    target = copy.deepcopy(online.module)
+Find what the program does between the step that the report names and the one before.
 """
 THREADS = ("iCog-Labs-Dev/PC-Transformers#135",)
 STRUCTURAL = False
@@ -31,14 +37,18 @@ NEEDS = (optimizer_steps, averages_gradients)
 
 def check(evidence: Evidence) -> list[Finding]:
     """Reports what differs, if the checks before it have said nothing about it."""
+    found = first_divergence(evidence)
+    if held := None if found else held_differently(evidence):
+        message = (
+            f"The {held.module} is called on all ranks and is not trained, such as a teacher or an average, but its "
+            f"weights differ between {names(held.ranks)}."
+        )
+        return [fault(message, held.step, place=held.place)]
     if evidence.explained:
         return []
-    found = first_divergence(evidence)
     if found and found.kind != "steps":
-        message = (
-            f"After optimizer step {found.step}, the ranks have different weights ({listed(found.parameters)}), and no "
-            "other check knows the cause."
-        )
+        message = f"After optimizer step {found.step}, the ranks have different weights ({listed(found.parameters)})"
+        message += _cause(evidence, found)
         return [fault(message, found.step, found.tensor, found.measured, found.place)]
     reference = evidence.reference
     if reference.cannot:
@@ -50,3 +60,26 @@ def check(evidence: Evidence) -> list[Finding]:
         )
         return [unclear(message, reference.step, reference.tensor, reference.measured, loss_place(evidence))]
     return []
+
+
+def _cause(evidence: Evidence, found: Divergence) -> str:
+    """Returns what is known of the cause of different weights."""
+    ranks = evidence.trained
+    prefix = f"before/{found.step}/"
+    keys = [name.removeprefix(prefix) for name in ranks[0].tensors if name.startswith(prefix)]
+    equal = [
+        all(torch.equal(ranks[0].tensors[name], rank.tensors.get(name, torch.empty(0))) for rank in ranks[1:])
+        for key in keys
+        for name in (f"{what}/{found.step}/{key}" for what in ("before", "applied"))
+        if name in ranks[0].tensors
+    ]
+    if not equal or not all(equal):
+        return ", and no other check knows the cause."
+    rates = {tuple(rank.of_kind("step")[found.step]["lr"]) for rank in ranks}
+    if len(rates) > 1:
+        shown = " and ".join(f"{rate[0]:.4g}" for rate in sorted(rates))
+        return f". The weights and gradients were equal before, but the learning rates are {shown}."
+    return (
+        ". The weights and gradients were equal before: the states of the optimizers differ, as if one rank alone had "
+        "restored its own."
+    )

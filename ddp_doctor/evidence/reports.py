@@ -8,7 +8,7 @@ samples of the other ranks do not change it, it is that of rank 0 alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ _SAME = 1e-4
 # The two ways in which samples are changed: a network that is not trained may put all of them into one class, unless
 # they are large.
 _FACTORS = (0.5, -8.0)
+# A metric of these values may be the same for all samples, so that it is computed again with up to so many weights.
+_EXTREME, _MOST_WEIGHTS = {0.0, 1.0}, 3
+_PLACES: Sequence[tuple[str, dict[str, Any]]] = (("", {}), (" alone", {"world_size": 1}))
 _Key = tuple[str, int, int]
 # Value, rounding, name, place and step.
 _Number = tuple[float, float, str, str, int]
@@ -70,13 +73,10 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         return [], "The metrics were not compared: one process and rank 0 evaluate other weights."
     alone, ours = _numbers(one.ranks[0]), _numbers(several.ranks[0])
     others = {key for rank in several.ranks[1:] for key in _numbers(rank)}
-    differ = [
-        key
-        for key in (ours.keys() & alone.keys() & repeated) - others
-        if abs(ours[key][0] - alone[key][0]) > max(ours[key][1], alone[key][1], _SAME * abs(alone[key][0]))
-    ]
+    known = (ours.keys() & alone.keys() & repeated) - others
+    differ = _differing(ours, alone, known)
     if not differ:
-        return [], ""
+        return _with_other_weights(evidence, [key for key in known if ours[key][0] in _EXTREME]), ""
     changed = [_perturbed(evidence, loaders, 0, factor) for factor in _FACTORS]
     metrics = [key for key in differ if any(key in numbers and numbers[key][0] != ours[key][0] for numbers in changed)]
     by_others = [_perturbed(evidence, loaders, 1, factor) for factor in _FACTORS] if metrics else []
@@ -92,6 +92,33 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         for key in sorted(metrics, key=lambda key: (ours[key][4], key))
     ]
     return found, ""
+
+
+def _differing(ours: dict[_Key, _Number], alone: dict[_Key, _Number], known: Iterable[_Key]) -> list[_Key]:
+    """Returns the numbers that differ by more than rounding, of those that both have."""
+    return [
+        key
+        for key in known
+        if key in ours
+        and key in alone
+        and abs(ours[key][0] - alone[key][0]) > max(ours[key][1], alone[key][1], _SAME * abs(alone[key][0]))
+    ]
+
+
+def _with_other_weights(evidence: Evidence, known: Sequence[_Key]) -> list[Metric]:
+    """Compares metrics that are 0 or 1, as those of a network that is not trained, with other weights."""
+    for number in range(_MOST_WEIGHTS if known else 0):
+        name = f"still with other weights {number}"
+        change: dict[str, Any] = {"same_seed": True, "interventions": {"still": True, "other_weights": number}}
+        runs = [evidence.run(f"{name}{where}", **count, **change) for where, count in _PLACES]
+        if not all(run.worked for run in runs):
+            break
+        ours, alone = (_numbers(run.ranks[0]) for run in runs)
+        if found := _differing(ours, alone, known):
+            return [
+                Metric(ours[key][2], ours[key][0], alone[key][0], False, ours[key][3], ours[key][4]) for key in found
+            ]
+    return []
 
 
 def _repeated(evidence: Evidence) -> set[_Key]:

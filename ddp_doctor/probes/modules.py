@@ -20,6 +20,9 @@ from ddp_doctor.torch_internals import tree_leaves
 _MOST_OUTPUTS = 400
 _MOST_VALUES = 2_000_000
 _MOST_OF_A_SAMPLE = 65_536
+# The steps after which the weights of networks that are not trained are digested, and their most values.
+_MOST_HELD = 3
+_LARGE = 5_000_000
 
 
 class ModuleProbe:
@@ -33,6 +36,7 @@ class ModuleProbe:
         # One process has the samples of all ranks.
         self._most_values = _MOST_VALUES * int(spec.interventions.get("ranks", 1))
         self._roots: list[nn.Module] = []
+        self._changed: list[nn.Module] = []
 
     def install(self) -> None:
         """Installs the probes."""
@@ -115,18 +119,44 @@ class ModuleProbe:
                 random=[name for name, part in inner.named_modules() if _is_random(part)],
                 sensitive=[name for name, part in inner.named_modules() if _has_modes(part)],
                 frozen_norms=_frozen_norms(inner),
+                held=self._held(inner),
             )
             if self.micro:
                 args, kwargs = self.micro.model_inputs(type(inner).__name__, args, kwargs)
                 self.micro.inside_model = True
             if self.spec.interventions.get("still"):
                 batch_norm.hold(inner)
-                event["weights"] = "" if torch.is_grad_enabled() else digest(inner.state_dict())
+                self._give_other_weights(inner)
+                # Without names: one process may call a part of the module that the ranks call.
+                event["weights"] = "" if torch.is_grad_enabled() else digest(list(inner.state_dict().values()))
             return original(module, *args, **kwargs)
         finally:
             self._depth -= 1
             if self.micro:
                 self.micro.inside_model = False
+
+    def _give_other_weights(self, module: nn.Module) -> None:
+        """Adds the same random numbers to the weights on all ranks, if that is the intervention."""
+        number = self.spec.interventions.get("other_weights")
+        if number is None or any(other is module for other in self._changed):
+            return
+        self._changed.append(module)
+        generator = torch.Generator().manual_seed(number)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                size = parameter.std() if parameter.numel() > 1 else 0.0
+                parameter.add_((noise * max(float(size), 0.1)).to(parameter))
+
+    def _held(self, module: nn.Module) -> str:
+        """Returns a digest of the weights of a network that no optimizer has, in the first steps after one."""
+        wanted = self.spec.purpose == "train" and self.spec.world_size > 1 and 0 < self.recorder.step <= _MOST_HELD
+        parameters = list(module.parameters()) if wanted else []
+        trained = {id(parameter) for parameter in self.steps.parameters().values()} if parameters else set()
+        if any(id(parameter) in trained for parameter in parameters):
+            return ""
+        small = sum(parameter.numel() for parameter in parameters) <= _LARGE and not any(map(is_sharded, parameters))
+        return digest(parameters) if parameters and small else ""
 
     def _keep_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
         leaf = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)

@@ -27,10 +27,23 @@ class TrainerProbe:
         for package in _PACKAGES:
             changes[f"{package}.trainer.trainer"] = lambda module: wrap(module.Trainer, "__init__", self._on_trainer)
             for name, kind in (("model_checkpoint", "ModelCheckpoint"), ("early_stopping", "EarlyStopping")):
-                changes[f"{package}.callbacks.{name}"] = lambda module, kind=kind: before(  # type: ignore[misc]
-                    getattr(module, kind), "__init__", self._on_callback
+                changes[f"{package}.callbacks.{name}"] = lambda module, kind=kind: self._watch(  # type: ignore[misc]
+                    getattr(module, kind)
                 )
         sys.meta_path.insert(0, AfterImport(changes))
+
+    def _watch(self, kind: Any) -> None:
+        before(kind, "__init__", self._on_callback)
+        before(kind, "on_validation_end", self._on_validation_end)
+
+    def _on_validation_end(self, callback: Any, trainer: Any, *_: Any) -> None:
+        """Records the metric by which a callback decides, which the program may print nowhere."""
+        name = getattr(callback, "monitor", None)
+        value = trainer.callback_metrics.get(name) if name and not self.recorder.rank else None
+        if value is not None and not trainer.sanity_checking:
+            key = f"{type(callback).__name__} {name}"
+            values = [(float(value), abs(float(value)) * 1e-6, "")]
+            self.recorder.add("reported", key=key, values=values, name=name, by_trainer=True)
 
     def _on_trainer(self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
         names = list(inspect.signature(original).parameters)[1:]

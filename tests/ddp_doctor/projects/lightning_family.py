@@ -16,6 +16,11 @@ from torch.utils.data import DataLoader, TensorDataset
 EXPECTED = {
     "fabric_loop": ("", "", "Fabric with accumulation, clipping and a reduced validation loss"),
     "old_lightning": ("", "", "a Trainer of pytorch_lightning in a script, with EarlyStopping and ModelCheckpoint"),
+    "mean_of_scores": (
+        "LD024",
+        "",
+        "ModelCheckpoint keeps the best mean of the F1 scores of the ranks; none is printed",
+    ),
     "seed_everything_by_rank": ("LD002", "", "seed_everything(3 + rank): Lightning seeds the ranks' samplers by it"),
     "manual_callbacks": ("", "", "a trainer of its own with a list of callbacks"),
     "fabric_without_loaders": ("LD002", "", "Fabric without setup_dataloaders"),
@@ -91,15 +96,32 @@ class OldModule(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
+class ScoresOfRanks(OldModule):
+    def on_validation_epoch_start(self):
+        self.found = []
+
+    def validation_step(self, batch, batch_idx):
+        self.found.append(torch.stack([self.model(batch[0]).argmax(1) == 0, batch[1] == 0]))
+
+    def on_validation_epoch_end(self):
+        guessed, right = torch.cat(self.found, 1)
+        score = 2 * (guessed & right).sum() / (guessed.sum() + right.sum()).clamp(min=1)
+        self.log("val_f1", score, sync_dist=True)
+
+
 def old_lightning():
     _fit_old(3)
+
+
+def mean_of_scores():
+    _fit_old(3, ScoresOfRanks, "val_f1")
 
 
 def seed_everything_by_rank():
     _fit_old(3 + int(os.environ["RANK"]))
 
 
-def _fit_old(seed):
+def _fit_old(seed, module=OldModule, monitor="val_loss"):
     pl.seed_everything(seed, verbose=False)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -107,14 +129,14 @@ def _fit_old(seed):
         strategy="ddp" if int(os.environ["WORLD_SIZE"]) > 1 else "auto",
         max_epochs=2,
         callbacks=[
-            pl.callbacks.EarlyStopping("val_loss", patience=3),
-            pl.callbacks.ModelCheckpoint(dirpath="kept", monitor="val_loss", save_last=True),
+            pl.callbacks.EarlyStopping(monitor, patience=3),
+            pl.callbacks.ModelCheckpoint(dirpath="kept", monitor=monitor, save_last=True),
         ],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(OldModule(), DataLoader(tensors(64, 1), 4, shuffle=True), DataLoader(tensors(32, 2), 4))
+    trainer.fit(module(), DataLoader(tensors(64, 1), 4, shuffle=True), DataLoader(tensors(32, 2), 4))
 
 
 class Callback:

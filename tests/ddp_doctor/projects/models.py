@@ -3,6 +3,8 @@
 Each function is a training of its own, on each rank.
 """
 
+import copy
+import os
 import random
 
 import torch
@@ -17,6 +19,17 @@ EXPECTED = {
     "frozen_backbone_updates": ("LD035", "fault", "the batch norm of a frozen backbone is left in training mode"),
     "small_batch_norm": ("LD012", DEPENDS, "a net of 30 parameters with a batch norm"),
     "stream_without_shards": ("LD003", "fault", "each rank reads all shards of an endless stream"),
+    "shards_of_worker_plus_rank": (
+        "LD003",
+        "fault",
+        "the second worker of one rank reads the shards of the other's first",
+    ),
+    "target_of_each_rank": (
+        "LD036",
+        "fault",
+        "a target is copied before the wrap, from weights of the rank's own seed",
+    ),
+    "target_of_the_wrapped": ("", "", "a target is copied after the wrap, which made the weights equal"),
     "codebook_of_each_rank": ("LD015", DEPENDS, "each rank updates a codebook beside the model with its own samples"),
     "evaluates_before_the_first_step": ("LD021", "fault", "an evaluation before the first step undoes train()"),
     "dropout_on_joined_batches": ("", "", "a discriminator with dropout gets true and made samples in one batch"),
@@ -202,6 +215,57 @@ def endless_shards():
 
 def stream_without_shards():
     _from_shards(False)
+
+
+class WrongShards(Shards):
+    def __iter__(self):
+        part = get_worker_info().id + dist.get_rank()
+        for shard in range(part, 16, 4):
+            for row in torch.randn(12, 9, generator=torch.Generator().manual_seed(shard)):
+                yield row[:8], int(row[8] > 0)
+
+
+def shards_of_worker_plus_rank():
+    start()
+    model = DDP(nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    epochs(DataLoader(WrongShards(True), 8, num_workers=2), classify(model, optimizer))
+
+
+def _with_target(before_wrap):
+    rank, _ = start(seed=1 + dist_rank())
+    online = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 6))
+    target = copy.deepcopy(online)
+    model = DDP(online)
+    if not before_wrap:
+        target.load_state_dict(online.state_dict())
+    optimizer = torch.optim.Adam(online.parameters(), 0.01)
+    torch.manual_seed(50 + rank)
+
+    def step(x, _):
+        with torch.no_grad():
+            wanted = target(x + 0.1 * torch.randn_like(x))
+        optimizer.zero_grad()
+        F.mse_loss(model(x + 0.1 * torch.randn_like(x)), wanted).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for a, b in zip(target.parameters(), online.parameters(), strict=True):
+                a.lerp_(b, 0.05)
+
+    epochs(loader(), step)
+
+
+def dist_rank():
+    return int(os.environ["RANK"])
+
+
+def target_of_each_rank():
+    _with_target(before_wrap=True)
+
+
+def target_of_the_wrapped():
+    _with_target(before_wrap=False)
 
 
 class RandomDepth(nn.Module):
