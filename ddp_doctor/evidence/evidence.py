@@ -96,9 +96,14 @@ class Evidence:
 
     @property
     def single(self) -> RankRecord | None:
-        """The process of the run `single`, if it worked."""
+        """The process of the run `single`, if it worked, and trains what the ranks train together."""
         run = self.worked("single")
-        return run.ranks[0] if run else None
+        return run.ranks[0] if run and not self._trains_alone else None
+
+    @property
+    def _trains_alone(self) -> bool:
+        """Whether one rank trains something alone before, as one process does, too."""
+        return any(rank.of_kind("alone") for rank in self.ranks)
 
     def compare(self, name: str = "", **interventions: Any) -> RankComparison:
         """Runs the first steps on several ranks, with interventions, and compares them with one process.
@@ -109,6 +114,8 @@ class Evidence:
         """
         if name in self._interventions:
             return self._interventions[name]
+        if self._trains_alone:
+            return RankComparison(cannot="one rank trains something alone before the ranks train together")
         prefix = f"{name} " if name else ""
         interventions = {**self.always, **interventions}
         double = self.double

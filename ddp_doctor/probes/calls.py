@@ -42,11 +42,16 @@ COLLECTIVES = (
 
 
 class CallProbe:
-    """Observes calls of functions."""
+    """Observes calls of functions.
+
+    Attributes:
+        before_collective: Called before each collective of the program.
+    """
 
     def __init__(self, recorder: Recorder, spec: Spec, steps: StepProbe) -> None:
         self.recorder, self.spec, self.steps = recorder, spec, steps
         self._depth = 0
+        self.before_collective: Callable[[], None] = lambda: None
         # Asynchronous collectives that nobody has waited for, with their events and the memory of their results.
         self._begun: list[tuple[dist.Work, dict[str, Any], set[int]]] = []
 
@@ -80,6 +85,7 @@ class CallProbe:
         if self._depth:
             # all_gather_object and others are made of collectives.
             return original(*args, **kwargs)
+        self.before_collective()
         self._depth += 1
         try:
             tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor)]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddp_doctor.probes.alone import AloneProbe
 from ddp_doctor.probes.branches import BranchProbe
 from ddp_doctor.probes.calls import CallProbe
 from ddp_doctor.probes.communication import CommunicationProbe
@@ -62,7 +63,10 @@ class Probes:
             micro.follow(Path(spec.feed), int(changes["ranks"]), int(changes.get("begin", 0)))
         self.micro = micro if spec.purpose == "numbers" and not joined else None
         self.modules = ModuleProbe(self.recorder, spec, self.steps, self.micro)
-        self.loaders = LoaderProbe(self.recorder, spec, feed, self.finish, self._on_first_batch, self.micro)
+        self.alone = AloneProbe(self.recorder, spec)
+        self.loaders = LoaderProbe(
+            self.recorder, spec, feed, self.finish, self._on_first_batch, self.micro, self.alone.is_alone_soon
+        )
         self.calls = CallProbe(self.recorder, spec, self.steps)
         self.communication = CommunicationProbe(self.recorder, spec)
         self.files = FileProbe(self.recorder, self.steps.state)
@@ -91,6 +95,7 @@ class Probes:
         if self.micro:
             self.micro.install()
         self.steps.step_ended = self._after_step
+        self.calls.before_collective = self._before_collective
         self.watch()
 
     def watch(self) -> None:
@@ -133,8 +138,18 @@ class Probes:
         with (recorder.folder / f"done{recorder.rank}").open("a") as file:
             file.write(f"{os.getpid()}\n")
 
+    def _before_collective(self) -> None:
+        """Begins again if this rank has trained alone so far: now it joins the others."""
+        if self.alone.steps:
+            self.alone.forget()
+            self.steps.forget()
+            self.loaders.forget()
+
     def _after_step(self) -> None:
         """Ends a run whose training takes its batches from no loader, and so has no epoch that could be shortened."""
+        if self.alone.is_alone():
+            self.alone.steps += 1
+            return
         step, spec = self.recorder.step, self.spec
         self.calls.after_step(self.steps.parameters().values())
         if self.micro and self.micro.plan:

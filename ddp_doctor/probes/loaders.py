@@ -37,6 +37,7 @@ class LoaderProbe:
         finish: Called when everything that is wanted was seen; it does not return.
         first_batch: Called with each training batch, before it is given to the user's code.
         micro: Records the micro-batches, or gives those of the ranks; None in other runs.
+        is_alone: Whether the others wait for what this rank trains alone, so that the run must not end.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class LoaderProbe:
         finish: Callable[[], None],
         first_batch: Callable[[], None],
         micro: MicroBatchProbe | None = None,
+        is_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.recorder, self.spec, self.feed, self.finish, self.first_batch = recorder, spec, feed, finish, first_batch
-        self.micro = micro
+        self.micro, self.is_alone = micro, is_alone
         self.samples = SampleProbe(recorder, spec)
         self.own = OwnGenerators()
         self.draws = DrawProbe(recorder, spec, feed, self.own)
@@ -85,6 +87,15 @@ class LoaderProbe:
         with without_modes():
             iterator = original(loader)
         return ShortEpoch(self, loader, iterator)
+
+    def forget(self) -> None:
+        """Forgets the loaders so far."""
+        self.draws.leave()
+        self.open.clear()
+        self._loaders.clear()
+        self.iterations.clear()
+        self.samples.datasets.found.clear()
+        self.training_epochs = 0
 
     def seed(self, *owners: Any) -> None:
         """Seeds the generators, and those of the owners, by the epoch, so that a resumed run has the same draws."""

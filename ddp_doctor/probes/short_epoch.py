@@ -185,6 +185,8 @@ class ShortEpoch(Iterator[Any]):
         self.event["ascending"] = positions == sorted(set(positions))
         self.event["worker_generators"] = probe.samples.of_workers(self.loader, self.iteration)
         self.event["sizes"] = [len(part) for part in self.indices.lists]
+        if self.event["trains"] and probe.is_alone():
+            return
         done = self.event["trains"] and probe.training_epochs >= probe.spec.epochs and probe.spec.purpose == "numbers"
         if done and probe.recorder.backwards - self.backwards_before < self.yielded:
             # A loader that fetches a batch ahead, such as Accelerate's, ends before the program has used the last one.

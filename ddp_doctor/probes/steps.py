@@ -69,6 +69,12 @@ class StepProbe:
         )
         self.schedules.install()
 
+    def forget(self) -> None:
+        """Forgets the optimizers so far, which trained what is no part of the ranks' training."""
+        self.optimizers.clear()
+        for known in (self.local, self.micro, self.stale, self._applied, self._reached, self._consumed):
+            known.clear()
+
     def name_parameters(self, module: nn.Module) -> None:
         """Gives the parameters of a module their names."""
         for name, parameter in module.named_parameters():

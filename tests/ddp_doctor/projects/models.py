@@ -30,6 +30,8 @@ EXPECTED = {
         "a target is copied before the wrap, from weights of the rank's own seed",
     ),
     "target_of_the_wrapped": ("", "", "a target is copied after the wrap, which made the weights equal"),
+    "teacher_of_rank_0": ("", "", "rank 0 trains a teacher while the others wait, and all distil it"),
+    "student_of_rank_0_teacher": ("LD009", "fault", "the same, with a student that is not wrapped"),
     "codebook_of_each_rank": ("LD015", DEPENDS, "each rank updates a codebook beside the model with its own samples"),
     "evaluates_before_the_first_step": ("LD021", "fault", "an evaluation before the first step undoes train()"),
     "dropout_on_joined_batches": ("", "", "a discriminator with dropout gets true and made samples in one batch"),
@@ -266,6 +268,39 @@ def target_of_each_rank():
 
 def target_of_the_wrapped():
     _with_target(before_wrap=False)
+
+
+def _with_teacher(wrap):
+    rank, _ = start()
+    teacher = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+    if rank == 0:
+        optimizer = torch.optim.SGD(teacher.parameters(), 0.1)
+        for _ in range(3):
+            for x, y in DataLoader(loader().dataset, 16, shuffle=True):
+                classify(teacher, optimizer)(x, y)
+    dist.barrier()
+    for tensor in teacher.state_dict().values():
+        dist.broadcast(tensor, 0)
+    student = nn.Linear(8, 4)
+    model = DDP(student) if wrap else student
+    optimizer = torch.optim.Adam(student.parameters(), 0.01)
+
+    def step(x, _):
+        with torch.no_grad():
+            wanted = teacher(x).softmax(1)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), wanted).backward()
+        optimizer.step()
+
+    epochs(loader(), step)
+
+
+def teacher_of_rank_0():
+    _with_teacher(True)
+
+
+def student_of_rank_0_teacher():
+    _with_teacher(False)
 
 
 class RandomDepth(nn.Module):
