@@ -98,7 +98,8 @@ class CallProbe:
             result = original(*args, **kwargs)
             if tensors and tensors[0].numel() == 1 and not kwargs.get("async_op"):
                 event["value"] = float(tensors[0])
-            elif isinstance(result, dist.Work) and not aside:
+            # A library may wait in another way, as Join does.
+            elif isinstance(result, dist.Work) and not aside and is_called_by_user():
                 self._begun.append((result, event, {tensor.data_ptr() for tensor in tensors}))
             self._pass_gradient(*args)
             if self._is_zeroed(tensors):
