@@ -70,7 +70,7 @@ class StepProbe:
         self.schedules.install()
 
     def forget(self) -> None:
-        """Forgets the optimizers so far, which trained what is no part of the ranks' training."""
+        """Forgets the optimizers so far, which are not those of the training of all ranks."""
         self.optimizers.clear()
         for known in (self.local, self.micro, self.stale, self._applied, self._reached, self._consumed):
             known.clear()

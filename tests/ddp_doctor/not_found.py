@@ -33,7 +33,9 @@ MISSED: Mapping[str, tuple[str, ...]] = {
         "group not destroyed: fabric_loop",
     ),
     "The run fails at the unmatched barrier, but the report wrongly calls this a defect of the doctor, because the "
-    "program ends without it, also with a timeout of 120 seconds.": ("barrier of rank 0: lock_and_file_per_rank",),
+    "program ends without it. A timeout of 120 seconds changes nothing.": (
+        "barrier of rank 0: lock_and_file_per_rank",
+    ),
     "The program's Trainer has no logger, and prints no metric: which value was monitored is not seen. The check says "
     "that it cannot tell.": ("sync_dist removed: old_lightning",),
 }
