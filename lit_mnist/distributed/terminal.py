@@ -56,7 +56,8 @@ def print_stop(text: str, signum: int) -> None:
     interrupted = signum == signal.SIGINT
     line = escape_control(text if interrupted else f"error: {text}") + "\n"
     if interrupted and os.isatty(2):
-        line = ("\r\x1b[2K" if has_color() else "\n") + line
+        # A bar that was being drawn may have hidden the cursor.
+        line = ("\r\x1b[2K\x1b[?25h" if has_color() else "\n") + line
     with suppress(OSError):
         os.write(2, line.encode())
 
