@@ -85,10 +85,26 @@ def not_restored(evidence: Evidence) -> Lost | str | None:
     begins = [record.of_kind("continued") for record in run.ranks]
     if not all(begins):
         return "started again after its checkpoint, the program takes no step."
-    saved = [event for event in checkpoints(first) if event["weights"] == begins[0][0]["weights"]]
-    if not saved:
+    saved = _resumed_from(checkpoints(first), begins[0][0]["weights"])
+    if saved is None:
         return "started again, the program does not resume from its checkpoint; it may need an option."
-    return _lost(first, run.ranks, begins, saved[-1])
+    return _lost(first, run.ranks, begins, saved)
+
+
+def _resumed_from(events: list[dict[str, Any]], begun: list[str]) -> dict[str, Any] | None:
+    """Returns the last checkpoint with the weights before the first step, or None.
+
+    Of the weights that change between checkpoints, half are enough: a momentum encoder has already moved in the
+    forward pass of this step.
+    """
+    known = [event for event in events if len(event["weights"]) == len(begun)]
+    places = range(len(begun))
+    moving = [place for place in places if len({event["weights"][place] for event in known}) > 1]
+    least = (len(moving) + 1) // 2 if moving else len(begun)
+    found = [
+        event for event in known if sum(event["weights"][place] == begun[place] for place in moving or places) >= least
+    ]
+    return found[-1] if found else None
 
 
 def _lost(

@@ -25,7 +25,7 @@ from ddp_doctor.evidence.decisions import different_decisions, own_value
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.label_counts import label_counts
 from ddp_doctor.evidence.reports import wrong_metrics
-from ddp_doctor.evidence.restarts import RUN, Lost, not_restored
+from ddp_doctor.evidence.restarts import RUN, Lost, _resumed_from, not_restored
 from ddp_doctor.evidence.sources import loads_without_schedule
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
@@ -199,6 +199,21 @@ def test_what_a_program_does_not_restore_is_named(changes: dict[str, Any], said:
     lost = not_restored(_restarted(**changes))
     assert bool(lost) is bool(said)
     assert said in (lost if isinstance(lost, str) else lost.message if lost else "")
+
+
+@pytest.mark.parametrize(
+    ("begun", "step"),
+    [
+        (["frozen", "w1", "key1"], 3),
+        (["frozen", "w2", "key moved on"], 6),
+        (["frozen", "w0", "key0"], None),
+        (["frozen", "w1"], None),
+    ],
+)
+def test_a_checkpoint_is_known_by_half_of_the_weights_that_change(begun: list[str], step: int | None) -> None:
+    saved = [{"step": 3 * number, "weights": ["frozen", f"w{number}", f"key{number}"]} for number in (1, 2)]
+    found = _resumed_from(saved, begun)
+    assert (found["step"] if found else None) == step
 
 
 @pytest.mark.parametrize(("again", "said"), [(0, "trains epoch 0 again"), (1, "")])
