@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LambdaLR
 
 from lit_mnist.data.loader import Batch
 from lit_mnist.datamodule import MNISTDataModule
 from lit_mnist.distributed.accumulation import accumulated_loss
 from lit_mnist.module import LitClassifier
+from lit_mnist.plugins.recording.monitor import StepMonitorCallback
 from lit_mnist.run.job import Parts
 from lit_mnist.training.batches import RankBatches
-from lit_mnist.training.cuda_graph import GraphedPasses
+from lit_mnist.training.cuda_graph import GraphedPasses, GraphedUpdate
 from lit_mnist.training.examples import Examples, Wrong
 from lit_mnist.training.job import ExperimentJob
 from lit_mnist.training.loss import mean_loss
@@ -68,15 +72,40 @@ class CollectMistakes(Callback):
 
 
 class GraphedClassifier(LitClassifier):
-    """A classifier whose passes run as a CUDA graph, on one GPU without accumulation, with bit-identical weights."""
+    """A classifier whose steps run as CUDA graphs, on one GPU without accumulation, with bit-identical weights."""
 
     @cached_property
     def _graphed(self) -> GraphedPasses:
         return GraphedPasses(self._passes, self.net.parameters())
 
+    @cached_property
+    def _update(self) -> GraphedUpdate | None:
+        optimizer, schedule = self.trainer.optimizers[0], self.lr_schedulers()
+        if not GraphedUpdate.supports(optimizer):
+            return None
+        assert isinstance(schedule, LambdaLR)
+        return GraphedUpdate(
+            self._graphed,
+            optimizer,
+            schedule,
+            getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False),
+            total_steps=self.total_steps,
+            clip=self.trainer.gradient_clip_val,
+            # `SkippedStepSchedule` calls it once for each optimizer step.
+            advance=lambda: self.lr_scheduler_step(schedule, None),
+        )
+
+    @cached_property
+    def _monitor(self) -> StepMonitorCallback:
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined] # Lightning sets it elsewhere
+        return next(each for each in callbacks if isinstance(each, StepMonitorCallback))
+
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         """Runs the forward and backward pass of a micro-batch, and returns its loss."""
         loss, logits = self._graphed(batch)
+        if self.train_metrics.is_due(self, batch_idx):
+            # The learning rate depends on the steps that the scaler skipped, which are read now.
+            self._monitor.monitor.check_finite()
         self.train_metrics.log(self, loss, logits, batch.targets, batch_idx)
         return loss
 
@@ -93,3 +122,14 @@ class GraphedClassifier(LitClassifier):
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Restores the gradients, which `training_step` has already computed."""
         self._graphed.restore_gradients()
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Runs the closure, which computes the gradients, and the update as a CUDA graph."""
+        if self._update is None or not self._update.is_ready:
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+            return
+        assert optimizer_closure
+        optimizer_closure()
+        self._monitor.on_graphed_step(self._update)

@@ -20,7 +20,7 @@ from lit_mnist.distributed.rank import Rank
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.profiling.timing import StepClock
 from lit_mnist.training.checkpoint_manager import CheckpointManager
-from lit_mnist.training.cuda_graph import GraphedPasses, Passes
+from lit_mnist.training.cuda_graph import GraphedPasses, GraphedUpdate, Passes
 from lit_mnist.training.evaluation import Evaluation
 from lit_mnist.training.evaluation_loop import evaluate, load_best_weights, predict
 from lit_mnist.training.job import ExperimentJob
@@ -74,8 +74,14 @@ def run(job: ExperimentJob, rank: Rank) -> None:
         if best is not None:
             manager.resume(best)
         passes: Passes = partial(_passes, job, device, state)
+        update: GraphedUpdate | None = None
         if job.cuda_graph:
-            passes = GraphedPasses(passes, net.parameters())
+            passes = graphed = GraphedPasses(passes, net.parameters())
+            if GraphedUpdate.supports(optimizer):
+                clip, steps = experiment.trainer.gradient_clip_val, plan.total_steps
+                update = GraphedUpdate(
+                    graphed, optimizer, schedule, scaler, total_steps=steps, clip=clip, advance=schedule.step
+                )
         # From here on, a signal stops the training after a step, once the checkpoint is saved.
         with STOP.deferred(), manager:
             for epoch in range(plan.position(state.step)[0], plan.epochs):
@@ -88,20 +94,28 @@ def run(job: ExperimentJob, rank: Rank) -> None:
                     if not plan.ends_accumulation_window(number):
                         continue
 
-                    scaler.unscale_(optimizer)
-                    recorder.on_before_optimizer_step(net.parameters())
-                    if experiment.trainer.gradient_clip_val is not None:
-                        nn.utils.clip_grad_norm_(net.parameters(), experiment.trainer.gradient_clip_val)
-                    lr, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
-                    scaler.step(optimizer)
-                    scaler.update()
-                    optimizer.zero_grad()
-                    state.step += 1
-                    # The schedule does not advance if the scaler skipped the step.
-                    if state.optimizer_steps > optimizer_steps:
-                        schedule.step()
+                    if update and update.is_ready:
+                        if recorder.is_logged(state.step + 1):
+                            # The learning rate depends on the steps that the scaler skipped, which are read now.
+                            recorder.check_finite()
+                        lr = optimizer.param_groups[0]["lr"]
+                        state.step += 1
+                        update(recorder.finite, state.step)
                     else:
-                        recorder.on_step_skipped(scaler)
+                        scaler.unscale_(optimizer)
+                        recorder.on_before_optimizer_step(net.parameters())
+                        if experiment.trainer.gradient_clip_val is not None:
+                            nn.utils.clip_grad_norm_(net.parameters(), experiment.trainer.gradient_clip_val)
+                        lr, optimizer_steps = optimizer.param_groups[0]["lr"], state.optimizer_steps
+                        scaler.step(optimizer)
+                        scaler.update()
+                        optimizer.zero_grad()
+                        state.step += 1
+                        # The schedule does not advance if the scaler skipped the step.
+                        if state.optimizer_steps > optimizer_steps:
+                            schedule.step()
+                        else:
+                            recorder.on_step_skipped(scaler)
                     recorder.on_step_end(logits, batch.targets, lr)
                     manager.on_step_end(state.step, ends_epoch=number + 1 == len(batches))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,11 +33,13 @@ class _Step(NamedTuple):
         number: The step, counted from 1.
         largest: Largest absolute value of the gradient, a scalar; not finite if any value is not finite.
         losses: Mean loss of each micro-batch on this rank, scalars.
+        settle: Called with whether the gradient was finite, or None.
     """
 
     number: int
     largest: torch.Tensor
     losses: list[torch.Tensor]
+    settle: Callable[[bool], None] | None
 
 
 class FiniteCheck:
@@ -91,12 +93,23 @@ class FiniteCheck:
         Raises:
             NonFiniteError: As for `check`.
         """
-        losses, self._losses = self._losses, []
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients:
-            self._steps.append(_Step(step, _largest(gradients), losses))
+            self.record(largest_value(gradients), step)
+        self._losses = []
         if self.checks_each_step:
             self.check()
+
+    def record(self, largest: torch.Tensor, step: int, settle: Callable[[bool], None] | None = None) -> None:
+        """Records a step without waiting for the device.
+
+        Args:
+            largest: Largest absolute value of the unscaled gradient, a scalar that must not be modified later.
+            step: The step, counted from 1.
+            settle: Called by the next `check` with whether the gradient was finite.
+        """
+        losses, self._losses = self._losses, []
+        self._steps.append(_Step(step, largest, losses, settle))
 
     def check(self) -> None:
         """Checks the steps that were recorded since the last check; every rank must call it.
@@ -114,6 +127,9 @@ class FiniteCheck:
         ]
         if self._any_rank(bool(bad)):
             self._find_cause(bad)
+        for step, value in zip(steps, largest, strict=True):
+            if step.settle:
+                step.settle(math.isfinite(value))
         scaler, self._scaler = self._scaler, None
         if scaler:
             self._check_scale(scaler)
@@ -184,7 +200,7 @@ def _name(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def _largest(values: list[torch.Tensor]) -> torch.Tensor:
+def largest_value(values: list[torch.Tensor]) -> torch.Tensor:
     """Returns the largest absolute value, a scalar. A sum of squares could overflow on its own."""
     if values[0].device.type in SYNCHRONOUS_DEVICES:
         # On a CPU, this takes half the time of a norm; on a GPU, a norm needs fewer kernels.

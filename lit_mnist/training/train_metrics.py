@@ -40,15 +40,21 @@ class TrainMetrics:
             batch_idx: Its number in the epoch.
         """
         self.update(loss)
+        if self.is_due(module, batch_idx):
+            lr = module.trainer.optimizers[0].param_groups[0]["lr"]
+            values = {**self.compute(logits, targets), "lr": lr}
+            module.log_dict(
+                {name: torch.tensor(value, dtype=torch.float64, device=loss.device) for name, value in values.items()}
+            )
+
+    @staticmethod
+    def is_due(module: LightningModule, batch_idx: int) -> bool:
+        """Returns whether the metrics of a micro-batch are logged; see `log`."""
         trainer: Any = module.trainer
         step, last = trainer.global_step + 1, batch_idx + 1 == trainer.num_training_batches
         ends_step = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         every = trainer.log_every_n_steps
-        if ends_step and (last or step == 1 or (every > 0 and step % every == 0)):
-            values = {**self.compute(logits, targets), "lr": trainer.optimizers[0].param_groups[0]["lr"]}
-            module.log_dict(
-                {name: torch.tensor(value, dtype=torch.float64, device=loss.device) for name, value in values.items()}
-            )
+        return ends_step and bool(last or step == 1 or (every > 0 and step % every == 0))
 
     def compute(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
         """Returns `train_loss`, the mean since the last call, and `train_accuracy`, of the last micro-batch.

@@ -68,6 +68,27 @@ def test_a_recorded_graph_trains_the_same_bits(shared_program: Program, engine: 
     assert recorded["train"]["loss"] == queued["train"]["loss"]
 
 
+@pytest.mark.parametrize("engine", ["single", "lightning"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--precision", "16-mixed", "--model.weight_decay", 0.01, "--trainer.gradient_clip_val", 0.5),
+        ("--precision", "32-true", "--model.momentum", 0, "--model.nesterov", "false"),
+        ("--precision", "bf16-mixed", "--model.nesterov", "false", "--model.schedule", "cosine"),
+        ("--precision", "32-true", "--model.optimizer", "adamw", "--lr", 0.001),
+    ],
+    ids=["clipped", "no-momentum", "cosine", "adamw"],
+)
+def test_a_recorded_update_trains_the_same_bits(program: Program, engine: str, options: tuple[object, ...]) -> None:
+    recorded, queued = (
+        result_of(program.train(*WORDS, *options, "--run.cuda_graph", graph, engine=engine))
+        for graph in ("true", "false")
+    )
+    assert (recorded["cuda_graph"], queued["cuda_graph"]) == (True, False)
+    for key in ("weights_sha256", "steps", "skipped_steps", "test"):
+        assert recorded[key] == queued[key], key
+
+
 @pytest.mark.parametrize("engine", ["single", "lightning", "raw_ddp"])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
@@ -121,10 +142,16 @@ def test_a_gpu_and_a_processor_train_the_same_weights_but_for_rounding(shared_pr
 
 
 @pytest.mark.parametrize(
-    ("engine", "graph"), [("single", "true"), ("lightning", "true"), *((engine, "false") for engine in ENGINES)]
+    ("engine", "graph", "precision"),
+    [
+        *((engine, "true", precision) for engine in ("single", "lightning") for precision in PRECISIONS),
+        *((engine, "false", "bf16-mixed") for engine in ENGINES),
+    ],
 )
-def test_no_step_waits_for_the_gpu(program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, graph: str) -> None:
-    """torch itself tells of each read, here from step 10 to 39, between two figures on the screen."""
+def test_no_step_waits_for_the_gpu(
+    program: Program, monkeypatch: pytest.MonkeyPatch, engine: str, graph: str, precision: str
+) -> None:
+    """torch itself reports each read, here from step 10 to 39, between two logged steps."""
     seen: list[str] = []
     steps = 0
     original = StepClock.on_step_end
@@ -143,7 +170,7 @@ def test_no_step_waits_for_the_gpu(program: Program, monkeypatch: pytest.MonkeyP
             (program.folder / "seen.txt").write_text("\n".join(seen))
 
     monkeypatch.setattr(StepClock, "on_step_end", watched)
-    program.train(*WORDS, "--precision", "bf16-mixed", "--run.cuda_graph", graph, engine=engine)
+    program.train(*WORDS, "--precision", precision, "--run.cuda_graph", graph, engine=engine)
     told = (program.folder / "seen.txt").read_text().splitlines()
     # The one read at the end shows that reads are seen.
     assert len([line for line in told if "called a synchronizing" in line]) == 1, told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from lit_mnist.plugins.loader_proxy import unwrapped
 from lit_mnist.plugins.recording.logger import RunLogger
 from lit_mnist.plugins.recording.progress import RunProgressBar
 from lit_mnist.profiling.timing import StepClock
+from lit_mnist.run.finite import FiniteCheck
 from lit_mnist.run.job import Job
 from lit_mnist.run.metrics_log import MetricsLog
 from lit_mnist.run.monitor import StepMonitor
@@ -144,6 +145,11 @@ class StepMonitorCallback(Callback):
         self._lr = float(optimizer.param_groups[0]["lr"])
         self._peak = max(self._lr, self._peak or 0.0)
         self.monitor.on_before_optimizer_step(self._parameters)
+
+    def on_graphed_step(self, update: Callable[[FiniteCheck, int], None]) -> None:
+        """Runs an update that checks by itself whether the GradScaler skipped the step."""
+        self._before = -1
+        update(self.monitor.finite, self.monitor.step + 1)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
