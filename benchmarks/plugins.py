@@ -23,10 +23,12 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import LayerSync
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.topics import (
+    EXCHANGES,
     PLUGIN_STEPS,
     PLUGINS,
     STEPS_BETWEEN_SAVES,
@@ -36,6 +38,7 @@ from benchmarks.topics import (
     STOCK_VALIDATING,
 )
 from lit_mnist.data.digits.mnist import load_mnist
+from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.plugins import (
     ExactCheckpoint,
     ExactDistributedSampler,
@@ -91,6 +94,39 @@ class _ExactModule(_Module):
         self.log("val_loss", self.val_loss.result())
 
 
+class _Exchange(torch.autograd.Function):
+    """Sends in both passes what synchronized batch norm sends, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, exchange: PeerExchange) -> torch.Tensor:
+        """Exchanges the statistics of each channel and a count."""
+        ctx.exchange, ctx.channels = exchange, x.shape[1]
+        exchange.all_gather(x.new_zeros(2 * ctx.channels + 1))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Exchanges two sums for each channel."""
+        ctx.exchange.all_gather(grad.new_zeros(2 * ctx.channels))
+        return grad, None
+
+
+class _ExchangesOnly(LayerSync):
+    """The bound of a synchronized batch norm: what it must send, beside torch's own batch norm."""
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Adds the exchanges to each batch norm."""
+        exchange = PeerExchange(120.0)
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.register_forward_hook(lambda layer, _, output: _Exchange.apply(output, exchange))
+        return model
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        """Leaves the model as it is: the process ends."""
+        return model
+
+
 class _Clock(Callback):
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -119,6 +155,7 @@ def _trainer(name: str, folder: Path, clock: _Clock) -> Trainer:
     if name in {"FailureReport", "all"}:
         callbacks.append(FailureReport(folder))
     parts: list[Any] = [VerifiedCheckpointIO()] if name in {"VerifiedCheckpointIO", "all"} else []
+    parts += [_ExchangesOnly()] if name == EXCHANGES else []
     parts += [PortableSyncBatchNorm()] if name in {"PortableSyncBatchNorm", "all"} else []
     parts += [Float16OnCPU()] if name == "Float16OnCPU" else []
     return Trainer(
@@ -159,7 +196,7 @@ def _validate(trainer: Trainer, name: str, batch: int, clock: _Clock) -> None:
 def main() -> None:
     """Trains or validates with one plugin, and prints the images per second."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=[STOCK, STOCK_SAVING, STOCK_16_BIT, STOCK_VALIDATING, *PLUGINS])
+    parser.add_argument("name", choices=[EXCHANGES, STOCK, STOCK_SAVING, STOCK_16_BIT, STOCK_VALIDATING, *PLUGINS])
     parser.add_argument("--batch-size", type=int, default=64)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
