@@ -237,7 +237,7 @@ def plugins() -> Topic:
             f"A ConvNet with two batch norm layers in float32, {PLUGIN_STEPS} steps. `{STOCK_SAVING}` saves by "
             f"ModelCheckpoint every {STEPS_BETWEEN_SAVES} steps, and so do the rows that are compared with it; they "
             "count the mean over the steps, the others the median. "
-            f"`{EXCHANGES}` sends what PortableSyncBatchNorm sends, beside torch's own batch norm: the rest of its cost "
+            f"`{EXCHANGES}` sends what PortableSyncBatchNorm sends, beside torch's batch norm: the rest of its cost "
             "is the plugin's own. "
             f"`{STOCK_VALIDATING}` and `exact_metric` evaluate 5,000 images; the former logs the loss with sync_dist.",
         ),

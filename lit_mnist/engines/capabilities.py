@@ -34,7 +34,7 @@ class Capabilities:
         servers: Whether there are parameter servers.
         extras: Whether further options of Lightning's Trainer are accepted.
         compile: Whether the network can be compiled on one device.
-        graph: Whether the passes of a micro-batch can run as a CUDA graph on one GPU.
+        graph: Whether the steps can run as CUDA graphs on one GPU.
         libraries: Required libraries of the extra `engines`.
     """
 

@@ -42,7 +42,7 @@ def check_devices(engine: str, experiment: Experiment, devices: Devices, world_s
 def uses_cuda_graph(
     engine: str, experiment: Experiment, devices: Devices, world_size: int, extras: tuple[str, ...]
 ) -> bool:
-    """Returns whether the passes of a micro-batch run as a CUDA graph.
+    """Returns whether the steps run as CUDA graphs.
 
     Raises:
         InputError: A CUDA graph was requested but is not supported here.

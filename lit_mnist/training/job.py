@@ -49,7 +49,7 @@ class ExperimentJob(Job):
         weights: Initial weights, keyed by parameter name, which replace the random ones.
         files: The user's images to predict instead of the test set; `splits.test` contains them.
         options: Creates the further options of Lightning's Trainer.
-        cuda_graph: Whether the passes of a micro-batch run as a CUDA graph.
+        cuda_graph: Whether the steps run as CUDA graphs.
     """
 
     experiment: Experiment
