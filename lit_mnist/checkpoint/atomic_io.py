@@ -48,8 +48,13 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def atomic_link(path: Path, name: Path) -> None:
+def atomic_link(path: Path, name: Path, *, flush: bool = True) -> None:
     """Replaces `name` by a hard link to `path`, or by a copy on file systems without hard links.
+
+    Args:
+        path: The file.
+        name: The link.
+        flush: Whether to flush the folder to the disk, which the next write into it also does.
 
     Raises:
         OSError: The link cannot be created; the old file remains.
@@ -66,7 +71,8 @@ def atomic_link(path: Path, name: Path) -> None:
     os.replace(temporary, name)  # noqa: PTH105
     # `os.replace` does nothing if both are already links to the same file.
     temporary.unlink(missing_ok=True)
-    _flush_folder(name.parent)
+    if flush:
+        _flush_folder(name.parent)
 
 
 def atomic_copy(path: Path, name: Path) -> None:

@@ -42,7 +42,8 @@ class CheckpointFolder:
         """
         last, best = self.path / LAST, self.path / BEST
         if self.keep > 1 and self._last_step is not None and self._last_step < step and last.exists():
-            atomic_link(last, self.path / _older_name(self._last_step))
+            # Whether the link or the write below reaches the disk first, the last checkpoint is valid.
+            atomic_link(last, self.path / _older_name(self._last_step), flush=False)
         if is_best:
             # The best first: a run that is killed between the two writes then resumes before this epoch.
             write(best)

@@ -32,8 +32,8 @@ class RunSettings:
             run does not repeat it.
         threads: Threads of each rank; by default the cores divided by the ranks. It affects rounding.
         launcher: How ranks start: `agent` forks them from one process, `spawn` starts each as a new Python process.
-        cuda_graph: Whether to run the steps as CUDA graphs. Unset: if it is supported, which is by the engines lightning
-            and single, for the ConvNet, on one GPU.
+        cuda_graph: Whether to run the steps as CUDA graphs. Unset: if it is supported, which is by the engines
+            lightning and single, for the ConvNet, on one GPU.
         servers: Ranks that are also parameter servers, for the engine `parameter_server`.
         trace: What each rank records in `trace/`: `none`; `steps`: samples, loss and digests of the weights in each
             step; `traffic`: also the bytes sent in a few steps; `times`: the time of each part of a step.

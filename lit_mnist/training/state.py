@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -65,7 +66,7 @@ class TrainingState:
         return {
             **job.position(self.step),
             "global_step": self.step,
-            "pytorch-lightning_version": version("lightning"),
+            "pytorch-lightning_version": _lightning_version(),
             "state_dict": {_PREFIX + name: tensor.contiguous() for name, tensor in self.net.state_dict().items()},
             "callbacks": {MANAGER_STATE: {"best": best}},
             "optimizer_states": [self.optimizer.state_dict()],
@@ -99,6 +100,12 @@ class TrainingState:
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"The checkpoint's training state does not fit ({reason}): use another one.") from error
+
+
+@cache
+def _lightning_version() -> str:
+    # Reading it takes a millisecond, as much as copying the weights.
+    return version("lightning")
 
 
 def net_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -14,10 +14,12 @@ import torch
 from conftest import Program, flipped
 from safetensors.torch import load_file, save_file
 
+from lit_mnist.checkpoint import serialization
 from lit_mnist.checkpoint.digest import content_sha256, weights_sha256
 from lit_mnist.checkpoint.file_hash import COMMENT_BYTES, hashed_file
 from lit_mnist.checkpoint.format import FORMAT, read_checkpoint, write_checkpoint
 from lit_mnist.checkpoint.safety import check_archive
+from lit_mnist.checkpoint.serialization import serialize
 from lit_mnist.errors import InputError
 from lit_mnist.module import LitClassifier
 from lit_mnist.training.resume import SavedExperiment
@@ -184,3 +186,60 @@ def test_a_checkpoint_from_another_gpu_loads_on_a_machine_without_one(
     loaded = read_checkpoint(path)
     assert all(tensor.device.type == "cpu" for tensor in loaded["state_dict"].values())
     assert not torch.cuda.is_initialized()
+
+
+def structured(**changed: Any) -> dict[str, Any]:
+    """Returns values as a checkpoint has them."""
+    return {"step": 7, "lr": 0.1, "name": "a", "weights": torch.ones(40), "bias": torch.zeros(40)} | changed
+
+
+def tagged() -> torch.Tensor:
+    tensor = torch.ones(40)
+    tensor.tag = Path("a")  # type: ignore[attr-defined]
+    return tensor
+
+
+SHARED = torch.ones(40)
+BIG = {f"part {number}": SHARED for number in range(100)}
+
+
+UNLIKE: dict[str, dict[Any, Any]] = {
+    "a long number": {"step": 2**200},
+    "an object": {"step": object()},
+    "a path": {"lr": Path("a")},
+    "a tensor that claims more than its storage": {"weights": torch.zeros(1).expand(10**9)},
+    "a tensor with an attribute": {"weights": tagged()},
+    "a parameter": {"weights": torch.nn.Parameter(torch.ones(40))},
+    "a sparse tensor": {"weights": torch.ones(40).to_sparse()},
+    "an object within": {"new": {"deep": [object()]}},
+    "an object as a key": {Path("a"): 1},
+    "one storage for all tensors": {"new": BIG},
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_save_like_one_before_is_rejected_if_it_cannot_be_loaded(name: str, tmp_path: Path) -> None:
+    """What is rejected alone is rejected after a similar save that was accepted, and what is accepted can be read."""
+    changed = UNLIKE[name]
+    similar = structured(**({"new": {name: torch.ones(40) for name in BIG}} if "new" in changed else {}))
+    serialize(similar)
+    content = structured() | changed
+    fresh = content | {"and": "another structure"}
+    try:
+        serialize(fresh)
+    except InputError:
+        with pytest.raises(InputError):
+            serialize(content)
+        return
+    serialize(content)
+    write_checkpoint(tmp_path / "a.ckpt", content)
+    read_checkpoint(tmp_path / "a.ckpt", hashed=False)
+
+
+def test_a_structure_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    original = serialization.check_archive
+    monkeypatch.setattr(serialization, "check_archive", lambda file: (checked.append(1), original(file)))
+    for step in range(100, 120):
+        serialize(structured(step=step, lr=1 / step, weights=torch.rand(40), only="here"))
+    assert len(checked) == 1
