@@ -188,18 +188,22 @@ def test_a_checkpoint_from_another_gpu_loads_on_a_machine_without_one(
     assert not torch.cuda.is_initialized()
 
 
+# So many that they outweigh the archive's own records.
+SIZE = 10_000
+
+
 def structured(**changed: Any) -> dict[str, Any]:
     """Returns values as a checkpoint has them."""
-    return {"step": 7, "lr": 0.1, "name": "a", "weights": torch.ones(40), "bias": torch.zeros(40)} | changed
+    return {"step": 7, "lr": 0.1, "name": "a", "weights": torch.ones(SIZE), "bias": torch.zeros(SIZE)} | changed
 
 
 def tagged() -> torch.Tensor:
-    tensor = torch.ones(40)
+    tensor = torch.ones(SIZE)
     tensor.tag = Path("a")  # type: ignore[attr-defined]
     return tensor
 
 
-SHARED = torch.ones(40)
+SHARED = torch.ones(SIZE)
 BIG = {f"part {number}": SHARED for number in range(100)}
 
 
@@ -207,10 +211,10 @@ UNLIKE: dict[str, dict[Any, Any]] = {
     "a long number": {"step": 2**200},
     "an object": {"step": object()},
     "a path": {"lr": Path("a")},
-    "a tensor that claims more than its storage": {"weights": torch.zeros(1).expand(10**9)},
+    "a tensor that claims more than its storage": {"weights": torch.zeros(1).expand(SIZE)},
     "a tensor with an attribute": {"weights": tagged()},
-    "a parameter": {"weights": torch.nn.Parameter(torch.ones(40))},
-    "a sparse tensor": {"weights": torch.ones(40).to_sparse()},
+    "a parameter": {"weights": torch.nn.Parameter(torch.ones(SIZE))},
+    "a sparse tensor": {"weights": torch.ones(SIZE).to_sparse()},
     "an object within": {"new": {"deep": [object()]}},
     "an object as a key": {Path("a"): 1},
     "one storage for all tensors": {"new": BIG},
@@ -221,7 +225,7 @@ UNLIKE: dict[str, dict[Any, Any]] = {
 def test_a_save_like_one_before_is_rejected_if_it_cannot_be_loaded(name: str, tmp_path: Path) -> None:
     """What is rejected alone is rejected after a similar save that was accepted, and what is accepted can be read."""
     changed = UNLIKE[name]
-    similar = structured(**({"new": {name: torch.ones(40) for name in BIG}} if "new" in changed else {}))
+    similar = structured(**({"new": {name: torch.ones(SIZE) for name in BIG}} if "new" in changed else {}))
     serialize(similar)
     content = structured() | changed
     fresh = content | {"and": "another structure"}
@@ -241,5 +245,5 @@ def test_a_structure_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     original = serialization.check_archive
     monkeypatch.setattr(serialization, "check_archive", lambda file: (checked.append(1), original(file)))
     for step in range(100, 120):
-        serialize(structured(step=step, lr=1 / step, weights=torch.rand(40), only="here"))
+        serialize(structured(step=step, lr=1 / step, weights=torch.rand(SIZE), only="here"))
     assert len(checked) == 1
