@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.devices import devices
 from benchmarks.gpu import gpu
 from benchmarks.programs import printed_numbers, train, wall_seconds
-from benchmarks.rounds import Measurement, Numbers, Ratio, Topic
+from benchmarks.rounds import Measurement, Numbers, Ratio, Rows, Topic
 from benchmarks.scaling import ScalingOptions, scaling
 from benchmarks.waterfall import WaterfallOptions, waterfall
 from lit_mnist.distributed.rank import threads_per_rank
@@ -40,6 +41,9 @@ PLUGINS = {
     "exact_metric": STOCK_VALIDATING,
 }
 PLUGIN_STEPS, STEPS_BETWEEN_SAVES = 120, 20
+# The kinds of dataloaders with which benchmarks/resume.py resumes: the first two can seek or have a state.
+RESUMED = ("seekable", "StatefulDataLoader", "map-style", "iterable")
+_FEW, _MANY = 100, 10_000
 _IMPORT = ("-c", "import lightning.pytorch")
 _MAIN = ("-m", "lit_mnist.engines.lightning")
 _ALL_PACKAGES = """
@@ -244,9 +248,39 @@ def plugins() -> Topic:
     )
 
 
+def resume() -> Topic:
+    """How long does a resumed training run take to its first new step?"""
+    measurements: list[Measurement] = []
+    ratios: list[Ratio] = []
+    for kind in RESUMED:
+        names = {steps: f"{kind}, after {steps:,} steps" for steps in (_FEW, _MANY)}
+        trained: list[float] = []
+        measurements += [
+            Measurement(name, partial(_resumed, kind, steps, trained), "seconds", partial(_lacks_loader, kind))
+            for steps, name in names.items()
+        ]
+        training = Measurement(
+            f"{kind}, training of {_MANY:,} steps", partial(_last, trained), "seconds", partial(_lacks_loader, kind)
+        )
+        measurements.append(training)
+        ratios += [Ratio(names[_MANY], names[_FEW]), Ratio(names[_MANY], training.name, at_most=1 / 20)]
+    return Topic(
+        name="resume",
+        title="From the call of fit to the first new step of a resumed training run",
+        measurements=measurements,
+        ratios=ratios,
+        notes=(
+            "A linear layer on 64 samples per batch under a stock Trainer with ExactCheckpoint. `seekable`: a "
+            "DataLoader with ExactDistributedSampler. The batches of a map-style DataLoader that shuffles, and of an "
+            "iterable one, are loaded again.",
+        ),
+    )
+
+
 TOPICS: dict[str, Callable[[], Topic]] = {
     **{make.__name__: make for make in (start, demo, seed, engines, overhead, evaluation, precision, memory)},
     "plugins": plugins,
+    "resume": resume,
     "waterfall": lambda: waterfall(WaterfallOptions()),
     "scaling": lambda: scaling(ScalingOptions()),
     "devices": devices,
@@ -256,6 +290,21 @@ TOPICS: dict[str, Callable[[], Topic]] = {
 
 def _printed(words: tuple[object, ...], folder: Path) -> Numbers:
     return printed_numbers(*words, folder=folder)
+
+
+def _resumed(kind: str, steps: int, trained: list[float], folder: Path) -> Numbers:
+    numbers = printed_numbers("-m", "benchmarks.resume", kind, "--steps", steps, folder=folder)
+    trained.append(numbers["train_seconds"])
+    return numbers
+
+
+def _lacks_loader(kind: str, rows: Rows) -> str | None:
+    missing = kind == "StatefulDataLoader" and find_spec("torchdata") is None
+    return "torchdata is not installed" if missing else None
+
+
+def _last(trained: list[float], folder: Path) -> Numbers:
+    return {"seconds": trained[-1]}
 
 
 def _first_step(folder: Path) -> Numbers:
