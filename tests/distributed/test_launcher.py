@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import pickle
@@ -71,6 +72,28 @@ def test_forked_ranks_do_not_hang_with_any_openmp_setting(tmp_path: Path) -> Non
 
 
 AS_RANK_0 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+
+def test_ranks_do_not_collect_the_objects_that_they_share_with_their_launcher(tmp_path: Path) -> None:
+    def program() -> int:
+        note = tmp_path.joinpath
+        # `run_forked` has frozen them.
+        gc.unfreeze()
+        launch(
+            lambda rank: note(f"rank-{rank.rank}").write_text(str(gc.get_freeze_count())),
+            world_size=2,
+            max_restarts=0,
+            logs=tmp_path / "logs",
+        )
+        note("launcher").write_text(str(gc.get_freeze_count()))
+        return 0
+
+    done = run_forked(program, tmp_path, 60)
+    assert done.code == 0, done.err
+    found = {name: int((tmp_path / name).read_text()) for name in ("rank-0", "rank-1", "launcher")}
+    # torch alone has more.
+    assert min(found["rank-0"], found["rank-1"]) > 50_000
+    assert found["launcher"] == 0
 
 
 def test_devices_that_contradict_an_external_launcher_are_rejected(
