@@ -82,7 +82,8 @@ def _of_program(evidence: Evidence) -> list[Finding]:
         return [cannot_tell(cannot)]
     if not found:
         return []
-    metric = max(found, key=lambda metric: metric.own)
+    decides = _monitored(evidence)
+    metric = max(found, key=lambda metric: (metric.own, metric.name in decides and metric.difference > _LARGE))
     name = f"The reported {metric.name or 'metric'}"
     values = f"{metric.value:.6g} on {len(evidence.ranks)} ranks and {metric.alone:.6g} on one process"
     where = metric.step, metric.name, f"{metric.difference:.1e} of the value", metric.place
@@ -96,7 +97,7 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     if isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02):
         return [fault(f"{message} The ranks' values are summed, or divided by their number once more.", *where)]
     how = "It is combined over the ranks, but not as over all samples at once"
-    if metric.difference > _LARGE and metric.name in _monitored(evidence):
+    if metric.difference > _LARGE and metric.name in decides:
         return [fault(f"{message} {how}, and a callback decides by it.", *where)]
     return [depends(f"{message} {how}.", *where)]
 

@@ -36,6 +36,8 @@ STRUCTURAL = True
 _MOST_STEPS = 12
 # Of the difference between the rates after as many samples, and after as many times more.
 _NEAR = 0.25
+# The same, of the highest rate, in a part of the schedule that was not trained.
+_FAR = 0.05
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -81,7 +83,10 @@ def check(evidence: Evidence) -> list[Finding]:
     by_rates = _by_rates(evidence, record, count, based=True)
     if not by_rates:
         # As with a schedule that Accelerate steps.
-        return [note(f"{message} Each sample has the learning rate that it has on one process.", place=place)]
+        same = note(f"{message} Each sample has the learning rate that it has on one process.", place=place)
+        later = _later(record, evidence.single, times, alone)
+        message += " It is shorter on several ranks, so it ends too early."
+        return [fault(message, later[0], "", later[1], place) if later else same]
     if all(finding.verdict is not Verdict.CANNOT_TELL for finding in by_rates):
         return by_rates
     message += f" It ends after {count} times fewer optimizer steps, unless its length counts those of one process."
@@ -168,6 +173,35 @@ def _is_far(rates: Sequence[float], alone: Sequence[float], count: int) -> bool:
         max(min(late) - found, found - max(late)) <= _NEAR * min(abs(now - rate) for rate in late)
         for found, now, late in far
     )
+
+
+def _later(record: RankRecord, single: RankRecord | None, times: int, alone: int) -> tuple[int, str] | None:
+    """Returns the first optimizer step after those of the run at which a sample has another learning rate, and what.
+
+    Args:
+        record: Rank 0.
+        single: One process.
+        times: How often a schedule steps per optimizer step on several ranks.
+        alone: The same on one process, which has as many samples after `times / alone` times as many optimizer steps.
+    """
+    events = zip(record.of_kind("ahead"), single.of_kind("ahead") if single else [], strict=False)
+    for ours, theirs in events:
+        # Both have as many samples after as many steps of the schedule.
+        first, last = (
+            pick(event["calls"] + extra for event, extra in ((ours, a), (theirs, b)))
+            for pick, a, b in ((max, 0, 0), (min, len(ours["rates"]) - 1, len(theirs["rates"]) - 1))
+        )
+        peak = max((*ours["rates"], *theirs["rates"]))
+        for calls in range(first, last + 1):
+            found, expected = (event["rates"][calls - event["calls"]] for event in (ours, theirs))
+            if calls % times == 0 and abs(found - expected) > _FAR * peak:
+                step = calls // times
+                amount = (
+                    f"after {step} optimizer steps, {found:.3g} of its base instead of {expected:.3g}, as on one "
+                    f"process after {calls // alone}"
+                )
+                return step, amount
+    return None
 
 
 def _first_epoch(record: RankRecord) -> list[dict[str, Any]]:

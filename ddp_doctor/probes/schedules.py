@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -12,9 +13,12 @@ from ddp_doctor.probes.wrap import wrap
 from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
 
+# Learning rates of a schedule after the last step that the program makes.
+_AHEAD = 2_000
+
 
 class ScheduleProbe:
-    """Records each step of a schedule.
+    """Records each step of a schedule, and at the end what it would have become.
 
     Attributes:
         known: The schedules, in the order of their first steps.
@@ -24,6 +28,8 @@ class ScheduleProbe:
         self.recorder, self.spec = recorder, spec
         self.known: list[LRScheduler] = []
         self._stepped: dict[int, int] = {}
+        self._calls: Counter[int] = Counter()
+        self._is_ahead = False
 
     def install(self) -> None:
         """Installs the probe."""
@@ -35,7 +41,25 @@ class ScheduleProbe:
             self.recorder.add("metric of schedule", name=type(scheduler).__name__, value=float(metrics))
         return original(scheduler, metrics, *args, **kwargs)
 
+    def look_ahead(self) -> None:
+        """Records the learning rates of the steps that a whole training run makes; nothing trains afterwards."""
+        self._is_ahead = True
+        for number, scheduler in enumerate(self.known):
+            group = scheduler.optimizer.param_groups[0]
+            base, rates = group.get("initial_lr"), [float(group["lr"])]
+            # OneCycleLR has a last step, and a schedule of the program may need more than its own state.
+            with suppress(Exception):
+                while base and len(rates) < _AHEAD:
+                    scheduler.step()
+                    rates.append(float(group["lr"]))
+            if base:
+                self.recorder.add(
+                    "ahead", scheduler=number, calls=self._calls[number], rates=[rate / float(base) for rate in rates]
+                )
+
     def _on_step(self, original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        if self._is_ahead:
+            return original(scheduler, *args, **kwargs)
         if not any(other is scheduler for other in self.known):
             self.known.append(scheduler)
         number = next(place for place, other in enumerate(self.known) if other is scheduler)
@@ -43,5 +67,7 @@ class ScheduleProbe:
         self._stepped[number] = self.recorder.step
         if again and self.spec.interventions.get("step_schedules_once"):
             return None
+        # torch makes the first call, before any optimizer step.
+        self._calls[number] += self.recorder.step > 0
         self.recorder.add("scheduler", name=type(scheduler).__name__, scheduler=number)
         return original(scheduler, *args, **kwargs)

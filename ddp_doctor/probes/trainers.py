@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ddp_doctor.files.after_import import AfterImport
 from ddp_doctor.probes.wrap import before, wrap
@@ -13,6 +16,7 @@ from ddp_doctor.records.recorder import Recorder
 from ddp_doctor.records.spec import Spec
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_OF_LIGHTNING = {"lightning", "pytorch_lightning"}
 
 
 class TrainerProbe:
@@ -20,17 +24,46 @@ class TrainerProbe:
 
     def __init__(self, recorder: Recorder, spec: Spec) -> None:
         self.recorder, self.spec = recorder, spec
+        # What the user has given as `limit_train_batches`.
+        self._limits: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def install(self) -> None:
         """Installs the probe as soon as a package is imported."""
         changes: dict[str, Callable[[Any], None]] = {}
         for package in _PACKAGES:
-            changes[f"{package}.trainer.trainer"] = lambda module: wrap(module.Trainer, "__init__", self._on_trainer)
+            changes[f"{package}.trainer.trainer"] = self._change
             for name, kind in (("model_checkpoint", "ModelCheckpoint"), ("early_stopping", "EarlyStopping")):
                 changes[f"{package}.callbacks.{name}"] = lambda module, kind=kind: self._watch(  # type: ignore[misc]
                     getattr(module, kind)
                 )
         sys.meta_path.insert(0, AfterImport(changes))
+
+    def _change(self, module: Any) -> None:
+        wrap(module.Trainer, "__init__", self._on_trainer)
+        for name, whole in (("estimated_stepping_batches", self._steps), ("num_training_batches", self._batches)):
+            short = getattr(module.Trainer, name)
+            setattr(module.Trainer, name, property(partial(_as_seen, name, short.fget, whole), doc=short.__doc__))
+
+    def _batches(self, trainer: Any, short: float) -> float:
+        """Returns the batches of a whole epoch if they are known, else those of the shortened one."""
+        loader, limit = trainer.train_dataloader, self._limits.get(trainer)
+        if isinstance(loader, list | tuple | dict):
+            return short
+        try:
+            count = len(loader)
+        except (TypeError, NotImplementedError):
+            return short
+        if limit is None:
+            return count
+        return min(limit, count) if isinstance(limit, int) else int(count * limit)
+
+    def _steps(self, trainer: Any, short: float) -> float:
+        """Returns the optimizer steps of the whole training run if they are known, else those of the shortened one."""
+        batches = self._batches(trainer, 0)
+        if not batches or not math.isfinite(short) or trainer.max_epochs < 0:
+            return short
+        steps = math.ceil(batches / trainer.accumulate_grad_batches) * max(trainer.max_epochs, 1)
+        return steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
 
     def _watch(self, kind: Any) -> None:
         before(kind, "__init__", self._on_callback)
@@ -53,6 +86,8 @@ class TrainerProbe:
             most = steps * int(given.get("accumulate_grad_batches") or 1)
             # A share of the batches is not known yet; a smaller number of them is the user's.
             given["limit_train_batches"] = min(limit, most) if type(limit) is int else most
+            if limit != most:
+                self._limits[trainer] = limit
             if isinstance(given.get("val_check_interval"), int):
                 given["val_check_interval"] = min(given["val_check_interval"], given["limit_train_batches"])
         original(trainer, **given)
@@ -62,3 +97,16 @@ class TrainerProbe:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("monitor"):
             self.recorder.add("monitor", name=str(given["monitor"]), callback=type(callback).__name__)
+
+
+def _as_seen(name: str, short: Callable[[Any], Any], whole: Callable[[Any, Any], Any], trainer: Any) -> Any:
+    """Returns a length: for what runs the epochs that of the shortened run, for a schedule that of the whole run."""
+    value = short(trainer)
+    frame = sys._getframe(1)
+    if frame.f_globals.get("__name__", "").partition(".")[0] in _OF_LIGHTNING:
+        return value
+    while name == "num_training_batches" and frame.f_code.co_name != "configure_optimizers":
+        if frame.f_back is None or frame.f_globals.get("__name__", "").partition(".")[0] in _OF_LIGHTNING:
+            return value
+        frame = frame.f_back
+    return whole(trainer, value)

@@ -27,6 +27,8 @@ EXPECTED = {
     "fabric_divides_again": ("LD014", "", "Fabric with a loss that is divided by the number of ranks"),
     "OldSum": ("LD014", "", "a module of pytorch_lightning with a loss that is a sum"),
     "OldIncomplete": ("LD019", "", "a module of pytorch_lightning whose optimizer lacks the first layer"),
+    "estimated_length": ("", "", "a Trainer in a script, with a schedule of estimated_stepping_batches steps"),
+    "EstimatedLength": ("", "", "a module with a schedule of estimated_stepping_batches steps"),
     "OldHealthy": ("", "", "a module of pytorch_lightning"),
 }
 
@@ -96,6 +98,18 @@ class OldModule(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
+def estimated(module):
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
+    steps = module.trainer.estimated_stepping_batches
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Estimated(OldModule):
+    def configure_optimizers(self):
+        return estimated(self)
+
+
 class ScoresOfRanks(OldModule):
     def on_validation_epoch_start(self):
         self.found = []
@@ -115,6 +129,10 @@ def old_lightning():
 
 def mean_of_scores():
     _fit_old(3, ScoresOfRanks, "val_f1")
+
+
+def estimated_length():
+    _fit_old(3, Estimated)
 
 
 def seed_everything_by_rank():
@@ -239,6 +257,11 @@ class OldHealthy(OldModule):
 
     def val_dataloader(self):
         return DataLoader(tensors(32, 2), 4)
+
+
+class EstimatedLength(OldHealthy):
+    def configure_optimizers(self):
+        return estimated(self)
 
 
 class OldIncomplete(OldHealthy):

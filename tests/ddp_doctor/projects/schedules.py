@@ -16,9 +16,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 EXPECTED = {
     "per_process_each_step": ("LD017", "fault", "a schedule of the loader's length steps once per process"),
     "per_process_each_epoch": ("LD017", "fault", "a schedule per epoch steps once per process"),
+    "decay_per_process": ("LD017", "fault", "a warm-up of fixed steps hides that the decay steps once per process"),
     "by_hand_per_process": ("LD017", "fault", "a cosine by hand that counts the steps of all processes"),
     "by_hand": ("", "", "a cosine by hand over the loader's length"),
     "warmup_then_cosine": ("", "", "a warm-up of fixed steps, then a cosine over the loader's length"),
+    "decay_of_all": ("", "", "the same with the length of the undivided loader"),
     "per_epoch": ("", "", "a schedule per epoch"),
     "scaled_with_ranks": ("", "", "a learning rate times the number of ranks, with a schedule per step"),
 }
@@ -68,6 +70,24 @@ def per_process_each_step():
 
 def per_process_each_epoch():
     train(lambda optimizer, total: lr_scheduler.StepLR(optimizer, 1, 0.5), after_epoch=step_per_process)
+
+
+def warm_up_and_decay(optimizer, total, warm=6):
+    def factor(step):
+        return (step + 1) / warm if step < warm else max(0.0, (total - step) / (total - warm))
+
+    return lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def decay_per_process():
+    train(warm_up_and_decay, after_step=step_per_process)
+
+
+def decay_of_all():
+    train(
+        lambda optimizer, total: warm_up_and_decay(optimizer, total * dist.get_world_size()),
+        after_step=step_per_process,
+    )
 
 
 def by_hand_per_process():
