@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import isclose
+
 from ddp_doctor.evidence.communication import hook_effects
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
-from ddp_doctor.evidence.rank_comparison import RankComparison
+from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison
 from ddp_doctor.evidence.requirements import compared
-from ddp_doctor.findings import Finding, fault, unclear
+from ddp_doctor.findings import Finding, cannot_tell, fault, unclear
 
 CODE = "LD014"
 TITLE = "The gradient has the wrong scale"
@@ -30,6 +32,8 @@ NEEDS = (compared,)
 _EQUAL = 1e-5
 # Compression leaves a residual, which blurs the scale by about as much.
 _TIMES_RESIDUAL = 5
+# A forgotten or repeated division by the number of ranks.
+_POWERS = (-2, -1, 1, 2)
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -60,6 +64,13 @@ def _by_loss(evidence: Evidence) -> list[Finding]:
         return _unexplained(evidence, found)
     if abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * residual):
         return []
+    if found.method == MICRO_BATCHES and not any(isclose(factor, ranks**power, rel_tol=0.02) for power in _POWERS):
+        message = (
+            f"Several ranks step with {factor:.3g} times the gradient of one process, which got the recorded "
+            "micro-batches of the ranks: if the program divides by a number of samples that it counts itself, one "
+            "process has counted other samples."
+        )
+        return [cannot_tell(message)]
     summed = "the gradients of the ranks are summed, but not divided by their number"
     cause = (
         summed if factor > 1 else "the loss is a sum over samples, or is divided by the number of ranks a second time"

@@ -47,7 +47,7 @@ def check(evidence: Evidence) -> list[Finding]:
     ranks = evidence.ranks
     if not communicates(evidence):
         return []
-    if not training_epochs(ranks) and (found := _same_gradients(evidence)):
+    if not training_epochs(ranks) and (found := _same_gradients(evidence) or _other_permutations(evidence)):
         return [found]
     for events in training_epochs(ranks):
         if not indices_known(events):
@@ -110,6 +110,30 @@ def _same_gradients(evidence: Evidence) -> Finding | None:
         "on the same samples. If the program draws them, seed each rank differently."
     )
     return fault(message, int(min(steps)), "", f"{len(own)} equal gradients", place)
+
+
+def _other_permutations(evidence: Evidence) -> Finding | None:
+    """Finds ranks that take different places of a permutation, as if it were the same on each of them."""
+    for events in zip(*(rank.of_kind("part of a permutation") for rank in evidence.ranks), strict=False):
+        name = f"permutation/{events[0]['number']}"
+        drawn = [rank.tensors[name] for rank in evidence.ranks if name in rank.tensors]
+        if len(drawn) < len(events) or len({len(one) for one in drawn}) > 1:
+            return None
+        places = [range(*event["part"]) for event in events]
+        divided = set().union(*places)
+        if len(divided) < sum(map(len, places)) or 2 * len(divided) < len(drawn[0]):
+            # The ranks take the same places, each of its own numbers.
+            continue
+        taken = [set(one[list(part)].tolist()) for one, part in zip(drawn, places, strict=True)]
+        shared = len(divided) - len(set().union(*taken))
+        if shared:
+            message = (
+                f"Each rank takes other places of a random permutation of {len(drawn[0])} samples, but the permutation "
+                f"is not the same on all ranks: of the {len(divided)} that are taken, {shared} repeat another one. "
+                "Draw it from a generator with the same seed on all ranks."
+            )
+            return fault(message, 0, "", f"{shared} of {len(divided)} samples", events[0]["place"])
+    return None
 
 
 def _known_contents(evidence: Evidence) -> Finding | None:

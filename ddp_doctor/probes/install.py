@@ -26,6 +26,7 @@ from ddp_doctor.probes.losses import LossProbe
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.modules import ModuleProbe
 from ddp_doctor.probes.options import OptionProbe
+from ddp_doctor.probes.permutations import PermutationProbe
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.reports import ReportProbe
 from ddp_doctor.probes.steps import StepProbe
@@ -89,6 +90,7 @@ class Probes:
             ReportProbe(self.recorder),
             OptionProbe(self.recorder.folder, self.spec),
             LossProbe(self.recorder),
+            PermutationProbe(self.recorder, self.spec),
         )
         for probe in (self.steps, self.modules, self.loaders, self.calls, self.communication, self.files, *others):
             probe.install()

@@ -24,6 +24,9 @@ EXPECTED = {
     "draws_with_one_seed": ("LD002", "a WeightedRandomSampler with one seed on all ranks"),
     "draws_with_own_seed": ("", "a WeightedRandomSampler with a seed of each rank"),
     "same_rollouts": ("LD002", "each rank collects its samples without a loader, from an environment with one seed"),
+    "permutation_of_rank": ("LD002", "each rank takes every second number of a permutation that it alone has drawn"),
+    "permutation_of_all": ("", "each rank takes every second number of a permutation that all have drawn"),
+    "permutation_of_part": ("", "each rank shuffles its own part of the data, and takes batch after batch"),
     "more_replicas_than_ranks": ("LD004", "a sampler for four ranks, of which two train"),
     "scaled_by_own_part": ("LD006", "each rank subtracts the mean of its own part of the data"),
     "numbered_by_own_part": ("LD006", "each rank numbers the words of its own part of the data"),
@@ -53,6 +56,45 @@ def uneven_with_join():
                 optimizer.step()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def train_by_permutation(seed_of, mine):
+    """Trains on the batches of `mine(permutation)` of each epoch, from a generator with the seed of this rank."""
+    rank, world_size = start()
+    model = DistributedDataParallel(nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(5))
+    x = mine(x, rank, world_size) if mine is part else x
+    g = torch.Generator().manual_seed(seed_of(rank))
+    for _ in range(2):
+        order = torch.randperm(len(x), generator=g)
+        order = order if mine is part else mine(order, rank, world_size)
+        for begin in range(0, len(order), 8):
+            batch = x[order[begin : begin + 8]]
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch), batch[:, :3].argmax(1)).backward()
+            optimizer.step()
+    dist.destroy_process_group()
+
+
+def part(x, rank, world_size):
+    return x[rank * len(x) // world_size : (rank + 1) * len(x) // world_size]
+
+
+def every_second(order, rank, world_size):
+    return order[rank::world_size]
+
+
+def permutation_of_rank():
+    train_by_permutation(lambda rank: 3 + rank, every_second)
+
+
+def permutation_of_all():
+    train_by_permutation(lambda rank: 3, every_second)
+
+
+def permutation_of_part():
+    train_by_permutation(lambda rank: 3 + rank, part)
 
 
 class GlobalNorm(nn.Module):
