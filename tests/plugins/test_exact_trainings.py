@@ -150,6 +150,15 @@ def test_a_finished_training_is_left_alone_and_more_epochs_continue_it(kind: Any
     assert training.complete(max_epochs=4) == longer
 
 
+@pytest.fixture
+def without_nohup() -> Iterator[None]:
+    """The processes of a test do not ignore SIGHUP, as those of `nohup make test` do."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("without_nohup")
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_on_one_rank_saves_on_all_and_ends_with_its_code(
