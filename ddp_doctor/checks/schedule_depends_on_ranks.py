@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from math import isclose
-from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.learning_rates import (
+    calls_per_step,
+    first_epoch,
+    fits_samples,
+    later_difference,
+    of_epochs,
+    of_first_epoch,
+    rates_of,
+)
 from ddp_doctor.evidence.samplers import split_twice
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord
@@ -36,8 +42,6 @@ STRUCTURAL = True
 _MOST_STEPS = 12
 # Of the difference between the rates after as many samples, and after as many times more.
 _NEAR = 0.25
-# The same, of the highest rate, in a part of the schedule that was not trained.
-_FAR = 0.05
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -45,8 +49,8 @@ def check(evidence: Evidence) -> list[Finding]:
     record, count = next(iter(evidence.trained), None), len(evidence.trained)
     if record is None:
         return []
-    times, place = _times(record)
-    if not times and all(len(set(rates)) < 2 for rates in _rates(record).values()):
+    times, place = calls_per_step(record)
+    if not times and all(len(set(rates)) < 2 for rates in rates_of(record).values()):
         return [not_reached("No schedule steps.")]
     if split_twice(evidence):
         return [cannot_tell("The samples are split twice (LD004), so the length of an epoch is not the right one.")]
@@ -56,27 +60,27 @@ def check(evidence: Evidence) -> list[Finding]:
         ]
     if times < 2:
         return _by_rates(evidence, record, count)
-    alone = _times(evidence.single)[0] if evidence.single else 0
+    alone = calls_per_step(evidence.single)[0] if evidence.single else 0
     if not alone or times != count * alone:
         return [note(f"A schedule steps {times} times per optimizer step.", place=place)]
     once = evidence.run("schedules once", interventions={"step_schedules_once": True})
     message = f"A schedule steps {times} times per optimizer step on {count} ranks, and {alone} on one process."
     if not once.worked:
         return [depends(message, place=place)]
-    rates, fixed, single = (_rates(one) for one in (record, once.ranks[0], evidence.single) if one)
+    rates, fixed, single = (rates_of(one) for one in (record, once.ranks[0], evidence.single) if one)
     number = next((number for number, found in rates.items() if found != fixed.get(number)), None)
     if number is None:
         return [note(message, place=place)]
     step = next(step for step, (a, b) in enumerate(zip(rates[number], fixed[number], strict=False)) if a != b)
     amount = f"learning rate {rates[number][step]:.3g} instead of {fixed[number][step]:.3g}"
-    if _fits(fixed[number], single.get(number, []), count):
+    if fits_samples(fixed[number], single.get(number, []), count):
         message += f" It is already {count} times shorter on {count} ranks, so it ends too early."
         proof = (
             "With one step of the schedule per optimizer step, the learning rates are those of one process after as "
             "many samples."
         )
         return [fault(message, step, "", amount, place, proof)]
-    if _of_epochs(once.ranks[0]) == _of_epochs(evidence.single) != _of_epochs(record):
+    if of_epochs(once.ranks[0]) == of_epochs(evidence.single) != of_epochs(record):
         message += " It steps after each epoch, and an epoch has as many samples on any number of ranks."
         proof = "With one step of the schedule per epoch, the learning rates are those of one process."
         return [fault(message, step, "", amount, place, proof)]
@@ -84,7 +88,7 @@ def check(evidence: Evidence) -> list[Finding]:
     if not by_rates:
         # As with a schedule that Accelerate steps.
         same = note(f"{message} Each sample has the learning rate that it has on one process.", place=place)
-        later = _later(record, evidence.single, times, alone)
+        later = later_difference(record, evidence.single, times, alone)
         message += " It is shorter on several ranks, so it ends too early."
         return [fault(message, later[0], "", later[1], place) if later else same]
     if all(finding.verdict is not Verdict.CANNOT_TELL for finding in by_rates):
@@ -105,19 +109,19 @@ def _by_rates(evidence: Evidence, record: RankRecord, count: int, *, based: bool
     """Compares the learning rates in the first epoch with those of one process after as many steps, or samples."""
     if evidence.single is None:
         return []
-    ours, short = (_of_first_epoch(one, based=based) for one in (record, evidence.single))
+    ours, short = (of_first_epoch(one, based=based) for one in (record, evidence.single))
     changing = [number for number in ours if len({*ours[number]}) > 1 or len({*short.get(number, ())}) > 1]
     if not changing:
         return []
     # One process comes to the samples of the ranks after as many times more steps.
-    most = min(len(_first_epoch(record)), _MOST_STEPS) * count**2 + 2
+    most = min(len(first_epoch(record)), _MOST_STEPS) * count**2 + 2
     one = evidence.single
-    if len(_first_epoch(one)) < most:
+    if len(first_epoch(one)) < most:
         longer = evidence.run("a longer epoch", world_size=1, steps=most)
         if not longer.worked:
             return [cannot_tell(f"A longer epoch of one process fails ({longer.short_reason}).")]
         one = longer.ranks[0]
-    alone = _of_first_epoch(one, based=based)
+    alone = of_first_epoch(one, based=based)
     compared = [_compare(ours[number][:_MOST_STEPS], alone.get(number, []), count) for number in changing]
     if not any(steps for steps, _ in compared):
         return [cannot_tell("An epoch has too few steps to compare the learning rates.")]
@@ -173,98 +177,3 @@ def _is_far(rates: Sequence[float], alone: Sequence[float], count: int) -> bool:
         max(min(late) - found, found - max(late)) <= _NEAR * min(abs(now - rate) for rate in late)
         for found, now, late in far
     )
-
-
-def _later(record: RankRecord, single: RankRecord | None, times: int, alone: int) -> tuple[int, str] | None:
-    """Returns the first optimizer step after those of the run at which a sample has another learning rate, and what.
-
-    Args:
-        record: Rank 0.
-        single: One process.
-        times: How often a schedule steps per optimizer step on several ranks.
-        alone: The same on one process, which has as many samples after `times / alone` times as many optimizer steps.
-    """
-    events = zip(record.of_kind("ahead"), single.of_kind("ahead") if single else [], strict=False)
-    for ours, theirs in events:
-        # Both have as many samples after as many steps of the schedule.
-        first, last = (
-            pick(event["calls"] + extra for event, extra in ((ours, a), (theirs, b)))
-            for pick, a, b in ((max, 0, 0), (min, len(ours["rates"]) - 1, len(theirs["rates"]) - 1))
-        )
-        peak = max((*ours["rates"], *theirs["rates"]))
-        for calls in range(first, last + 1):
-            found, expected = (event["rates"][calls - event["calls"]] for event in (ours, theirs))
-            if calls % times == 0 and abs(found - expected) > _FAR * peak:
-                step = calls // times
-                amount = (
-                    f"after {step} optimizer steps, {found:.3g} of its base instead of {expected:.3g}, as on one "
-                    f"process after {calls // alone}"
-                )
-                return step, amount
-    return None
-
-
-def _first_epoch(record: RankRecord) -> list[dict[str, Any]]:
-    """Returns the optimizer steps of the first training epoch."""
-    starts = [event["step"] for event in record.training_epochs[1:2]]
-    return [event for event in record.of_kind("step") if not starts or event["step"] < starts[0]]
-
-
-def _of_first_epoch(record: RankRecord, *, based: bool) -> dict[int, list[float]]:
-    """Returns the learning rates of each optimizer's first group in the first training epoch.
-
-    They are relative to the first rate or, if `based`, to the group's `initial_lr`, the base of a schedule of torch: a
-    warm-up that is too short also begins with another rate.
-    """
-    found: dict[int, list[float]] = {}
-    bases: dict[int, float] = {}
-    for event in _first_epoch(record):
-        rate, base = event["lr"][0], event.get("base", [0.0])[0] if based else 0.0
-        # A warm-up may begin at 0.
-        known = bases.setdefault(event["optimizer"], base or rate or 1.0)
-        found.setdefault(event["optimizer"], []).append(rate / known)
-    return found
-
-
-def _of_epochs(record: RankRecord | None) -> list[float]:
-    """Returns the learning rate of each epoch relative to the first one; empty if it changes within an epoch."""
-    starts = [event["step"] for event in record.training_epochs] if record else []
-    steps = record.of_kind("step") if record else []
-    found = []
-    for begin, end in zip(starts, [*starts[1:], len(steps)], strict=True):
-        rates = {event["lr"][0] for event in steps if begin <= event["step"] < end}
-        if len(rates) != 1:
-            return []
-        found.append(rates.pop())
-    return [round(rate / found[0], 9) for rate in found if found[0]]
-
-
-def _times(record: RankRecord) -> tuple[int, str]:
-    """Returns how often a schedule steps per optimizer step at most, and where."""
-    events = [event for event in record.of_kind("scheduler") if event["step"] > 0]
-    counts = Counter((event["scheduler"], event["step"]) for event in events)
-    return max(counts.values(), default=0), next((event["place"] for event in events if event["place"]), "")
-
-
-def _rates(record: RankRecord) -> dict[int, list[float]]:
-    """Returns the learning rates of each optimizer's first group, by step."""
-    return _by_optimizer(record.of_kind("step"))
-
-
-def _by_optimizer(steps: Sequence[dict[str, Any]]) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for event in steps:
-        found.setdefault(event["optimizer"], []).append(event["lr"][0])
-    return found
-
-
-def _fits(rates: Sequence[float], single: Sequence[float], count: int) -> bool:
-    """Returns whether the rates are those of one process after as many samples, and not after as many steps."""
-    places = [step for step in range(1, len(rates)) if step * count < len(single)]
-    if not places or not rates[0] or not single[0]:
-        return False
-
-    def equal(by: int) -> bool:
-        return all(isclose(rates[step] / rates[0], single[step * by] / single[0], rel_tol=1e-6) for step in places)
-
-    return equal(count) and not equal(1)

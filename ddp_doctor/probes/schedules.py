@@ -45,6 +45,9 @@ class ScheduleProbe:
         """Records the learning rates of the steps that a whole training run makes; nothing trains afterwards."""
         self._is_ahead = True
         for number, scheduler in enumerate(self.known):
+            if not type(scheduler).__module__.startswith("torch."):
+                # A class of the program may need the other ranks.
+                continue
             group = scheduler.optimizer.param_groups[0]
             base, rates = group.get("initial_lr"), [float(group["lr"])]
             # OneCycleLR has a last step, and a schedule of the program may need more than its own state.

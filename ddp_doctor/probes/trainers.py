@@ -47,7 +47,7 @@ class TrainerProbe:
     def _batches(self, trainer: Any, short: float) -> float:
         """Returns the batches of a whole epoch if they are known, else those of the shortened one."""
         loader, limit = trainer.train_dataloader, self._limits.get(trainer)
-        if isinstance(loader, list | tuple | dict):
+        if isinstance(loader, list | tuple | dict) or trainer.fast_dev_run or trainer.overfit_batches:
             return short
         try:
             count = len(loader)
@@ -60,7 +60,7 @@ class TrainerProbe:
     def _steps(self, trainer: Any, short: float) -> float:
         """Returns the optimizer steps of the whole training run if they are known, else those of the shortened one."""
         batches = self._batches(trainer, 0)
-        if not batches or not math.isfinite(short) or trainer.max_epochs < 0:
+        if not batches or not math.isfinite(short) or trainer.max_epochs is None or trainer.max_epochs < 0:
             return short
         steps = math.ceil(batches / trainer.accumulate_grad_batches) * max(trainer.max_epochs, 1)
         return steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import NoneType
 from typing import Any
 
@@ -52,7 +53,10 @@ def plain_values(value: Any, *, copy: bool = False) -> Any:
 
 def _loadable(value: Any) -> memoryview | Exception:
     """Returns the bytes of torch.save, or why they cannot be written, or not be loaded again."""
-    content, structure = io.BytesIO(), _structure(value, {})
+    content, structure = io.BytesIO(), None
+    # Values that are nested too deeply have none; the check below names them.
+    with suppress(Exception):
+        structure = _structure(value, {})
     try:
         torch.save(value, content)
         # A run saves values of one structure again and again, and the check takes longer than torch.save.

@@ -207,6 +207,8 @@ SHARED = torch.ones(SIZE)
 BIG = {f"part {number}": SHARED for number in range(100)}
 
 
+NESTED: list[Any] = []
+NESTED.append(NESTED)
 UNLIKE: dict[str, dict[Any, Any]] = {
     "a long number": {"step": 2**200},
     "an object": {"step": object()},
@@ -216,6 +218,7 @@ UNLIKE: dict[str, dict[Any, Any]] = {
     "a parameter": {"weights": torch.nn.Parameter(torch.ones(SIZE))},
     "a sparse tensor": {"weights": torch.ones(SIZE).to_sparse()},
     "an object within": {"new": {"deep": [object()]}},
+    "a list that contains itself": {"new": NESTED},
     "an object as a key": {Path("a"): 1},
     "one storage for all tensors": {"new": BIG},
 }
