@@ -19,6 +19,8 @@ from lit_mnist.errors import InputError
 _ACCEPTED: deque[Any] = deque(maxlen=8)
 # In bits; the reader rejects longer numbers than this.
 _SMALL_NUMBER = 64
+# In characters; a list that contains itself has no innermost part.
+_LONGEST_PLACE = 100
 
 
 def serialize(checkpoint: Mapping[str, Any]) -> memoryview:
@@ -100,6 +102,8 @@ def _structure(value: Any, storages: dict[int, int]) -> Any:
 
 def _find_rejected(value: Any, place: str, error: Exception) -> tuple[str, Any, Exception]:
     """Returns where the innermost part is that is rejected, the part, and why."""
+    if len(place) > _LONGEST_PLACE:
+        return f"{place}…", value, error
     parts: Iterable[tuple[Any, Any]] = ()
     if type(value) in {list, tuple}:
         parts = enumerate(value)

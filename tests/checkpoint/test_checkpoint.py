@@ -251,3 +251,9 @@ def test_a_structure_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(100, 120):
         serialize(structured(step=step, lr=1 / step, weights=torch.rand(SIZE), only="here"))
     assert len(checked) == 1
+
+
+def test_values_that_contain_themselves_are_named_in_one_line() -> None:
+    with pytest.raises(InputError, match="nested too deeply") as caught:
+        serialize(structured(new=NESTED))
+    assert len(str(caught.value)) < 300
