@@ -23,10 +23,12 @@ def device_changes(devices: int, gpu_as_cpu: bool | None, available: int) -> dic
 
     Args:
         devices: Number of ranks.
-        gpu_as_cpu: Whether GPUs are emulated; None to do so if the code needs one and the machine has too few.
+        gpu_as_cpu: Whether GPUs are emulated; None to do so if the code needs one and the machine has too few. False
+            also lets ranks share the GPUs of a machine that has fewer than ranks.
         available: Number of GPUs of the machine.
     """
-    if gpu_as_cpu is not True and available >= devices:
+    enough = available >= devices or (gpu_as_cpu is False and available > 0)
+    if gpu_as_cpu is not True and enough:
         return {"real_gpus": True}
     return {"gpus": devices if gpu_as_cpu else 0, "may_emulate": gpu_as_cpu is not False}
 
