@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,6 +94,12 @@ class Chromium:
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.driver.get(page.as_uri())
+        # On a busy machine, a page was once empty although the driver had returned.
+        shown = "return document.readyState === 'complete' && location.href.startsWith(arguments[0])"
+        deadline = time.monotonic() + 30
+        while not self.driver.execute_script(shown, page.as_uri()):
+            assert time.monotonic() < deadline, f"{page} did not load"
+            time.sleep(0.05)
 
     def problems(self) -> list[str]:
         """Returns what is wrong with the open page: errors, overflow, and violations of WCAG 2 AA that axe finds."""

@@ -423,6 +423,7 @@ def test_each_form_of_the_report_says_that_gpus_were_emulated(error: str) -> Non
         (None, 1, {"gpus": 0, "may_emulate": True}),
         (None, 2, {"real_gpus": True}),
         (False, 0, {"gpus": 0, "may_emulate": False}),
+        (False, 1, {"real_gpus": True}),
         (True, 2, {"gpus": 2, "may_emulate": True}),
     ],
 )
