@@ -183,7 +183,7 @@ class Probes:
 
     def _on_first_batch(self) -> None:
         """Watches parameters that were unfrozen, and gives this process the weights that the ranks began with."""
-        self.steps.watch(self.steps.parameters().values())
+        self.steps.gradients.watch(self.steps.parameters().values())
         feed = self.loaders.feed
         if not self._starts or feed is None:
             return

@@ -72,7 +72,7 @@ class ModuleProbe:
         if self.spec.interventions.get("sync_batch_norm"):
             batch_norm.synchronize(module)
         self.name(module)
-        self.steps.watch(module.parameters())
+        self.steps.gradients.watch(module.parameters())
         self.recorder.active = True
         event = self.recorder.add(
             "ddp",

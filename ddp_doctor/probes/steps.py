@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ddp_doctor.probes.gradients import GradientProbe
 from ddp_doctor.probes.schedules import ScheduleProbe
 from ddp_doctor.probes.state import StateProbe
 from ddp_doctor.probes.wrap import before, wrap
@@ -20,8 +20,6 @@ from ddp_doctor.records.spec import Spec
 # Tensors of larger models are recorded in the first step alone.
 _LARGE = 5_000_000
 _MOST_STEPS = 6
-# The gradients of more backward passes per step are not recorded one by one.
-_MOST_PARTS = 16
 
 
 class StepProbe:
@@ -38,22 +36,17 @@ class StepProbe:
         self.recorder, self.spec = recorder, spec
         self.names: dict[int, str] = {}
         self.optimizers: list[Optimizer] = []
-        self.local: dict[int, torch.Tensor] = {}
-        self.micro: dict[int, list[tuple[int, torch.Tensor]]] = {}
-        self.stale: set[int] = set()
         self.loaded: dict[int, torch.Tensor] = {}
-        self.weights = [float(weight) for weight in spec.interventions.get("weights", ())]
         self.backward_ended: Callable[[], None] = lambda: None
         self.step_ended: Callable[[], None] = lambda: None
         self._consumed: list[int] = []
-        self._hooked: dict[int, torch.Tensor] = {}
-        self._applied, self._reached = set[int](), set[int]()
-        self._micro_batches, self._inside = 0, False
+        self._inside = False
         self._stepping: list[Optimizer] = []
+        self.gradients = GradientProbe(recorder, spec)
         self.state = StateProbe(recorder, spec)
         self.schedules = ScheduleProbe(recorder, spec)
         self.state.optimizers, self.state.schedulers = self.optimizers, self.schedules.known
-        self.state.others += [self.local, self.micro]
+        self.state.others += [self.gradients.local, self.gradients.micro]
 
     def install(self) -> None:
         """Installs the probes."""
@@ -72,21 +65,13 @@ class StepProbe:
     def forget(self) -> None:
         """Forgets the optimizers so far, which are not those of the training of all ranks."""
         self.optimizers.clear()
-        for known in (self.local, self.micro, self.stale, self._applied, self._reached, self._consumed):
-            known.clear()
+        self._consumed.clear()
+        self.gradients.forget()
 
     def name_parameters(self, module: nn.Module) -> None:
         """Gives the parameters of a module their names."""
         for name, parameter in module.named_parameters():
             self.names.setdefault(id(parameter), name.removeprefix("module."))
-
-    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Records the gradients that this rank computes for the parameters."""
-        for parameter in parameters:
-            if id(parameter) not in self._hooked and parameter.requires_grad and parameter.is_leaf:
-                # The reference keeps the identity from being used again.
-                self._hooked[id(parameter)] = parameter
-                parameter.register_hook(functools.partial(self._on_gradient, parameter))
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Returns the parameters of all optimizers by `<optimizer>:<position>`."""
@@ -117,22 +102,8 @@ class StepProbe:
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
             self.recorder.add("optimizer", optimizer=self._number(optimizer), name=type(optimizer).__name__)
-        self.watch(_parameters(optimizer))
+        self.gradients.watch(_parameters(optimizer))
         return result
-
-    def _on_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
-        known = self.local.get(id(parameter))
-        if self.recorder.step < self.spec.steps and self.spec.purpose == "numbers":
-            self.micro.setdefault(id(parameter), []).append((self._micro_batches - 1, gradient.detach().clone()))
-        self._reached.add(id(parameter))
-        if id(parameter) in self._applied:
-            left = parameter.grad is not None and bool(parameter.grad.any())
-            (self.stale.add if left else self.stale.discard)(id(parameter))
-            if not left:
-                self._applied.discard(id(parameter))
-        new = gradient.detach()
-        self.local[id(parameter)] = new.clone() if known is None else known + new
-        return gradient * self.weights[self.recorder.rank] if self.weights else None
 
     def _on_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._inside:
@@ -140,7 +111,7 @@ class StepProbe:
             return original(*args, **kwargs)
         self._consumed.append(self.recorder.backwards)
         self.recorder.backwards += 1
-        self._micro_batches += 1
+        self.gradients.passes += 1
         loss = args[0] if args else kwargs.get("tensors")
         known = float(loss.detach()) if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
         self.recorder.add("backward", loss=known)
@@ -154,7 +125,7 @@ class StepProbe:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
-            self.watch(_parameters(optimizer))
+            self.gradients.watch(_parameters(optimizer))
         if any(other is optimizer for other in self._stepping):
             # Its last step raised an exception.
             self._stepping.clear()
@@ -200,11 +171,7 @@ class StepProbe:
                 recorder.keep(f"before/{recorder.step}/{key}", parameter)
                 if parameter.grad is not None:
                     recorder.keep(f"applied/{recorder.step}/{key}", parameter.grad)
-                if id(parameter) in self.local:
-                    recorder.keep(f"local/{recorder.step}/{key}", self.local[id(parameter)])
-                parts = self.micro.get(id(parameter), ())
-                for micro, part in parts if 1 < len(parts) <= _MOST_PARTS else ():
-                    recorder.keep(f"micro{micro}/{recorder.step}/{key}", part)
+                self.gradients.keep(key, parameter)
         names = {key: self.name(key, parameter) for key, parameter in parameters.items()}
         recorder.add(
             "step",
@@ -214,7 +181,7 @@ class StepProbe:
             lr=[float(group["lr"]) for group in optimizer.param_groups],
             base=[float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups],
             frozen=[names[key] for key, parameter in parameters.items() if not parameter.requires_grad],
-            stale=[names[key] for key, parameter in parameters.items() if id(parameter) in self.stale],
+            stale=[names[key] for key, parameter in parameters.items() if id(parameter) in self.gradients.stale],
             unowned=self._unowned(),
             stack=user_stack(),
             sharded=any(map(is_sharded, parameters.values())),
@@ -222,22 +189,13 @@ class StepProbe:
             passes=self._consumed,
         )
         self._consumed = []
-        for parameter in parameters.values():
-            self.local.pop(id(parameter), None)
-            self.micro.pop(id(parameter), None)
-            self.stale.discard(id(parameter))
-            if parameter.grad is not None:
-                self._applied.add(id(parameter))
-        self._micro_batches = 0
+        self.gradients.step(parameters.values())
 
     def _unowned(self) -> dict[str, str]:
         """Returns digests of the parameters that get gradients, but belong to no optimizer."""
         owned = {id(parameter) for optimizer in self.optimizers for parameter in _parameters(optimizer)}
-        # A parameter that was frozen since is not meant to change.
-        found = [self._hooked[key] for key in self._reached - owned if self._hooked[key].requires_grad]
-        if sum(parameter.numel() for parameter in found) > _LARGE:
-            found = found[:1]
-        return {self.names[id(parameter)]: digest(parameter) for parameter in found if id(parameter) in self.names}
+        found = self.gradients.without_optimizer(owned)
+        return {self.names[key]: value for key, value in found if key in self.names}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping.pop()
