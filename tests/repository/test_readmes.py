@@ -1,4 +1,7 @@
-"""The Chinese README has the structure, the commands, the links and the numbers of the English one."""
+"""The Chinese README has the structure, the commands, the links and the numbers of the English one.
+
+The numbers of the doctor's suite are those of the page with its results.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +85,17 @@ def test_each_readme_links_to_the_other_one_at_its_top() -> None:
     for path, other in ((ENGLISH, CHINESE), (CHINESE, ENGLISH)):
         head = "".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:3])
         assert f"]({other.name})" in head
+
+
+def test_the_results_of_the_suite_are_those_of_its_page() -> None:
+    page = (ROOT / "docs" / "doctor-proof.md").read_text(encoding="utf-8")
+    promises = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    found = dict(re.findall(r"^- (all with a finding|all without): (\d+ of \d+) as expected", page, re.MULTILINE))
+    for path in (ENGLISH, CHINESE):
+        shown = re.findall(r"\*\*(\d+)[^*\d]+(\d+)[^*\d]*\*\*", path.read_text(encoding="utf-8"))
+        assert [f"{some} of {all_}" for some, all_ in shown][:2] == list(found.values()), path.name
+    assert f"seen for {found['all with a finding']} programs with a finding" in promises
+    assert f"and {found['all without']} without" in promises
 
 
 @pytest.mark.parametrize(
