@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, without_batch_norm
+from ddp_doctor.evidence.held_weights import buffer_of_each_rank
 from ddp_doctor.evidence.requirements import compared_at_once
 from ddp_doctor.findings import Finding, cannot_tell, depends, fault
 
@@ -13,7 +14,8 @@ CAUSE = """\
 A contrastive loss compares the samples of a batch with each other. On several ranks it sees only the local
 ones, unless the embeddings are gathered. `dist.all_gather` returns tensors without a gradient, so that a
 gathered loss still lacks the gradient through the other ranks. The loss value is right in this case, and only
-the gradient is wrong.
+the gradient is wrong. A queue, a codebook or a normalizer that each rank updates with its own samples is the same
+fault one step later: DDP replaces a buffer with that of rank 0, and the samples of the other ranks are lost.
 """
 WRONG = """\
 parts = [torch.empty_like(local) for _ in range(world_size)]
@@ -25,6 +27,7 @@ Gather the embeddings with a gradient:
     from torch.distributed.nn.functional import all_gather
     embeddings = torch.cat(all_gather(local))
 Its backward sums over the ranks, and DDP divides by their number: check the scale.
+Before a queue or a codebook is updated, gather or reduce what it gets. `dist.all_gather` is right there.
 """
 THREADS = ("Lightning-Universe/lightning-bolts#179", "facebookresearch/SLIP#31")
 STRUCTURAL = False
@@ -54,6 +57,11 @@ def check(evidence: Evidence) -> list[Finding]:
         message = f"{left}: the loss gathers samples of all ranks, but {gathers[0]['op']} passes no gradient to them."
         return [fault(message, *where, gathers[0]["place"])]
     if found.step >= len({event["optimizer"] for event in evidence.ranks[0].of_kind("step")}):
+        if buffer := buffer_of_each_rank(evidence):
+            name, is_replaced = buffer
+            message = f"{left}, because each rank updates the buffer {name} with its own samples alone"
+            message += ": DistributedDataParallel then replaces it with that of rank 0." if is_replaced else "."
+            return [fault(message, found.step, name, found.measured, loss_place(evidence))]
         message = (
             f"{left}, and although the step before agreed. Something beside the parameters and buffers, such as a "
             "codebook or a queue, is updated by each rank with its own samples and not reduced, or the loss combines "

@@ -1,4 +1,4 @@
-"""Networks that the ranks call without training them, such as teachers, targets and averages."""
+"""What ranks hold beside the weights that they train: teachers, targets and averages, and buffers such as a queue."""
 
 from __future__ import annotations
 
@@ -37,6 +37,23 @@ def held_differently(evidence: Evidence) -> Held | None:
         for rank, call in enumerate(calls):
             if call["held"] != first["held"]:
                 return Held(first["module"], (0, rank), first["step"], first["place"])
+    return None
+
+
+def buffer_of_each_rank(evidence: Evidence) -> tuple[str, bool] | None:
+    """Returns the first buffer in which a step has left other values on each rank, or None.
+
+    The second value is whether DistributedDataParallel replaces it with that of rank 0. Buffers of batch norm do not
+    count: LD012 reports them.
+    """
+    for calls in zip(*(rank.of_kind("forward") for rank in evidence.trained), strict=False):
+        first = calls[0].get("buffers") or {}
+        if any((call["module"], call["step"]) != (calls[0]["module"], calls[0]["step"]) for call in calls):
+            return None
+        for name, value in first.items():
+            if any(call["buffers"].get(name, value) != value for call in calls):
+                broadcast = any(event["buffers"] for event in evidence.trained[0].of_kind("ddp_forward"))
+                return name, broadcast
     return None
 
 

@@ -120,6 +120,7 @@ class ModuleProbe:
                 sensitive=[name for name, part in inner.named_modules() if _has_modes(part)],
                 frozen_norms=_frozen_norms(inner),
                 held=self._held(inner),
+                buffers=self._buffers(inner),
             )
             if self.micro:
                 args, kwargs = self.micro.model_inputs(type(inner).__name__, args, kwargs)
@@ -150,13 +151,28 @@ class ModuleProbe:
 
     def _held(self, module: nn.Module) -> str:
         """Returns a digest of the weights of a network that no optimizer has, in the first steps after one."""
-        wanted = self.spec.purpose == "train" and self.spec.world_size > 1 and 0 < self.recorder.step <= _MOST_HELD
-        parameters = list(module.parameters()) if wanted else []
+        parameters = list(module.parameters()) if self._is_early() else []
         trained = {id(parameter) for parameter in self.steps.parameters().values()} if parameters else set()
         if any(id(parameter) in trained for parameter in parameters):
             return ""
         small = sum(parameter.numel() for parameter in parameters) <= _LARGE and not any(map(is_sharded, parameters))
         return digest(parameters) if parameters and small else ""
+
+    def _buffers(self, module: nn.Module) -> dict[str, str]:
+        """Returns digests of the buffers as the last step left them, apart from those of batch norm, in early steps.
+
+        This is before DistributedDataParallel broadcasts those of rank 0.
+        """
+        if not (self._is_early() and torch.is_grad_enabled()):
+            return {}
+        norms = [name for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        found = {name: buffer for name, buffer in module.named_buffers() if name.rpartition(".")[0] not in norms}
+        small = sum(buffer.numel() for buffer in found.values()) <= _LARGE and not any(map(is_sharded, found.values()))
+        return {name: digest(buffer) for name, buffer in found.items()} if small else {}
+
+    def _is_early(self) -> bool:
+        wanted = self.spec.purpose == "train" and self.spec.world_size > 1
+        return wanted and 0 < self.recorder.step <= _MOST_HELD
 
     def _keep_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
         leaf = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)

@@ -15,6 +15,7 @@ from projects import (
     lightning_family,
     models,
     parallelism,
+    queues,
     randomness,
     schedules,
     unusual_loops,
@@ -35,6 +36,7 @@ _FAMILIES: Mapping[str, ModuleType] = {
     "programs that save what a resumed run needs": checkpoints,
     "programs with several models, streams and batch norm": models,
     "programs that accumulate gradients": accumulations,
+    "programs with a codebook or a queue": queues,
 }
 
 

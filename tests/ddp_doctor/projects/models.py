@@ -32,10 +32,8 @@ EXPECTED = {
     "target_of_the_wrapped": ("", "", "a target is copied after the wrap, which made the weights equal"),
     "teacher_of_rank_0": ("", "", "rank 0 trains a teacher while the others wait, and all distil it"),
     "student_of_rank_0_teacher": ("LD009", "fault", "the same, with a student that is not wrapped"),
-    "codebook_of_each_rank": ("LD015", DEPENDS, "each rank updates a codebook beside the model with its own samples"),
     "evaluates_before_the_first_step": ("LD021", "fault", "an evaluation before the first step undoes train()"),
     "dropout_on_joined_batches": ("", "", "a discriminator with dropout gets true and made samples in one batch"),
-    "codebook_of_all_ranks": ("", "", "the ranks reduce what they update a codebook with"),
     "frozen_backbone_in_eval": ("", "", "a frozen backbone with batch norm in evaluation mode"),
     "momentum_encoder": ("", "", "an encoder that follows the trained one, with batch norm in training mode"),
     "distillation": ("", "", "a student that learns from a teacher, each with a wrapper"),
@@ -359,43 +357,6 @@ def dropout_on_joined_batches():
         optimizer.step()
 
     epochs(loader(), step)
-
-
-def _quantized(*, reduced):
-    start()
-    encoder = nn.Linear(8, 4)
-    decoder = nn.Linear(4, 8)
-    model = DDP(nn.ModuleDict({"encoder": encoder, "decoder": decoder}))
-    model.module.forward = lambda x, codes: _decoded(encoder, decoder, x, codes)
-    codes = torch.randn(12, 4, generator=torch.Generator().manual_seed(5))
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-
-    def step(x, _):
-        made, z, nearest = model(x, codes)
-        optimizer.zero_grad()
-        (F.mse_loss(made, x) + 0.25 * F.mse_loss(z, codes[nearest])).backward()
-        optimizer.step()
-        hits = F.one_hot(nearest, len(codes)).float()
-        sums = torch.cat([hits.t() @ z.detach(), hits.sum(0, keepdim=True).t()], dim=1)
-        if reduced:
-            dist.all_reduce(sums)
-        codes.lerp_(torch.where(sums[:, 4:] > 0, sums[:, :4] / sums[:, 4:].clamp(min=1), codes), 0.3)
-
-    epochs(loader(), step)
-
-
-def _decoded(encoder, decoder, x, codes):
-    z = encoder(x)
-    nearest = torch.cdist(z, codes).argmin(1)
-    return decoder(z + (codes[nearest] - z).detach()), z, nearest
-
-
-def codebook_of_each_rank():
-    _quantized(reduced=False)
-
-
-def codebook_of_all_ranks():
-    _quantized(reduced=True)
 
 
 def evaluates_before_the_first_step():
