@@ -195,6 +195,7 @@ class _Examination:
             relative = self.evidence.relative
             self.states[code] = CheckState.of(code, found)
             self.evidence.explained |= any(self._explains(code, finding) for finding in found)
+            self.evidence.faulty |= any(finding.verdict is Verdict.FAULT for finding in found)
             self.findings += [
                 replace(finding, code=code, place=relative(finding.place))
                 for finding in found

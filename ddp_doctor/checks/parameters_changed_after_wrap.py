@@ -12,7 +12,8 @@ TITLE = "Parameters were changed after the wrap"
 CAUSE = """\
 DDP registers its hooks on the parameters that exist when it wraps the module. A parameter that is assigned,
 moved or converted later is a new tensor without a hook. Its gradient is never averaged, and the ranks drift
-apart in this parameter. No message appears, and the loss of each rank falls.
+apart in this parameter. No message appears, and the loss of each rank falls. The same holds for a module with
+parameters of its own that is not wrapped, such as a loss with class centers.
 """
 WRONG = """\
 model = DistributedDataParallel(model)
@@ -39,10 +40,10 @@ def check(evidence: Evidence) -> list[Finding]:
         return []
     known = {name for wrapped in wraps(evidence.runs["ranks"]) for name in wrapped["parameters"]}
     new = any(name not in known for name in found.parameters)
-    what = "which were frozen at the wrap or added after it" if new else "which were replaced after the wrap"
+    what = "of no wrapped module, or frozen or not yet there at the wrap" if new else "replaced after the wrap"
     message = (
-        f"{len(found.parameters)} parameters that DistributedDataParallel does not average are trained with the "
-        f"gradient of each rank alone, {what}: {', '.join(found.parameters[:5])}."
+        f"Parameters that DistributedDataParallel does not average are trained with the gradient of each rank alone "
+        f"({len(found.parameters)}, {what}): {', '.join(found.parameters[:5])}."
     )
     amount = f"their gradients differ between two ranks by {found.amount:.1e}"
     return [fault(message, found.step, found.tensor, amount, found.place)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import Divergence, first_divergence, loss_place
+from ddp_doctor.evidence.gradients import Divergence, first_divergence, later_divergence, loss_place
 from ddp_doctor.evidence.held_weights import held_differently
 from ddp_doctor.evidence.order import names
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
@@ -44,6 +44,12 @@ def check(evidence: Evidence) -> list[Finding]:
             f"weights differ between {names(held.ranks)}."
         )
         return [fault(message, held.step, place=held.place)]
+    if later := None if found or evidence.faulty else later_divergence(evidence):
+        message = (
+            f"After optimizer step {later.step}, the ranks have different weights. All steps before agree: what the "
+            "program does every few steps only, or from some step on, differs between the ranks."
+        )
+        return [fault(message, later.step, later.tensor, later.measured, later.place)]
     if evidence.explained:
         return []
     if found and found.kind != "steps":

@@ -21,6 +21,8 @@ from ddp_doctor.records.spec import Spec
 _ASKED, _NEEDED = "gpu-asked", "gpu-needed"
 _OF_A_GPU = re.compile(r"cuda|gpu|nccl|accelerator|apex", re.IGNORECASE)
 _LAST_LINES = 4
+# The doctor's own probes ask as well.
+_DOCTOR = str(Path(__file__).parents[1])
 _QUESTIONS = ("is_available", "device_count", "current_accelerator")
 
 
@@ -33,7 +35,7 @@ def watch(folder: Path, spec: Spec) -> None:
     """
 
     def ask(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not sys._getframe(2).f_code.co_filename.startswith(LIBRARY):
+        if not sys._getframe(2).f_code.co_filename.startswith((LIBRARY, _DOCTOR)):
             (folder / _ASKED).touch()
         return original(*args, **kwargs)
 

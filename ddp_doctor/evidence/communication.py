@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -97,7 +98,24 @@ def averaged_weights(evidence: Evidence) -> str:
     if averages := run.ranks[0].of_kind("average"):
         return f"by {averages[0]['name']}"
     keys, steps = list(names_of(run.ranks[0])), len(run.ranks[0].of_kind("step"))
-    return next((f"before step {step}" for step in range(1, steps) if _averaged_before(run, step, keys)), "")
+    exact = next((f"before step {step}" for step in range(1, steps) if _averaged_before(run, step, keys)), "")
+    return exact or _reduced_at_times(run, keys, steps)
+
+
+def _reduced_at_times(run: Run, keys: list[str], steps: int) -> str:
+    """Returns when the ranks reduce or gather tensors of all weights' sizes, if that is between few of the steps.
+
+    As in federated training, the average may be one of copies, which belong to no optimizer. Sizes of gradients that
+    the program averages by itself are seen in most steps.
+    """
+    known = [found[0].numel() for key in keys if (found := run.tensors(f"before/0/{key}"))]
+    seen: dict[int, Counter[int]] = {}
+    for event in run.ranks[0].of_kind("collective"):
+        if any(word in event["op"] for word in ("reduce", "gather")):
+            seen.setdefault(event["step"], Counter())[event.get("size", 0)] += 1
+    # One by one, or as one vector. A model with one tensor can have the size of a metric.
+    times = [step for step, found in seen.items() if not Counter(known) - found or found[sum(known)]]
+    return f"before step {min(times)}" if len(known) > 1 and times and min(times) and 2 * len(times) <= steps else ""
 
 
 def _averaged_before(run: Run, step: int, keys: list[str]) -> bool:

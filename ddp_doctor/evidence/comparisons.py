@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects, shards
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import own_models, owned
 from ddp_doctor.evidence.rank_comparison import RankComparison
 from ddp_doctor.evidence.requirements import not_compared
 from ddp_doctor.observations import Comparison
@@ -28,6 +29,10 @@ def compare_training(evidence: Evidence) -> str:
         cannot = "each rank holds a part of the parameters only"
     elif how := averaged_weights(evidence):
         cannot = f"the ranks average their weights ({how}), not their gradients"
+    elif own_models(evidence):
+        cannot = "each rank trains a model of its own"
+    elif any(map(owned, evidence.trained)):
+        cannot = "each rank owns parameters, which DistributedDataParallel is told to ignore"
     if cannot:
         evidence.reference = RankComparison(cannot=cannot)
         return f"not compared: {cannot}"

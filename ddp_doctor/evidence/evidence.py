@@ -41,6 +41,7 @@ class Evidence:
         noise: Without 64 bits, what reversing the samples of each batch changes.
         always: Interventions of all further comparisons.
         explained: Whether a check has found a fault, or cannot tell whether there is one in the gradients.
+        faulty: Whether a check has found a fault.
     """
 
     spec: Spec
@@ -52,6 +53,7 @@ class Evidence:
     noise: float = 0.0
     always: dict[str, Any] = field(default_factory=dict)
     explained: bool = False
+    faulty: bool = False
     _interventions: dict[str, RankComparison] = field(default_factory=dict)
     _method: str = ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from ddp_doctor.records.run import RankRecord, Run
 
 # Relative; gradients of 32 bits.
 _SAME = 1e-4
+# More steps per epoch, for what a program does every few steps only. The run ends after 15 seconds of training.
+_MANY = 8
 
 
 @dataclass(frozen=True)
@@ -48,21 +50,46 @@ class Divergence:
 
 
 def first_divergence(evidence: Evidence) -> Divergence | None:
-    """Returns how the ranks begin to train different weights, or None if they do not, or average them later."""
-    ranks = evidence.trained
-    if not ranks or shards(evidence) or averaged_weights(evidence):
+    """Returns how the ranks begin to train different weights, or None if they do not, or average them later.
+
+    Parameters that each rank owns are meant to differ.
+    """
+    meant = shards(evidence) or averaged_weights(evidence) or own_models(evidence)
+    return None if meant else _first_of(evidence.trained)
+
+
+def owned(rank: RankRecord) -> set[str]:
+    """Returns the keys of the parameters that each rank trains by itself on request: DDP was told to ignore them."""
+    ignored = {name for event in rank.of_kind("ddp") for name in event.get("ignored", ())}
+    return {key for key, name in names_of(rank).items() if name in ignored}
+
+
+def later_divergence(evidence: Evidence) -> Divergence | None:
+    """Returns the same for a run of more steps, whose tensors are not recorded: what begins later is seen as well."""
+    if not evidence.trained or shards(evidence) or averaged_weights(evidence) or own_models(evidence):
         return None
-    found = next((found for other in ranks[1:] if (found := _divergence(ranks[0], other))), None)
+    steps = _MANY * evidence.spec.steps
+    many = evidence.run("many steps", steps=steps, interventions={"many_steps": True})
+    found = _first_of(many.ranks) if many.worked else None
+    # The time may be over on one rank a step earlier.
+    return None if found and found.kind == "steps" else found
+
+
+def _first_of(ranks: Sequence[RankRecord]) -> Divergence | None:
+    if not ranks:
+        return None
+    meant = owned(ranks[0])
+    found = next((found for other in ranks[1:] if (found := _divergence(ranks[0], other, meant))), None)
     return found or next(filter(None, (_of_parts(ranks, step) for step in range(len(ranks[0].of_kind("step"))))), None)
 
 
-def _divergence(first: RankRecord, second: RankRecord) -> Divergence | None:
+def _divergence(first: RankRecord, second: RankRecord, meant: Collection[str]) -> Divergence | None:
     steps, stepped = ([record.of_kind(kind) for record in (first, second)] for kind in ("step", "stepped"))
     for number, (a, b) in enumerate(zip(*stepped, strict=False)):
-        if a["weights"] != b["weights"]:
-            different = [key for key in a["weights"] if a["weights"][key] != b["weights"].get(key)]
+        keys = [key for key in {**a["weights"], **b["weights"]} if key not in meant]
+        if different := [key for key in keys if a["weights"].get(key) != b["weights"].get(key)]:
             place = steps[0][number]["place"] if number < len(steps[0]) else ""
-            return _classify(first, second, number, different, place)
+            return _classify(first, second, number, different, place, meant)
     if len(stepped[0]) != len(stepped[1]):
         step = min(map(len, stepped))
         longer = steps[0] if len(steps[0]) > step else steps[1]
@@ -70,9 +97,11 @@ def _divergence(first: RankRecord, second: RankRecord) -> Divergence | None:
     return None
 
 
-def _classify(first: RankRecord, second: RankRecord, step: int, different: list[str], place: str) -> Divergence:
+def _classify(
+    first: RankRecord, second: RankRecord, step: int, different: list[str], place: str, meant: Collection[str]
+) -> Divergence:
     names, known = names_of(first), dict[str, Any]()
-    for key in names:
+    for key in [key for key in names if key not in meant]:
         pairs = [
             [record.tensors.get(f"{what}/{step}/{key}") for record in (first, second)] for what in ("applied", "local")
         ]
@@ -155,6 +184,23 @@ def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
 def local_hook(evidence: Evidence, step: int) -> HookEffect | None:
     """Returns the communication hook that gives each rank its own gradient back in a step, or None."""
     return next((hook for hook in hook_effects(evidence.worked("ranks")) if hook.step == step and hook.local), None)
+
+
+def own_models(evidence: Evidence) -> bool:
+    """Returns whether each rank trains a model of its own on purpose, as in a search for the best learning rate.
+
+    Its gradient is not averaged, and the learning rates differ from the first step on.
+    """
+    ranks = evidence.trained
+    rates = {tuple(event["lr"]) for rank in ranks for event in rank.of_kind("step")[:1]}
+    if len(rates) < 2 or any(rank.of_kind("ddp") for rank in ranks):
+        return False
+    pairs = [
+        (rank.tensors.get(f"local/0/{key}"), rank.tensors.get(f"applied/0/{key}"))
+        for rank in ranks
+        for key in names_of(rank)
+    ]
+    return all(local is None or applied is None or is_multiple(applied, local) for local, applied in pairs)
 
 
 def initial_difference(evidence: Evidence) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import own_models
 from ddp_doctor.records.run import RankRecord
 
 Event = dict[str, Any]
@@ -142,7 +143,7 @@ def communicates(evidence: Evidence) -> bool:
     """Returns whether the ranks train one model, unlike independent runs."""
     # The collectives of sharded parameters are not seen.
     sharded = any(event.get("sharded") for rank in evidence.ranks for event in rank.of_kind("step"))
-    return sharded or any(rank.of_kind("ddp", "collective") for rank in evidence.ranks)
+    return sharded or (any(rank.of_kind("ddp", "collective") for rank in evidence.ranks) and not own_models(evidence))
 
 
 def names(ranks: Sequence[int]) -> str:

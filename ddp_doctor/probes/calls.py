@@ -94,7 +94,8 @@ class CallProbe:
             of_hook = self.recorder.has_hooks and in_backward()
             aside = threading.current_thread() is not threading.main_thread() or of_hook
             group = aside or any(_is_subgroup(value) for value in [*args, *kwargs.values()])
-            event = self.recorder.add("collective", op=original.__name__, value=None, subgroup=group)
+            size = tensors[0].numel() if tensors else 0
+            event = self.recorder.add("collective", op=original.__name__, value=None, subgroup=group, size=size)
             result = original(*args, **kwargs)
             if tensors and tensors[0].numel() == 1 and not kwargs.get("async_op"):
                 event["value"] = float(tensors[0])

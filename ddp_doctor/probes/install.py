@@ -162,6 +162,8 @@ class Probes:
             return
         if self.loaders.ending or (spec.interventions.get("until_saved") and (self.recorder.folder / SAVED).exists()):
             self.finish()
+        if spec.interventions.get("many_steps") and self._last_step(step) <= step:
+            self.finish()
         wanted = spec.epochs * spec.steps * max(1, len(self.steps.optimizers))
         if self.loaders.trains or step < wanted:
             return

@@ -78,6 +78,8 @@ class ModuleProbe:
             "ddp",
             module=type(module).__name__,
             parameters=[name for name, parameter in module.named_parameters() if parameter.requires_grad],
+            # Set by the program, as for experts that each rank owns.
+            ignored=sorted(getattr(module, "_ddp_params_and_buffers_to_ignore", ())),
         )
         result = original(wrapped, module, *args, **kwargs)
         self._roots.append(wrapped)

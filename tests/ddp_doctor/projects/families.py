@@ -14,6 +14,7 @@ from projects import (
     libraries,
     lightning_family,
     models,
+    own_weights,
     parallelism,
     queues,
     randomness,
@@ -37,6 +38,7 @@ _FAMILIES: Mapping[str, ModuleType] = {
     "programs with several models, streams and batch norm": models,
     "programs that accumulate gradients": accumulations,
     "programs with a codebook or a queue": queues,
+    "programs whose ranks hold weights of their own": own_weights,
 }
 
 
