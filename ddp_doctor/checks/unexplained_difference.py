@@ -16,7 +16,8 @@ TITLE = "Ranks have different weights"
 CAUSE = """\
 The ranks train different weights, although they average their gradients: one rank alone restores its optimizer, or
 loads other weights. Or a network that is not trained, such as a teacher, a target or an average, differs between the
-ranks: DDP makes the weights of the wrapped module equal, and of no other one. The same check reports every difference
+ranks: DDP makes the weights of the wrapped module equal, and of no other one. Or the program changes the weights by
+itself every few steps, with the random numbers or the statistics of each rank. The same check reports every difference
 between the ranks, and between them and one process, that no other check explains.
 """
 WRONG = """\
@@ -28,7 +29,8 @@ online = DistributedDataParallel(online)
 FIX = """\
 Load on all ranks, and copy a network after DistributedDataParallel has made its weights equal, or broadcast it:
     target = copy.deepcopy(online.module)
-Find what the program does between the step that the report names and the one before.
+Find what the program does between the step that the report names and the one before: what it draws there must come
+from a generator with the same seed on all ranks, or be broadcast.
 """
 THREADS = ("iCog-Labs-Dev/PC-Transformers#135",)
 STRUCTURAL = False

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 EXPECTED = {
     "experts_of_each_rank": ("", "", "each rank owns an expert, which DDP is told to ignore, and all use it"),
-    "averages_copies": ("", "", "federated training: copies are trained, and their average by samples goes on"),
+    "averages_copies": ("", "", "federated training: copies are trained, and averaged by their numbers of samples"),
     "search_of_a_rate": ("", "", "each rank trains a model of its own with another learning rate"),
     "masks_grow_alike": ("", "", "every eight steps, weights are pruned, and others grow at random from one seed"),
     "masks_of_each_rank": ("LD036", "fault", "the same with the random numbers of each rank"),
