@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,12 @@ def load_record(folder: Path, rank: int, code: int | None) -> RankRecord:
     """Returns what a rank recorded, which is nothing if it was lost."""
     path = folder / f"rank{rank}.pt"
     # The tensors of all runs need not be in memory at once.
-    loaded = torch.load(path, "cpu", weights_only=True, mmap=True) if path.exists() else {"events": [], "tensors": {}}
+    loaded: dict[str, Any] = {"events": [], "tensors": {}}
+    with warnings.catch_warnings():
+        # torch says that it examines sparse tensors, such as gradients of the program.
+        warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
+        if path.exists():
+            loaded = torch.load(path, "cpu", weights_only=True, mmap=True)
     output, stack, lines = (
         _text(folder / name) for name in (f"output{rank}.txt", f"stack{rank}.txt", f"journal{rank}.jsonl")
     )
