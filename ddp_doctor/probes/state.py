@@ -33,9 +33,13 @@ class StateProbe:
         # Repetitions with interventions need none.
         self._most = 2 if spec.continues else 0 if spec.interventions else _MOST_SURVEYS
         self._surveys = 0
+        # The last step of each optimizer, and the last two steps after which the program has saved something.
+        self._stepped: dict[int, int] = {}
+        self._saves = [-1, -1]
 
-    def before_step(self) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Records digests of the averages in the first steps, or of all state after a restart."""
+        self._stepped[id(optimizer)] = self.recorder.step
         trained = self._trained()
         if self._surveys < self._most and trained and sum(value.numel() for value in trained) <= _LARGE:
             self._surveys += 1
@@ -57,8 +61,12 @@ class StateProbe:
                 tensors.add(digest(value))
             optimizers += isinstance(value, dict) and {"state", "param_groups"} <= value.keys()
         trained = self._trained()
+        if self._saves[1] != self.recorder.step:
+            self._saves = [self._saves[1], self.recorder.step]
         if sum(value.numel() for value in trained) > _LARGE:
             return {}
+        # One that has not stepped since the save before may be that of an earlier part of the program.
+        used = [owner for owner in self.optimizers if self._stepped.get(id(owner), -1) >= self._saves[0]]
         copies = [
             {"id": str(id(owner)), "name": name, "digests": [digest(value) for value in values]}
             for owner, name, values in _copies(trained, self.optimizers, self.others)
@@ -70,7 +78,7 @@ class StateProbe:
             "weights": [digest(value) for value in trained],
             "states": self._states(),
             "copies": copies,
-            "stateful": sum(bool(optimizer.state) for optimizer in self.optimizers),
+            "stateful": sum(bool(optimizer.state) for optimizer in used),
             "schedulers": [type(scheduler).__name__ for scheduler in self.schedulers],
         }
 

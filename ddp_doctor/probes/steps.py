@@ -163,7 +163,7 @@ class StepProbe:
         recorder, number = self.recorder, self._number(optimizer)
         recorder.active = True
         if self.spec.purpose == "train":
-            self.state.before_step()
+            self.state.before_step(optimizer)
         parameters = {f"{number}:{place}": parameter for place, parameter in enumerate(_parameters(optimizer))}
         size = sum(parameter.numel() for parameter in parameters.values())
         if recorder.step < self.most_steps(size):
