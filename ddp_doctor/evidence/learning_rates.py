@@ -11,6 +11,9 @@ from ddp_doctor.records.run import RankRecord
 
 # A difference of two rates, as a share of the highest one.
 _FAR = 0.05
+# A rate that one process has this share of the schedule earlier or later: a warm-up of as many optimizer steps on any
+# number of ranks moves the rest of a schedule.
+_NEARLY = 0.1
 
 
 def later_difference(record: RankRecord, single: RankRecord | None, times: int, alone: int) -> tuple[int, str] | None:
@@ -27,10 +30,12 @@ def later_difference(record: RankRecord, single: RankRecord | None, times: int, 
         # Both have as many samples after as many steps of the schedule.
         first = max(event["calls"] for event in (ours, theirs))
         last = min(event["calls"] + len(event["rates"]) for event in (ours, theirs))
-        peak = max((*ours["rates"], *theirs["rates"]))
+        peak, window = max((*ours["rates"], *theirs["rates"])), int(_NEARLY * last)
         for calls in range(first, last):
             found, expected = (event["rates"][calls - event["calls"]] for event in (ours, theirs))
-            if calls % times == 0 and abs(found - expected) > _FAR * peak:
+            place = calls - theirs["calls"]
+            near = theirs["rates"][max(0, place - window) : place + window + 1]
+            if calls % times == 0 and max(min(near) - found, found - max(near)) > _FAR * peak:
                 step = calls // times
                 amount = (
                     f"after {step} optimizer steps, {found:.3g} of its base instead of {expected:.3g}, as on one "
