@@ -15,9 +15,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ddp_doctor.probes.datasets import Datasets, below_subsets
 from ddp_doctor.probes.generators import OWN, OwnGenerators, digest_of, generators, seed_unseen
-from ddp_doctor.records.recorder import Recorder
+from ddp_doctor.records.recorder import Recorder, digest
 from ddp_doctor.records.spec import Spec
 from ddp_doctor.torch_internals import tree_map
+
+# Longer selections are not compared.
+_MOST_INDICES = 2_000_000
 
 
 class SampleProbe:
@@ -84,6 +87,7 @@ class SampleProbe:
 def describe_loader(loader: Any, is_iterable: bool) -> dict[str, Any]:
     """Returns what is known of an epoch of a loader when it begins."""
     dataset = loader.dataset
+    replicas = max((_replicas(owner) for owner in _owners(loader)), default=0)
     return {
         "sampler": None if is_iterable else type(loader.sampler).__name__,
         "dataset": type(dataset).__name__,
@@ -98,7 +102,8 @@ def describe_loader(loader: Any, is_iterable: bool) -> dict[str, Any]:
         "complete": False,
         "drained": False,
         "trains": False,
-        "replicas": max((_replicas(owner) for owner in _owners(loader)), default=0),
+        "replicas": replicas,
+        "divided": _selection(dataset) if replicas > 1 else "",
         "set_epoch": [type(owner).__name__ for owner in _owners(loader) if callable(getattr(owner, "set_epoch", None))],
     }
 
@@ -107,6 +112,14 @@ def _replicas(owner: Any) -> int:
     """Returns for how many ranks a sampler divides the samples, as torch's samplers name it; 0 if it does not say."""
     found = getattr(owner, "num_replicas", 0)
     return found if isinstance(found, int) else 0
+
+
+def _selection(dataset: Any) -> str:
+    """Returns a digest of the samples that a Subset has, or nothing."""
+    with suppress(TypeError, ValueError, RuntimeError):
+        if isinstance(dataset, Subset) and len(dataset.indices) <= _MOST_INDICES:
+            return digest(torch.as_tensor(dataset.indices))
+    return ""
 
 
 def _length(value: Any) -> int | None:
