@@ -23,6 +23,8 @@ _FACTORS = (0.5, -8.0)
 # A metric of these values may be the same for all samples, so that it is computed again with up to so many weights.
 _EXTREME, _MOST_WEIGHTS = {0.0, 1.0}, 3
 _PLACES: Sequence[tuple[str, dict[str, Any]]] = (("", {}), (" alone", {"world_size": 1}))
+# Training epochs that are examined.
+_EPOCHS = 2
 _Key = tuple[str, int, int]
 # Value, rounding, name, place and step.
 _Number = tuple[float, float, str, str, int]
@@ -169,9 +171,15 @@ def _weights(record: RankRecord, loaders: Sequence[int]) -> list[str]:
 
 
 def _numbers(record: RankRecord) -> dict[_Key, _Number]:
-    """Returns the reported numbers by place, time and position."""
+    """Returns the reported numbers by place, time and position, apart from those of epochs after the examined ones.
+
+    In those epochs, an evaluation has one batch on each rank, which are more samples on more ranks.
+    """
     found, times = {}, Counter[str]()
+    late = next((event["step"] for event in record.training_epochs[_EPOCHS : _EPOCHS + 1]), None)
     for event in record.of_kind("reported"):
+        if late is not None and event["step"] > late:
+            break
         for position, (value, rounding, word) in enumerate(event["values"]):
             key = event["key"], times[event["key"]], position
             found[key] = (value, rounding, event["name"] or word, event["place"], event["step"])
