@@ -93,8 +93,11 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
 def averaged_weights(evidence: Evidence) -> str:
     """Returns how the ranks average their weights, as `PeriodicModelAverager`; empty if they do not."""
     run = evidence.worked("ranks")
-    if run is None:
-        return ""
+    return averaged_weights_of(run) if run else ""
+
+
+def averaged_weights_of(run: Run) -> str:
+    """Returns the same for a run of several ranks."""
     if averages := run.ranks[0].of_kind("average"):
         return f"by {averages[0]['name']}"
     keys, steps = list(names_of(run.ranks[0])), len(run.ranks[0].of_kind("step"))

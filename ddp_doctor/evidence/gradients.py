@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects, shards
+from ddp_doctor.evidence.communication import HookEffect, averaged_weights, averaged_weights_of, hook_effects, shards
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import RankComparison, names_of
 from ddp_doctor.records.run import RankRecord, Run
@@ -70,7 +70,10 @@ def later_divergence(evidence: Evidence) -> Divergence | None:
         return None
     steps = _MANY * evidence.spec.steps
     many = evidence.run("many steps", steps=steps, interventions={"many_steps": True})
-    found = _first_of(many.ranks) if many.worked else None
+    if not many.worked or averaged_weights_of(many):
+        # Averages may begin late as well.
+        return None
+    found = _first_of(many.ranks)
     # The time may be over on one rank a step earlier.
     return None if found and found.kind == "steps" else found
 

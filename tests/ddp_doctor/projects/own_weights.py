@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 EXPECTED = {
     "experts_of_each_rank": ("", "", "each rank owns an expert, which DDP is told to ignore, and all use it"),
     "averages_copies": ("", "", "federated training: copies are trained, and averaged by their numbers of samples"),
+    "averages_from_step_9": ("", "", "local SGD, which begins after a warm-up with averaged gradients"),
     "search_of_a_rate": ("", "", "each rank trains a model of its own with another learning rate"),
     "masks_grow_alike": ("", "", "every eight steps, weights are pruned, and others grow at random from one seed"),
     "masks_of_each_rank": ("LD036", "fault", "the same with the random numbers of each rank"),
@@ -181,3 +182,24 @@ def masks_grow_alike():
 
 def masks_of_each_rank():
     _masked(lambda rank: 6 + rank)
+
+
+def averages_from_step_9():
+    start()
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    ddp = DDP(model)
+    optimizer, steps = torch.optim.SGD(model.parameters(), 0.05), []
+
+    def step(x, y):
+        # After a warm-up with averaged gradients, each rank trains alone between averages of the weights.
+        together = len(steps) < 9
+        optimizer.zero_grad()
+        F.cross_entropy((ddp if together else model)(x), y).backward()
+        optimizer.step()
+        steps.append(1)
+        if not together and len(steps) % 4 == 0:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.data)
+                parameter.data /= dist.get_world_size()
+
+    fit(step)
