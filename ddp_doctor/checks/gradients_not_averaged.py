@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ddp_doctor.evidence.communication import own_models
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, initial_difference, local_hook, passes_of, wraps
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
-from ddp_doctor.findings import Finding, fault, listed
+from ddp_doctor.findings import Finding, fault, listed, note
 
 CODE = "LD009"
 TITLE = "Gradients are not averaged"
@@ -32,6 +33,9 @@ NEEDS = (optimizer_steps, averages_gradients)
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds gradients that stay on the rank that computed them."""
+    if how := own_models(evidence):
+        place = evidence.trained[0].of_kind("step")[0]["place"]
+        return [note(f"Each rank trains a model of its own, {how}: nothing averages them.", 0, place=place)]
     found = first_divergence(evidence)
     if found is None:
         return []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import names_of
-from ddp_doctor.records.run import Run
+from ddp_doctor.records.run import RankRecord, Run
 
 # A hook may compress: half precision and 8 bits change the length of a gradient by far less than this.
 _SCALE = 0.05
@@ -137,4 +138,54 @@ def _averaged_before(run: Run, step: int, keys: list[str]) -> bool:
 
 def shards(evidence: Evidence) -> bool:
     """Returns whether each rank holds a part of the parameters only, so that those of two ranks are not to be equal."""
-    return any(event.get("sharded") for rank in evidence.ranks for event in rank.of_kind("step")[:1])
+    sharded = any(event.get("sharded") for rank in evidence.ranks for event in rank.of_kind("step")[:1])
+    return sharded or _slices(evidence.ranks)
+
+
+def _slices(ranks: Sequence[RankRecord]) -> bool:
+    """Returns whether an optimizer has tensors of the rank, as slices of the parameters, and no parameter itself."""
+    keys = list(names_of(ranks[0])) if len(ranks) > 1 else []
+    # Backward passes reach the parameters of a module.
+    reached = {key.partition(":")[0] for key in keys for rank in ranks if f"local/0/{key}" in rank.tensors}
+    for key in keys:
+        values = [rank.tensors.get(f"before/0/{key}") for rank in ranks]
+        known = [value for value in values if value is not None]
+        differ = len(known) == len(ranks) and any(not torch.equal(value, known[0]) for value in known)
+        if differ and key.partition(":")[0] not in reached:
+            return True
+    return False
+
+
+def own_models(evidence: Evidence) -> str:
+    """Returns by what each rank trains a model of its own on purpose, as in a search or a cross-validation, or nothing.
+
+    Its gradient is not averaged, and the learning rates differ from the first step on, or each rank saves its model in
+    a file of its own.
+    """
+    ranks = evidence.trained
+    if len(ranks) < 2 or any(rank.of_kind("ddp") for rank in ranks):
+        return ""
+    pairs = [
+        (applied, local)
+        for rank in ranks
+        for key in names_of(rank)
+        if (applied := rank.tensors.get(f"applied/0/{key}")) is not None
+        and (local := rank.tensors.get(f"local/0/{key}")) is not None
+    ]
+    if not pairs or not all(is_multiple(*pair) for pair in pairs):
+        return ""
+    if len({tuple(event["lr"]) for rank in ranks for event in rank.of_kind("step")[:1]}) > 1:
+        return "with another learning rate from the start"
+    files = [{event["path"] for event in rank.of_kind("save")} for rank in ranks]
+    models = all(
+        any(len(event["tensors"]) >= len(event["weights"]) > 0 for event in rank.of_kind("saved")) for rank in ranks
+    )
+    return "which it saves in a file of its own" if models and all(files) and not set.intersection(*files) else ""
+
+
+def is_multiple(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Returns whether one tensor is a multiple of the other."""
+    x, y = a.double().flatten(), b.double().flatten()
+    if not y.any() or not x.any():
+        return not x.any() and not y.any()
+    return float((x - (x @ y) / (y @ y) * y).norm() / x.norm()) < _SAME

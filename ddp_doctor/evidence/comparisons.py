@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects, shards
+from ddp_doctor.evidence.communication import HookEffect, averaged_weights, hook_effects, own_models, shards
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import own_models, owned
+from ddp_doctor.evidence.gradients import owned
 from ddp_doctor.evidence.rank_comparison import RankComparison
 from ddp_doctor.evidence.requirements import not_compared
 from ddp_doctor.observations import Comparison
@@ -29,8 +29,8 @@ def compare_training(evidence: Evidence) -> str:
         cannot = "each rank holds a part of the parameters only"
     elif how := averaged_weights(evidence):
         cannot = f"the ranks average their weights ({how}), not their gradients"
-    elif own_models(evidence):
-        cannot = "each rank trains a model of its own"
+    elif how := own_models(evidence):
+        cannot = f"each rank trains a model of its own, {how}"
     elif any(map(owned, evidence.trained)):
         cannot = "each rank owns parameters, which DistributedDataParallel is told to ignore"
     if cannot:

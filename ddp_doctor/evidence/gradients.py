@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 
-from ddp_doctor.evidence.communication import HookEffect, averaged_weights, averaged_weights_of, hook_effects, shards
+from ddp_doctor.evidence.communication import (
+    HookEffect,
+    averaged_weights,
+    averaged_weights_of,
+    hook_effects,
+    is_multiple,
+    own_models,
+    shards,
+)
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.rank_comparison import RankComparison, names_of
 from ddp_doctor.records.run import RankRecord, Run
@@ -160,14 +168,6 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max()) / size if size else 0.0
 
 
-def is_multiple(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Returns whether one tensor is a multiple of the other."""
-    x, y = a.double().flatten(), b.double().flatten()
-    if not y.any() or not x.any():
-        return not x.any() and not y.any()
-    return float((x - (x @ y) / (y @ y) * y).norm() / x.norm()) < _SAME
-
-
 def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
     """Returns the first clipping of gradients that are not averaged yet, with the norm of each rank, or None.
 
@@ -187,23 +187,6 @@ def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
 def local_hook(evidence: Evidence, step: int) -> HookEffect | None:
     """Returns the communication hook that gives each rank its own gradient back in a step, or None."""
     return next((hook for hook in hook_effects(evidence.worked("ranks")) if hook.step == step and hook.local), None)
-
-
-def own_models(evidence: Evidence) -> bool:
-    """Returns whether each rank trains a model of its own on purpose, as in a search for the best learning rate.
-
-    Its gradient is not averaged, and the learning rates differ from the first step on.
-    """
-    ranks = evidence.trained
-    rates = {tuple(event["lr"]) for rank in ranks for event in rank.of_kind("step")[:1]}
-    if len(rates) < 2 or any(rank.of_kind("ddp") for rank in ranks):
-        return False
-    pairs = [
-        (rank.tensors.get(f"local/0/{key}"), rank.tensors.get(f"applied/0/{key}"))
-        for rank in ranks
-        for key in names_of(rank)
-    ]
-    return all(local is None or applied is None or is_multiple(applied, local) for local, applied in pairs)
 
 
 def initial_difference(evidence: Evidence) -> list[str]:

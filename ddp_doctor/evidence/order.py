@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ddp_doctor.evidence.communication import own_models
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import own_models
 from ddp_doctor.records.run import RankRecord
 
 Event = dict[str, Any]

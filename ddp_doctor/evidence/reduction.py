@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ddp_doctor.evidence.communication import is_multiple
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import distance, is_multiple, passes_of, wraps
+from ddp_doctor.evidence.gradients import distance, passes_of, wraps
 from ddp_doctor.evidence.rank_comparison import names_of
 from ddp_doctor.records.run import RankRecord, Run
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddp_doctor.evidence.communication import averaged_weights, shards
+from ddp_doctor.evidence.communication import averaged_weights, own_models, shards
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import own_models, passes_of
+from ddp_doctor.evidence.gradients import passes_of
 from ddp_doctor.evidence.order import communicates, indices_known, training_epochs
 from ddp_doctor.evidence.order import evaluation_epochs as evaluations
 from ddp_doctor.findings import Finding, cannot_tell, not_applicable, not_reached
 
 # Returns why a check was not made, or None.
 Requirement = Callable[[Evidence], Finding | None]
-_OWN_MODELS = not_applicable("Each rank trains a model of its own, with another learning rate from the start.")
 
 
 def several_ranks(evidence: Evidence) -> Finding | None:
@@ -32,8 +31,8 @@ def communicating(evidence: Evidence) -> Finding | None:
     """The ranks train one model together."""
     if communicates(evidence):
         return None
-    if own_models(evidence):
-        return _OWN_MODELS
+    if how := own_models(evidence):
+        return not_applicable(f"Each rank trains a model of its own, {how}.")
     if any(rank.of_kind("init_process_group") for rank in evidence.ranks):
         return cannot_tell("No collective of the ranks was seen, so it is not known whether they train one model.")
     return not_applicable("The ranks do not communicate: each is a training run of its own.")
@@ -128,8 +127,8 @@ def averages_gradients(evidence: Evidence) -> Finding | None:
         return not_applicable("Each rank holds a part of the parameters only.")
     if how := averaged_weights(evidence):
         return not_applicable(f"The ranks average their weights ({how}), and train different weights between.")
-    if own_models(evidence):
-        return _OWN_MODELS
+    if how := own_models(evidence):
+        return not_applicable(f"Each rank trains a model of its own, {how}.")
     return None
 
 
