@@ -173,7 +173,7 @@ def own_clip(evidence: Evidence) -> tuple[dict[str, Any], list[float]] | None:
 
     The average has the same norm on all ranks.
     """
-    if first_divergence(evidence):
+    if first_divergence(evidence) or averaged_weights(evidence) or own_models(evidence):
         return None
     clips = [[event for event in rank.of_kind("clip") if event["norm"] is not None] for rank in evidence.trained]
     for events in zip(*clips, strict=False):
