@@ -163,7 +163,7 @@ def own_models(evidence: Evidence) -> str:
     a file of its own.
     """
     ranks = evidence.trained
-    if len(ranks) < 2 or any(rank.of_kind("ddp") for rank in ranks):
+    if len(ranks) < 2 or any(rank.of_kind("ddp") for rank in ranks) or averaged_weights(evidence):
         return ""
     pairs = [
         (applied, local)
