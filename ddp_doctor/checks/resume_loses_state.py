@@ -9,7 +9,7 @@ import torch
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.restarts import averages, checkpoints, not_restored
-from ddp_doctor.evidence.sources import loads_without_schedule
+from ddp_doctor.evidence.sources import loads_state, loads_without_schedule
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, fault, listed, not_reached, note
 from ddp_doctor.records.run import RankRecord
 
@@ -114,7 +114,10 @@ def _not_saved(record: RankRecord) -> list[Finding]:
                 return [fault(message, event["step"], place=event["place"])]
             message += ", but a position from which it can be computed."
             return [note(message, event["step"], place=event["place"])]
-        return [fault(f"{message}, nor an epoch or a step.", event["step"], place=event["place"])]
+        message += ", nor an epoch or a step."
+        if not loads_state(_files(record)):
+            return [note(f"{message} Nothing loads it yet.", event["step"], place=event["place"])]
+        return [fault(message, event["step"], place=event["place"])]
     return []
 
 

@@ -31,6 +31,14 @@ def loads_without_schedule(files: Iterable[str]) -> bool:
     return not any(_positions(node) for node in nodes)
 
 
+def loads_state(files: Iterable[str]) -> bool:
+    """Returns whether code restores the state of anything; files that cannot be read may do so."""
+    paths = list(files)
+    calls = ("load_state_dict", "load_state", "load_checkpoint", "load_from_checkpoint", "restore")
+    nodes = [node for path in paths for node in _nodes(path)]
+    return not nodes or any(_calls(node, name) for node in nodes for name in calls)
+
+
 def _nodes(path: str) -> Iterator[ast.AST]:
     with suppress(OSError, SyntaxError, ValueError):
         yield from ast.walk(ast.parse(Path(path).read_text()))

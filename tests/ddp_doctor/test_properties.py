@@ -26,7 +26,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.label_counts import label_counts
 from ddp_doctor.evidence.reports import wrong_metrics
 from ddp_doctor.evidence.restarts import RUN, Lost, _resumed_from, not_restored
-from ddp_doctor.evidence.sources import loads_without_schedule
+from ddp_doctor.evidence.sources import loads_state, loads_without_schedule
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
 from ddp_doctor.probes.operands import operands_of_file, values_of
@@ -390,3 +390,20 @@ def test_code_that_restarts_a_schedule_is_told_from_code_that_restores_it(
     path = tmp_path / "train.py"
     path.write_text(source)
     assert loads_without_schedule([str(path), str(tmp_path / "missing.py")]) is restarts
+
+
+@pytest.mark.parametrize(
+    ("source", "loads"),
+    [
+        ("torch.save({'model': model.state_dict()}, 'last.pt')", False),
+        ("loader = DataLoader(data)\nrows = json.load(file)", False),
+        ("model.load_state_dict(torch.load('last.pt'))", True),
+        ("accelerator.load_state('folder')", True),
+    ],
+)
+def test_code_that_restores_nothing_is_known(tmp_path: Path, source: str, loads: bool) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    assert loads_state([str(path)]) is loads
+    # What cannot be read may restore something.
+    assert loads_state([str(tmp_path / "missing.py")])
