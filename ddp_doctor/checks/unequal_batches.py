@@ -41,9 +41,11 @@ def check(evidence: Evidence) -> list[Finding]:
     ranks = evidence.ranks
     if any(rank.of_kind("join") for rank in ranks) or not communicates(evidence):
         return []
+    # The loop of an endless stream ends by itself, on all ranks at the same step.
+    endless = {event["loader"] for rank in ranks for event in rank.training_epochs if event.get("endless")}
     for events in training_epochs(ranks):
         known = [count for event in events if (count := _batches(event)) is not None]
-        if len(known) < len(events) or len(set(known)) == 1:
+        if len(known) < len(events) or len(set(known)) == 1 or {event["loader"] for event in events} & endless:
             continue
         counts = ", ".join(f"{count} on rank {rank.rank}" for count, rank in zip(known, ranks, strict=True))
         message = f"Epoch {events[0].get('epoch', 0)} has unequal numbers of batches: {counts}."

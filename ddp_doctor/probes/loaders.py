@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ class LoaderProbe:
         self.own = OwnGenerators()
         self.draws = DrawProbe(recorder, spec, feed, self.own)
         self.iterations: dict[int, int] = {}
+        # The generator function of the user that has begun each loader.
+        self.generators: dict[int, FrameType | None] = {}
         self.training_epochs = 0
         self.shortened = self.ending = False
         self.open: list[ShortEpoch] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import torch
 from ddp_doctor.probes.generators import changed, generators
 from ddp_doctor.probes.rank_batches import RankBatches
 from ddp_doctor.probes.samples import base_indices, describe_loader
-from ddp_doctor.records.recorder import caller, sample_digests
+from ddp_doctor.records.recorder import caller, generator_of_user, sample_digests
 from ddp_doctor.torch_internals import LoaderIndices, graph_nodes, tree_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -54,10 +55,18 @@ class ShortEpoch(Iterator[Any]):
             loader=self.loader,
             iteration=self.iteration,
             by=caller(),
+            endless=self._is_endless(),
         )
 
     def __iter__(self) -> ShortEpoch:
         return self
+
+    def _is_endless(self) -> bool:
+        """Returns whether the program begins the loader again wherever it ends, as `while True: yield from loader`."""
+        frame, known = generator_of_user(), self.probe.generators.get(self.loader)
+        # The reference keeps the identity from being used again.
+        self.probe.generators[self.loader] = frame
+        return (frame is not None and frame is known) or isinstance(sys.exc_info()[1], StopIteration)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.iterator, name)

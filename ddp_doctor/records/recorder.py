@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -122,6 +124,14 @@ def caller() -> str:
             found = f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return found if frame is not None else ""
+
+
+def generator_of_user() -> FrameType | None:
+    """Returns the frame of the user's code that runs, if it is that of a generator function."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame if frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR else None
 
 
 def is_called_by_user(through: str = PACKAGE) -> bool:
