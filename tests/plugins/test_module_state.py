@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from killed_runs import SignalAt, Training, assert_resumes
 from lightning.pytorch import LightningModule
-from modules import INPUTS, TARGETS
+from modules import INPUTS, TARGETS, AutoEncoder
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -264,6 +264,20 @@ def test_a_changed_program_is_stated_and_has_the_saved_values(tmp_path: Path) ->
         "warning: The program has changed since the training was saved: self._hparams.beta (0.5, was 0.1)" in done.out
     )
     assert changed.results() == reference
+
+
+def test_a_changed_accumulation_is_stated_and_has_the_saved_value(tmp_path: Path) -> None:
+    options = {"max_epochs": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 2}
+    training = Training(AutoEncoder, tmp_path / "run", 1, 1, options)
+    reference = training.complete()
+    (training.folder / "last.ckpt").unlink()
+    training.run(stop=SignalAt(3, signal.SIGTERM))
+    done = replace(training, options={**options, "accumulate_grad_batches": 1}).run()
+    assert (
+        "warning: The program has changed since the training was saved: accumulate_grad_batches is 1, was 2."
+        in done.out
+    )
+    assert training.results() == reference
 
 
 LEAVES = st.one_of(

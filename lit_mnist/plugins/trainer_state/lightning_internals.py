@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_mnist.distributed.rank import warn_once
+
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
@@ -26,6 +28,8 @@ class TrainerState:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
+        # Of the program: a callback may change it in training.
+        self._accumulate = trainer.accumulate_grad_batches
 
     def save(self) -> dict[str, Any]:
         """Returns the state as nested plain values and tensors."""
@@ -39,6 +43,7 @@ class TrainerState:
             "current_fx": connector._current_fx,
             "stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
             "accumulate": trainer.accumulate_grad_batches,
+            "accumulate_at_start": self._accumulate,
             "should_stop": trainer.should_stop,
             # Under manual optimization DDP broadcasts the buffers only before the first forward pass.
             "broadcasts": getattr(trainer.strategy.model, "require_forward_param_sync", None),
@@ -56,6 +61,12 @@ class TrainerState:
         connector._first_loop_iter, connector._current_fx = state["first_batch"], state["current_fx"]
         trainer.fit_loop.epoch_loop._batches_that_stepped = state["stepped"]
         trainer.accumulate_grad_batches = state["accumulate"]
+        if (before := state.get("accumulate_at_start", self._accumulate)) != self._accumulate:
+            warn_once(
+                f"The program has changed since the training was saved: accumulate_grad_batches is {self._accumulate}, "
+                f"was {before}. The resumed training run continues with the value of the checkpoint. To train with "
+                "another value, start from its weights."
+            )
         trainer.should_stop = state["should_stop"] and not has_ended
         if state["broadcasts"] is not None:
             trainer.strategy.model.require_forward_param_sync = state["broadcasts"]  # type: ignore[union-attr]
