@@ -8,6 +8,7 @@ from ddp_doctor.observations import DEFECT
 _TEXT = f"{DEFECT}: this is a defect of the doctor, not a fault of the program. Please report it with these lines:\n"
 # Longer than the failed run, the program has come past the place.
 _SECONDS_MORE = 10.0
+_TIMED_OUT = "timed out"
 
 
 def defect_of_the_doctor(evidence: Evidence) -> str:
@@ -22,5 +23,7 @@ def defect_of_the_doctor(evidence: Evidence) -> str:
         return ""
     seconds = min(spec.timeout, failed.seconds + _SECONDS_MORE)
     run = evidence.run("without the doctor", purpose="bare", world_size=failed.spec.world_size, timeout=seconds)
-    runs = run.hung or (bool(run.ranks) and all(rank.code == 0 for rank in run.ranks))
+    # Under the doctor, a rank waits for a shorter time: what waits for ever also hangs alone.
+    waited = any(_TIMED_OUT in error["message"].lower() for error in failed.errors)
+    runs = (run.hung and not waited) or (bool(run.ranks) and all(rank.code == 0 for rank in run.ranks))
     return _TEXT if runs else ""
