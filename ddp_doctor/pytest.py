@@ -17,6 +17,7 @@ Importing this module imports no torch.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shlex
 import sys
@@ -65,11 +66,16 @@ def _examined(target: str = "", **options: Any) -> Report:
     from ddp_doctor import examine
 
     try:
+        inspect.signature(examine).bind(target, **options)
+    except TypeError as error:
+        pytest.fail(f"The doctor rejects this: {error}", pytrace=False)
+    try:
         report: Report = examine(target, **options)
     except DoctorError as error:
         pytest.fail(f"The doctor rejects this: {error}", pytrace=False)
     if report.exit_code:
-        pytest.fail(report_text(report), pytrace=False)
+        # The summary of pytest shows the first line.
+        pytest.fail(report_text(report).strip(), pytrace=False)
     return report
 
 
