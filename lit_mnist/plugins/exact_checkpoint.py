@@ -14,7 +14,7 @@ from lightning.pytorch.plugins import DoublePrecision
 
 from lit_mnist.distributed.consensus import Consensus
 from lit_mnist.distributed.gather import all_gather_bytes, end_collectives_at_exit
-from lit_mnist.distributed.rank import Rank
+from lit_mnist.distributed.rank import Rank, warn_once
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import display_path, print_stop
 from lit_mnist.errors import require
@@ -113,6 +113,11 @@ class ExactCheckpoint(Checkpoint):
         self._loading.close()
         self._loaders.fit_started = True
         self._state, self._module_state = TrainerState(trainer), ModuleState(pl_module)
+        if self._pending is None and trainer.is_global_zero and self.path.exists():
+            warn_once(
+                f"{self.path} exists, and this training run does not resume from it: it will be replaced. To resume, "
+                "pass its path as ckpt_path, such as ckpt_path=checkpoint.last."
+            )
         if self._pending is not None and self._pending["between_batches"]:
             lightning_internals.skip_restart_logic(trainer)
         rank = Rank(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from modules import AutoEncoder, Streaming, WithMetrics
 from torch.utils.data import DataLoader
 
-from lit_mnist.plugins import lightning_internals
+from lit_mnist.plugins import ExactCheckpoint, lightning_internals
 from lit_mnist.plugins.trainer_state.lightning_internals import TrainerState
 
 
@@ -166,3 +167,17 @@ def test_a_restart_is_ended() -> None:
     assert all(loop.restarting for loop in loops)
     lightning_internals.end_restart(trainer)
     assert not any(loop.restarting for loop in loops)
+
+
+def test_a_checkpoint_that_a_new_training_run_replaces_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = []
+    for resumes in (False, False, True):
+        exact = ExactCheckpoint(tmp_path, 1)
+        trainer = Trainer(
+            accelerator="cpu", devices=1, logger=False, max_steps=2, callbacks=[exact], enable_progress_bar=False
+        )
+        trainer.fit(AutoEncoder(), ckpt_path=exact.last if resumes else None)
+        named.append(f"{tmp_path / 'last.ckpt'} exists" in capsys.readouterr().out)
+    assert named == [False, True, False]
