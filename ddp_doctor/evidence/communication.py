@@ -171,10 +171,12 @@ def own_models(evidence: Evidence) -> str:
         for key in names_of(rank)
         if (applied := rank.tensors.get(f"applied/0/{key}")) is not None
         and (local := rank.tensors.get(f"local/0/{key}")) is not None
+        # A single value is a multiple of any other.
+        and local.numel() > 1
     ]
     if not pairs or not all(is_multiple(*pair) for pair in pairs):
         return ""
-    if len({tuple(event["lr"]) for rank in ranks for event in rank.of_kind("step")[:1]}) > 1:
+    if len({tuple(event.get("lr", ())) for rank in ranks for event in rank.of_kind("step")[:1]}) > 1:
         return "with another learning rate from the start"
     files = [{event["path"] for event in rank.of_kind("save")} for rank in ranks]
     models = all(

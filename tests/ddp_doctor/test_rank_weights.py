@@ -39,7 +39,8 @@ def rank(number: int, held: str = "", lr: float = 0.1, applied: float = 1.0, aft
 
 
 def evidence(*ranks: RankRecord, **values: Any) -> Evidence:
-    return Evidence(SPEC, Runner.__new__(Runner), {"ranks": Run(SPEC, Path(), [*ranks])}, **values)
+    run = Run(SPEC, Path(), [*ranks])
+    return Evidence(SPEC, Runner.__new__(Runner), {"ranks": run, "many steps": run}, **values)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,17 @@ def test_weights_that_differ_between_ranks_are_a_fault(second: dict[str, Any], s
     found = unexplained_difference.check(evidence(*ranks, reference=RankComparison(difference=0.0)))
     assert [finding.verdict.value for finding in found] == ["fault"] * bool(said)
     assert said in "".join(finding.message for finding in found)
+
+
+@pytest.mark.parametrize(("second", "found"), [(2.0, []), (3.0, ["fault"])])
+@pytest.mark.parametrize("explained", [True, False])
+def test_weights_that_differ_in_later_steps_only_are_a_fault(second: float, found: list[str], explained: bool) -> None:
+    given = evidence(rank(0), rank(1), reference=RankComparison(difference=0.0), explained=explained)
+    given.runs["many steps"] = Run(SPEC, Path(), [rank(0), rank(1, after=second)])
+    assert [finding.verdict.value for finding in unexplained_difference.check(given)] == found
+    # A fault of another check may have this effect.
+    given.faulty = True
+    assert not unexplained_difference.check(given)
 
 
 def test_a_difference_that_a_check_explains_is_not_reported_again() -> None:
