@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 from lit_mnist.distributed.sample_order import rank_rows, train_indices
 from lit_mnist.errors import InputError, require
@@ -109,8 +110,15 @@ class ExactDistributedSampler(Sampler[list[int]]):
         """Yields the indices of this rank's samples, batch by batch.
 
         Raises:
-            InputError: The epoch changed within the iteration, or the batch cannot be split evenly.
+            InputError: The epoch changed within the iteration, the batch cannot be split evenly, or a loader has this
+                object as its `sampler`.
         """
+        if sys._getframe(1).f_code is BatchSampler.__iter__.__code__:
+            # Such a loader takes each batch for one index.
+            raise InputError(
+                "ExactDistributedSampler yields whole batches: pass it to the DataLoader as batch_sampler, without "
+                "batch_size, and not as sampler."
+            )
         rank, world_size = self._ranks()
         return self._evaluation(rank, world_size) if self.evaluation else self._training(rank, world_size)
 

@@ -233,3 +233,11 @@ def test_importing_the_package_imports_neither_torch_nor_lightning() -> None:
         "assert p.ExactDistributedSampler.__doc__"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_it_is_rejected_as_the_sampler_of_a_loader() -> None:
+    data = TensorDataset(torch.arange(12.0))
+    sampler = ExactDistributedSampler(data, 4, rank=0, world_size=1)
+    assert len(list(DataLoader(data, batch_sampler=sampler))) == 3
+    with pytest.raises(InputError, match="pass it to the DataLoader as batch_sampler"):
+        list(DataLoader(data, 4, sampler=sampler))

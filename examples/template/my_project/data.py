@@ -6,6 +6,8 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, TensorDataset
 
+from lit_mnist.errors import InputError
+
 
 class LitData(LightningDataModule):
     """Noisy points on three rings.
@@ -38,7 +40,7 @@ class LitData(LightningDataModule):
         """Divides the global batch by the ranks, so that their number does not change what is trained."""
         ranks = self.trainer.world_size
         if self.batch_size % ranks:
-            raise ValueError(f"The batch of {self.batch_size} samples cannot be split over {ranks} ranks.")
+            raise InputError(f"The batch of {self.batch_size} samples cannot be split over {ranks} ranks.")
         return self.batch_size // ranks
 
 
