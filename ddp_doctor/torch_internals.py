@@ -8,6 +8,7 @@
 5. `tree_leaves`, `tree_map`: nested batches. `test_nested_batches_are_flattened`.
 6. `on_indices`: the index lists and the batches that an iterator takes. `test_indices_and_batches_are_told`.
 7. `name_generators`: what names temporary files and semaphores. `test_a_temporary_name_is_drawn_by_no_program`.
+8. `ignored_by_ddp`: the names that DistributedDataParallel is told to ignore. `test_what_ddp_ignores_is_known`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ _MOST_NODES = 100_000
 without_modes = _disable_current_modes
 tree_leaves = pytree.tree_leaves
 DispatchMode = TorchDispatchMode
+
+
+def ignored_by_ddp(module: torch.nn.Module) -> list[str]:
+    """Returns the names of parameters and buffers that DistributedDataParallel is told to ignore, such as experts."""
+    return sorted(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def tree_map(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:

@@ -33,8 +33,9 @@ class Evidence:
             with their evaluation), `again` (`ranks` repeated), `numbers` (the first steps in 64 bits), `reference`
             (one process that was fed from it), `evaluate1` and `evaluate` (the same weights evaluated by one process
             and by several ranks), `whole`, `save` and `resume` (six steps at once, and three and three), `interrupted`
-            and `started again` (a program that is ended after its first checkpoint, and its restart), `predict1` and
-            `predict`. Those that were not possible are missing.
+            and `started again` (a program that is ended after its first checkpoint, and its restart), `many steps`
+            (longer epochs, in which only weights are compared), `predict1` and `predict`. Those that were not possible
+            are missing.
         reference: The comparison of `numbers` and `reference`.
         deterministic: Whether two runs gave the same weights; None if that is not known.
         double: Whether the numbers are those of 64 bits.

@@ -97,6 +97,7 @@ class LoaderProbe:
         self.open.clear()
         self._loaders.clear()
         self.iterations.clear()
+        self.generators.clear()
         self.samples.datasets.found.clear()
         self.training_epochs = 0
 

@@ -15,7 +15,7 @@ from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, digest, is_called_near_user, is_sharded
 from ddp_doctor.records.spec import Spec
-from ddp_doctor.torch_internals import tree_leaves
+from ddp_doctor.torch_internals import ignored_by_ddp, tree_leaves
 
 _MOST_OUTPUTS = 400
 _MOST_VALUES = 2_000_000
@@ -78,8 +78,7 @@ class ModuleProbe:
             "ddp",
             module=type(module).__name__,
             parameters=[name for name, parameter in module.named_parameters() if parameter.requires_grad],
-            # Set by the program, as for experts that each rank owns.
-            ignored=sorted(getattr(module, "_ddp_params_and_buffers_to_ignore", ())),
+            ignored=ignored_by_ddp(module),
         )
         result = original(wrapped, module, *args, **kwargs)
         self._roots.append(wrapped)
@@ -167,7 +166,8 @@ class ModuleProbe:
         """
         if not (self._is_early() and torch.is_grad_enabled()):
             return {}
-        norms = [name for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        kinds = (*batch_norm.NORMS, nn.SyncBatchNorm)
+        norms = [name for name, part in module.named_modules() if isinstance(part, kinds)]
         found = {name: buffer for name, buffer in module.named_buffers() if name.rpartition(".")[0] not in norms}
         small = sum(buffer.numel() for buffer in found.values()) <= _LARGE and not any(map(is_sharded, found.values()))
         return {name: digest(buffer) for name, buffer in found.items()} if small else {}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -22,6 +23,7 @@ from ddp_doctor.records.spec import Spec, Target
 from ddp_doctor.torch_internals import (
     LoaderIndices,
     graph_nodes,
+    ignored_by_ddp,
     in_backward,
     on_indices,
     tree_leaves,
@@ -237,3 +239,10 @@ def test_a_temporary_name_is_drawn_by_no_program() -> None:
     with tempfile.NamedTemporaryFile():
         assert own.states() == before
     assert any(generator is mine for generator in own.known)
+
+
+def test_what_ddp_ignores_is_known() -> None:
+    module = torch.nn.ModuleDict({"shared": torch.nn.Linear(2, 2), "expert": torch.nn.Linear(2, 2)})
+    assert ignored_by_ddp(module) == []
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["expert.weight", "expert.bias"])
+    assert ignored_by_ddp(module) == ["expert.bias", "expert.weight"]
