@@ -91,7 +91,7 @@ def test_a_parameter_that_ddp_is_told_to_ignore_may_differ(ignored: bool) -> Non
 @pytest.mark.parametrize(
     ("times", "steps", "averaged"),
     # The sizes of the weights in each step are those of gradients; before the first one, those of the initial weights.
-    [((4,), 8, True), ((4, 8), 8, True), (range(8), 8, False), ((0,), 8, False), ((), 8, False)],
+    [((4,), 8, True), ((4, 8), 8, True), (range(1, 8), 8, False), ((0,), 8, False), ((), 8, False)],
 )
 def test_averages_of_copies_are_seen_by_their_sizes(times: Any, steps: int, averaged: bool) -> None:
     ranks = []
