@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch.distributed import DistNetworkError
 
+from lit_mnist.cli.entry import finish_imports
 from lit_mnist.distributed.failure import convert_disk_error, exit_rank, explain_failure, report_failure
 from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank, launched_from_outside
@@ -65,6 +66,7 @@ def run_ranks(ranks: Ranks, folder: RunFolder | None) -> None:
 def _run_ranks(ranks: Ranks, folder: RunFolder | None) -> None:
     """Runs one rank in this process if it is the only one or an outside launcher started it; else launches them."""
     run, logs = ranks.run, ranks.path / "logs"
+    finish_imports()
     if launched_from_outside():
         rank = Rank.from_environment()
         if rank.num_nodes == 1:

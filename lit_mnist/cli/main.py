@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ddp_doctor.command import complete as complete_doctor
 from ddp_doctor.command import main as doctor
+from lit_mnist.cli.entry import prepare
 from lit_mnist.cli.help import help_text
 from lit_mnist.cli.request import parse
 from lit_mnist.cli.versions import check_versions
@@ -219,4 +220,5 @@ def _print(error: LitMnistError) -> None:
 
 
 if __name__ == "__main__":
+    prepare()
     sys.exit(main())

@@ -8,8 +8,6 @@ first GPU. Networks with batch norm therefore get other weights than from the ot
 
 from __future__ import annotations
 
-import sys
-
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -117,6 +115,6 @@ def _train_epoch(
 
 
 if __name__ == "__main__":
-    from lit_mnist.cli.main import main
+    from lit_mnist.cli.entry import entry
 
-    sys.exit(main(engine="data_parallel"))
+    entry("data_parallel")

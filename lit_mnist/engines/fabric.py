@@ -5,7 +5,6 @@ python -m lit_mnist.engines.fabric --devices 2
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from typing import Any
 
@@ -161,6 +160,6 @@ def _train_epoch(
 
 
 if __name__ == "__main__":
-    from lit_mnist.cli.main import main
+    from lit_mnist.cli.entry import entry
 
-    sys.exit(main(engine="fabric"))
+    entry("fabric")

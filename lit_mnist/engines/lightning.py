@@ -9,7 +9,6 @@ lit-mnist fit --config mine.yaml --import my_package --devices 2
 from __future__ import annotations
 
 import math
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -237,6 +236,6 @@ def _reason_to_stop(trainer: LitTrainer) -> str:
 
 
 if __name__ == "__main__":
-    from lit_mnist.cli.main import main
+    from lit_mnist.cli.entry import entry
 
-    sys.exit(main(engine="lightning"))
+    entry("lightning")

@@ -10,7 +10,6 @@ with the number of workers; that of a rank in an all-reduce does not.
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 
 import torch
@@ -163,6 +162,6 @@ def _transfer(transfers: list[dist.P2POp]) -> None:
 
 
 if __name__ == "__main__":
-    from lit_mnist.cli.main import main
+    from lit_mnist.cli.entry import entry
 
-    sys.exit(main(engine="parameter_server"))
+    entry("parameter_server")

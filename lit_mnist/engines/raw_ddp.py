@@ -18,7 +18,6 @@ one device (compare `single.py`); the lines below are marked with their numbers:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
@@ -201,6 +200,6 @@ def _evaluate(
 
 
 if __name__ == "__main__":
-    from lit_mnist.cli.main import main
+    from lit_mnist.cli.entry import entry
 
-    sys.exit(main(engine="raw_ddp"))
+    entry("raw_ddp")

@@ -5,7 +5,6 @@ python -m lit_mnist.engines.single
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 
 import torch
@@ -160,6 +159,6 @@ def _passes(
 
 
 if __name__ == "__main__":
-    from lit_mnist.cli.main import main
+    from lit_mnist.cli.entry import entry
 
-    sys.exit(main(engine="single"))
+    entry("single")

@@ -9,7 +9,6 @@ On CPUs, `accelerate launch --num_processes 2` silently starts one process; the 
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
@@ -137,6 +136,6 @@ def _train_epoch(
 
 
 if __name__ == "__main__":
-    from lit_mnist.cli.main import main
+    from lit_mnist.cli.entry import entry
 
-    sys.exit(main(engine="with_accelerate"))
+    entry("with_accelerate")

@@ -6,7 +6,6 @@ python -m lit_mnist.engines.with_hf_trainer --devices 2
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -215,6 +214,6 @@ class _Trainer(transformers.Trainer):
 
 
 if __name__ == "__main__":
-    from lit_mnist.cli.main import main
+    from lit_mnist.cli.entry import entry
 
-    sys.exit(main(engine="with_hf_trainer"))
+    entry("with_hf_trainer")

@@ -1,0 +1,61 @@
+"""The command line as a program of its own: a quick start and a quick exit.
+
+A program imports this module first. It imports neither torch nor Lightning.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from typing import NoReturn
+
+from lit_mnist.distributed.signals import STOP
+
+# A collection visits all the objects of a library that is being imported, and finds no garbage among them.
+_THRESHOLDS_OF_IMPORTS = 100_000, 20, 100
+_THRESHOLDS = gc.get_threshold()
+
+
+def prepare() -> None:
+    """Prepares this process for the imports of the command line, which take seconds.
+
+    A signal during them ends the process as it does later, and Ctrl-C without a traceback. The garbage collector is
+    almost off until `finish_imports`.
+    """
+    gc.set_threshold(*_THRESHOLDS_OF_IMPORTS)
+    STOP.listen()
+    # The handlers of other packages are registered later and thus called before.
+    atexit.register(_leave)
+
+
+def finish_imports() -> None:
+    """Excludes the objects of all imported modules from the garbage collection, which runs as usual from now on.
+
+    Otherwise, the exit of Python takes more than a second to find out that these objects refer to each other. In a
+    program that did not call `prepare`, nothing changes.
+    """
+    if gc.get_threshold() == _THRESHOLDS_OF_IMPORTS:
+        gc.freeze()
+        gc.set_threshold(*_THRESHOLDS)
+
+
+def entry(engine: str = "lightning") -> NoReturn:
+    """Runs the command line in a process of its own, and exits with its code."""
+    prepare()
+    from lit_mnist.cli.main import main
+
+    sys.exit(main(engine=engine))
+
+
+def _leave() -> None:
+    """Destroys the objects of the run, which may print, and keeps the exit from reporting the frozen objects."""
+    if not gc.get_freeze_count():
+        return
+    gc.collect()
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    # nanobind, which Triton is written with, reports them as leaks.
+    if "triton" in sys.modules:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
