@@ -16,6 +16,8 @@ from lit_mnist.errors import InputError
 
 _TIMEOUT_S = 1800
 _ROOT = str(Path(__file__).parents[1])
+# The program that users run, by path: a measurement runs in a folder of its own.
+TRAIN = Path(_ROOT) / "train.py"
 
 
 def run_python(*words: object, folder: Path, gpus: bool = False) -> str:
@@ -65,7 +67,8 @@ def printed_numbers(*words: object, folder: Path, gpus: bool = False) -> dict[st
 
 def train(folder: Path, *flags: object, engine: str = "lightning", gpus: bool = False) -> dict[str, Any]:
     """Runs a training in a folder, and returns the content of its `result.json`."""
-    run_python("-m", f"lit_mnist.engines.{engine}", *flags, "--run-dir", folder / "run", folder=folder, gpus=gpus)
+    program = (TRAIN,) if engine == "lightning" else ("-m", f"lit_mnist.engines.{engine}")
+    run_python(*program, *flags, "--run-dir", folder / "run", folder=folder, gpus=gpus)
     return result_of(folder)
 
 
