@@ -110,6 +110,10 @@ class Probes:
         """Writes the record, and waits for the end: other ranks may still need this one."""
         self.loaders.close()
         self.end(reached_end=False)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Waits until the parent ends this process."""
         time.sleep(self.spec.timeout + 60)
 
     def end(self, *, reached_end: bool, error: dict[str, Any] | None = None) -> None:
@@ -120,8 +124,9 @@ class Probes:
             error: The exception that ended it.
         """
         recorder = self.recorder
-        if error and self.loaders.shortened and "StopIteration" in (error["type"], error["message"][-13:]):
-            # A stream that the doctor has shortened; the program does not expect its end.
+        # A stream that the doctor has shortened; the program does not expect its end.
+        cut = error and self.loaders.shortened and "StopIteration" in (error["type"], error["message"][-13:])
+        if cut:
             error = None
         failures = [*(self.loaders.feed.failures if self.loaders.feed else []), *self.loaders.draws.tape.failures]
         if error:
@@ -141,6 +146,9 @@ class Probes:
         recorder.write()
         with (recorder.folder / f"done{recorder.rank}").open("a") as file:
             file.write(f"{os.getpid()}\n")
+        if cut:
+            # Its exit code would make a launcher end the other ranks before they have written their records.
+            self._wait()
 
     def _before_collective(self) -> None:
         """Begins again if this rank has trained alone so far: now it joins the others."""

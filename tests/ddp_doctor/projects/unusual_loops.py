@@ -21,6 +21,7 @@ EXPECTED = {
     "uneven_with_join": ("", "Join around ranks with 9 and 7 batches"),
     "own_synchronized_norm": ("", "broadcast_buffers=False with a normalization over all ranks"),
     "restarted_iterator": ("", "an iterator that is restarted when it is exhausted, and set_epoch before"),
+    "batches_by_next": ("", "the batches of an endless sampler are taken by next"),
     "draws_with_one_seed": ("LD002", "a WeightedRandomSampler with one seed on all ranks"),
     "draws_with_own_seed": ("", "a WeightedRandomSampler with a seed of each rank"),
     "same_rollouts": ("LD002", "each rank collects its samples without a loader, from an environment with one seed"),
@@ -156,6 +157,36 @@ def restarted_iterator():
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
+    dist.destroy_process_group()
+
+
+class Endless:
+    """Batches of about as many rows, in an order that depends on the epoch alone."""
+
+    def __init__(self, size, rank, world_size):
+        self.size, self.rank, self.world_size = size, rank, world_size
+
+    def __iter__(self):
+        epoch = 0
+        while True:
+            order = torch.randperm(self.size, generator=torch.Generator().manual_seed(epoch)).tolist()
+            batches = [order[begin : begin + 6] for begin in range(0, self.size, 6)]
+            yield from batches[self.rank :: self.world_size]
+            epoch += 1
+
+
+def batches_by_next():
+    rank, world_size = start()
+    model = DistributedDataParallel(nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(3))
+    data = TensorDataset(x, x[:, :3].argmax(1))
+    stream = iter(DataLoader(data, batch_sampler=Endless(len(data), rank, world_size)))
+    for _ in range(40):
+        x, y = next(stream)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
     dist.destroy_process_group()
 
 
