@@ -123,17 +123,30 @@ def _reduced_at_times(run: Run, keys: list[str], steps: int) -> str:
 
 
 def _averaged_before(run: Run, step: int, keys: list[str]) -> bool:
-    """Returns whether the weights of the ranks differ after a step, and are their mean before the next."""
-    differ = False
+    """Returns whether the weights of the ranks differ after a step, and are their mean before the next.
+
+    Weights that one rank owns, as the rows of its own users, are not averaged.
+    """
+    differ, apart = False, list[str]()
     for key in keys:
         after, begin = run.tensors(f"after/{step - 1}/{key}"), run.tensors(f"before/{step}/{key}")
         # A step that one rank takes alone may be one of another model.
         if after and begin and len({tensor.shape for tensor in (*after, *begin)}) == 1:
             mean = torch.stack(after).double().mean(0)
             if not all(_close(tensor.double(), mean) for tensor in begin):
-                return False
-            differ = differ or not all(_close(tensor.double(), mean) for tensor in after)
-    return differ
+                apart.append(key)
+            else:
+                differ = differ or not all(_close(tensor.double(), mean) for tensor in after)
+    return differ and all(_has_owners(run, step, key) for key in apart)
+
+
+def _has_owners(run: Run, step: int, key: str) -> bool:
+    """Returns whether no element of a parameter was changed by two ranks before a step."""
+    first, begin = run.tensors(f"before/0/{key}"), run.tensors(f"before/{step}/{key}")
+    if len({tensor.shape for tensor in (*first, *begin)}) > 1:
+        return False
+    changes = torch.stack([before != now for before, now in zip(first, begin, strict=True)])
+    return bool((changes.sum(0) <= 1).all())
 
 
 def shards(evidence: Evidence) -> bool:

@@ -16,6 +16,8 @@ EXPECTED = {
     "experts_of_each_rank": ("", "", "each rank owns an expert, which DDP is told to ignore, and all use it"),
     "averages_copies": ("", "", "federated training: copies are trained, and averaged by their numbers of samples"),
     "averages_from_step_9": ("", "", "local SGD, which begins after a warm-up with averaged gradients"),
+    "rows_of_own_users": ("", "", "local SGD: items are averaged, and each rank owns the rows of its users"),
+    "items_without_bias": ("LD009", "fault", "the same, but the bias that all ranks train is never averaged"),
     "search_of_a_rate": ("", "", "each rank trains a model of its own with another learning rate"),
     "masks_grow_alike": ("", "", "every eight steps, weights are pruned, and others grow at random from one seed"),
     "masks_of_each_rank": ("LD036", "fault", "the same with the random numbers of each rank"),
@@ -130,6 +132,44 @@ def averages_copies():
         dist.all_reduce(count)
         nn.utils.vector_to_parameters(weights / count, model.parameters())
     dist.destroy_process_group()
+
+
+class Factors(nn.Module):
+    def __init__(self, users=40, items=30):
+        super().__init__()
+        self.user, self.item = nn.Embedding(users, 4), nn.Embedding(items, 4)
+        self.bias = nn.Embedding(items, 1)
+
+    def forward(self, user, item):
+        return (self.user(user) * self.item(item)).sum(1) + self.bias(item)[:, 0]
+
+
+def factorize(averaged):
+    """Trains on the ratings of the rank's own users, and averages some weights after every third step."""
+    rank, world_size = start()
+    model = Factors()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    g = torch.Generator().manual_seed(5)
+    user, item, rating = torch.randint(40, (640,), generator=g), torch.randint(30, (640,), generator=g), torch.rand(640)
+    mine = user % world_size == rank
+    for step in range(12):
+        part = torch.randperm(int(mine.sum()), generator=torch.Generator().manual_seed(10 * step + rank))[:32]
+        optimizer.zero_grad()
+        (model(user[mine][part], item[mine][part]) - rating[mine][part]).square().sum().backward()
+        optimizer.step()
+        if step % 3 == 2:
+            for parameter in averaged(model):
+                dist.all_reduce(parameter.data)
+                parameter.data /= world_size
+    dist.destroy_process_group()
+
+
+def rows_of_own_users():
+    factorize(lambda model: [model.item.weight, model.bias.weight])
+
+
+def items_without_bias():
+    factorize(lambda model: [model.item.weight])
 
 
 def search_of_a_rate():
