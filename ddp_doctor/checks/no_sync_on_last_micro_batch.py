@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, passes_of
+from ddp_doctor.evidence.gradients import first_divergence, later_divergence, passes_of
 from ddp_doctor.evidence.requirements import averages_gradients, no_sync
 from ddp_doctor.findings import Finding, fault
 
@@ -12,7 +12,8 @@ TITLE = "no_sync covers the last micro-batch"
 CAUSE = """\
 DDP decides in the forward pass whether the next backward reduces the gradients. `no_sync` around the backward
 alone has no effect: each micro-batch is reduced, which only costs time. `no_sync` that also
-covers the last micro-batch means that no gradient is reduced, and the ranks drift apart.
+covers the last micro-batch means that no gradient is reduced, and the ranks drift apart. The last
+micro-batch of an epoch is one of them, if the optimizer steps there after an incomplete window.
 """
 WRONG = """\
 with ddp.no_sync() if last else contextlib.nullcontext():    # the wrong way round
@@ -30,8 +31,11 @@ NEEDS = (no_sync, averages_gradients)
 
 def check(evidence: Evidence) -> list[Finding]:
     """Finds accumulation windows whose last backward pass runs within `no_sync`."""
-    found = first_divergence(evidence)
-    passes = passes_of(evidence.ranks[0], found.step) if found else []
+    found, run = first_divergence(evidence), "ranks"
+    if found is None and not evidence.faulty and no_sync(evidence) is None:
+        # The last window of an epoch may have fewer micro-batches than the others.
+        found, run = later_divergence(evidence), "many steps"
+    passes = passes_of(evidence.runs[run].ranks[0], found.step) if found else []
     if found is None or not passes or passes[-1]["synchronizes"]:
         return []
     synchronized = [str(number + 1) for number, event in enumerate(passes) if event["synchronizes"]]

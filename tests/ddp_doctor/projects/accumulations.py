@@ -26,6 +26,8 @@ EXPECTED = {
     "tokens_of_all_micro_batches": ("", "", "the tokens of all micro-batches and ranks are counted before"),
     "weighted_mean_of_longest_texts": ("", "", "padded to the longest text; each mean is weighted with its tokens"),
     "equal_counts": ("", "", "micro-batches of equal size, with no_sync"),
+    "last_window_alone": ("LD016", "fault", "the incomplete last window of an epoch steps within no_sync"),
+    "last_window_averaged": ("", "", "the incomplete last window of an epoch is averaged"),
 }
 STEPS = 2
 
@@ -146,3 +148,33 @@ def clips_each_micro_batch():
 
 def clips_the_average():
     train(lambda model, part, _: model(**part)["loss"] / STEPS, padded=False, clipped=[STEPS - 1])
+
+
+def windows(averages):
+    """Trains on epochs of 13 batches in windows of 3, of which the last one has a single batch."""
+    dist.init_process_group("gloo")
+    data, size = Texts(False), 3
+    data.x = data.y = torch.cat([data.x, data.x[:8]])
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data))
+    torch.manual_seed(1)
+    model = DDP(Model())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        for number, batch in enumerate(loader):
+            last = number + 1 == len(loader)
+            window = min(size, len(loader) - number // size * size)
+            with contextlib.nullcontext() if averages(number, size, last) else model.no_sync():
+                (model(**batch)["loss"] / window).backward()
+            if (number + 1) % size == 0 or last:
+                optimizer.step()
+                optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+def last_window_alone():
+    windows(lambda number, size, last: (number + 1) % size == 0)
+
+
+def last_window_averaged():
+    windows(lambda number, size, last: (number + 1) % size == 0 or last)
