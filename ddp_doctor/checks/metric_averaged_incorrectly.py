@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples
-from ddp_doctor.evidence.reports import wrong_metrics
+from ddp_doctor.evidence.reports import LARGE, wrong_metrics
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord, Run
 
@@ -34,8 +34,6 @@ THREADS = ("Lightning-AI/pytorch-lightning#12354", "Lightning-AI/pytorch-lightni
 STRUCTURAL = False
 # Relative; metrics are computed in 32 bits.
 _SAME = 1e-4
-# By so much, another checkpoint may be the best one.
-_LARGE = 0.01
 _ISSUE = "Lightning-AI/pytorch-lightning#21859"
 
 
@@ -77,13 +75,13 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     if any(repeated_samples(events) for events in evaluation_epochs(evidence.ranks)):
         # They explain a difference: LD023.
         return []
-    found, cannot = wrong_metrics(evidence)
+    decides = _monitored(evidence)
+    found, cannot = wrong_metrics(evidence, decides)
     if cannot:
         return [cannot_tell(cannot)]
     if not found:
         return []
-    decides = _monitored(evidence)
-    metric = max(found, key=lambda metric: (metric.own, metric.name in decides and metric.difference > _LARGE))
+    metric = max(found, key=lambda metric: (metric.own, metric.name in decides and metric.difference > LARGE))
     name = f"The reported {metric.name or 'metric'}"
     values = f"{metric.value:.6g} on {len(evidence.ranks)} ranks and {metric.alone:.6g} on one process"
     where = metric.step, metric.name, f"{metric.difference:.1e} of the value", metric.place
@@ -97,7 +95,7 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     if isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02):
         return [fault(f"{message} The ranks' values are summed, or divided by their number once more.", *where)]
     how = "It is combined over the ranks, but not as over all samples at once"
-    if metric.difference > _LARGE and metric.name in decides:
+    if metric.difference > LARGE and metric.name in decides:
         return [fault(f"{message} {how}, and a callback decides by it.", *where)]
     return [depends(f"{message} {how}.", *where)]
 

@@ -8,12 +8,12 @@ samples of the other ranks do not change it, it is that of rank 0 alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.records.run import RankRecord
+from ddp_doctor.records.run import RankRecord, Run
 
 # Relative: what the order of additions changes.
 _SAME = 1e-4
@@ -22,6 +22,8 @@ _SAME = 1e-4
 _FACTORS = (0.5, -8.0)
 # A metric of these values may be the same for all samples, so that it is computed again with up to so many weights.
 _EXTREME, _MOST_WEIGHTS = {0.0, 1.0}, 3
+# Relative: by so much, another checkpoint may be the best one.
+LARGE = 0.01
 _PLACES: Sequence[tuple[str, dict[str, Any]]] = (("", {}), (" alone", {"world_size": 1}))
 # Training epochs that are examined.
 _EPOCHS = 2
@@ -56,8 +58,14 @@ class Metric:
         return abs(self.value - self.alone) / (abs(self.alone) or 1.0)
 
 
-def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
-    """Returns the metrics that differ, and why they cannot be compared, if so."""
+def wrong_metrics(evidence: Evidence, decides: Container[str] = ()) -> tuple[Sequence[Metric], str]:
+    """Returns the metrics that differ, and why they cannot be compared, if so.
+
+    Args:
+        evidence: The runs.
+        decides: Names of the metrics by which something is decided: if they differ by little, they are compared with
+            other weights, too.
+    """
     loaders = _divided_loaders(evidence.trained)
     if not loaders:
         return [], ""
@@ -73,6 +81,8 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         return [], f"The metrics of unchanged weights were not compared: {run.short_reason}"
     if _weights(one.ranks[0], loaders) != _weights(several.ranks[0], loaders):
         return [], "The metrics were not compared: one process and rank 0 evaluate other weights."
+    if len(part := _evaluated(one, loaders)) < len(whole := _evaluated(several, loaders)):
+        return [], f"The metrics were not compared: one process evaluates {len(part)} of the {len(whole)} samples."
     alone, ours = _numbers(one.ranks[0]), _numbers(several.ranks[0])
     others = {key for rank in several.ranks[1:] for key in _numbers(rank)}
     known = (ours.keys() & alone.keys() & repeated) - others
@@ -93,22 +103,26 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         )
         for key in sorted(metrics, key=lambda key: (ours[key][4], key))
     ]
-    return found, ""
+    small = {metric.name for metric in found if not metric.own and metric.difference <= LARGE}
+    unclear = [key for key in metrics if ours[key][2] in small and ours[key][2] in decides]
+    return [*found, *_with_other_weights(evidence, unclear, LARGE)], ""
 
 
-def _differing(ours: dict[_Key, _Number], alone: dict[_Key, _Number], known: Iterable[_Key]) -> list[_Key]:
-    """Returns the numbers that differ by more than rounding, of those that both have."""
+def _differing(
+    ours: dict[_Key, _Number], alone: dict[_Key, _Number], known: Iterable[_Key], least: float = _SAME
+) -> list[_Key]:
+    """Returns the numbers that differ by more than rounding and this part of their value, of those that both have."""
     return [
         key
         for key in known
         if key in ours
         and key in alone
-        and abs(ours[key][0] - alone[key][0]) > max(ours[key][1], alone[key][1], _SAME * abs(alone[key][0]))
+        and abs(ours[key][0] - alone[key][0]) > max(ours[key][1], alone[key][1], least * abs(alone[key][0]))
     ]
 
 
-def _with_other_weights(evidence: Evidence, known: Sequence[_Key]) -> list[Metric]:
-    """Compares metrics that are 0 or 1, as those of a network that is not trained, with other weights."""
+def _with_other_weights(evidence: Evidence, known: Sequence[_Key], least: float = _SAME) -> list[Metric]:
+    """Compares metrics with other weights: a network that is not trained may put all samples into one class."""
     for number in range(_MOST_WEIGHTS if known else 0):
         name = f"still with other weights {number}"
         change: dict[str, Any] = {"same_seed": True, "interventions": {"still": True, "other_weights": number}}
@@ -116,7 +130,7 @@ def _with_other_weights(evidence: Evidence, known: Sequence[_Key]) -> list[Metri
         if not all(run.worked for run in runs):
             break
         ours, alone = (_numbers(run.ranks[0]) for run in runs)
-        if found := _differing(ours, alone, known):
+        if found := _differing(ours, alone, known, least):
             return [
                 Metric(ours[key][2], ours[key][0], alone[key][0], False, ours[key][3], ours[key][4]) for key in found
             ]
@@ -151,12 +165,29 @@ def _divided_loaders(ranks: Sequence[RankRecord]) -> list[int]:
     return sorted(found - trained)
 
 
+def _evaluated(run: Run, loaders: Sequence[int]) -> set[str]:
+    """Returns the samples that the first evaluations with these loaders have on all ranks."""
+    found = set[str]()
+    for rank in run.ranks:
+        first: dict[int, int] = {}
+        for batch in rank.of_kind("batch"):
+            loader, iteration = batch["loader"], batch["iteration"]
+            if loader in loaders and first.setdefault(loader, iteration) == iteration:
+                found.update(_names(batch))
+    return found
+
+
 def _samples(record: RankRecord, loader: int) -> Counter[str]:
     found: Counter[str] = Counter()
     for batch in record.of_kind("batch"):
         if batch["loader"] == loader:
-            found.update(batch.get("samples") or map(str, batch["indices"]))
+            found.update(_names(batch))
     return found
+
+
+def _names(batch: dict[str, Any]) -> Iterable[str]:
+    """Returns the digests of the samples of a batch, or their indices."""
+    return batch.get("samples") or map(str, batch["indices"])
 
 
 def _weights(record: RankRecord, loaders: Sequence[int]) -> list[str]:
