@@ -50,6 +50,15 @@ def _catches_usr2(pid: int) -> bool:
     return False
 
 
+def living_children() -> bool:
+    """Reaps the children that have ended, and returns whether others are left."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
 def kill_children() -> None:
     """Kills all children of this process, and the orphans that they leave."""
     for _ in range(20):

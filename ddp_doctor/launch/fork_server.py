@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,11 @@ from ddp_doctor.files import private_view, redirect
 from ddp_doctor.files.view_process import ViewProcess
 from ddp_doctor.launch import program_forks
 from ddp_doctor.launch.rank import run_rank
-from ddp_doctor.processes import become_subreaper, die_with_parent, kill_children
+from ddp_doctor.processes import become_subreaper, die_with_parent, kill_children, living_children
 from ddp_doctor.records.spec import FOLDER, read
+
+# On a busy machine, the record of a rank takes seconds.
+_SECONDS_TO_RECORD = 20.0
 
 
 def main() -> None:
@@ -63,8 +67,18 @@ def _run(request: dict[str, Any], answers: Any) -> None:
             os._exit(code)
     answers.write(json.dumps({"pid": child}) + "\n")
     _, status = os.waitpid(child, 0)
+    if not status and request["command"]:
+        _wait_for_records(Path(request["folder"]))
     kill_children()
     answers.write(json.dumps({"code": os.waitstatus_to_exitcode(status)}) + "\n")
+
+
+def _wait_for_records(folder: Path) -> None:
+    """Waits for the ranks that a command leaves behind: Lightning's rank 0 ends without waiting for the others."""
+    files = [folder / f"done{rank}" for rank in range(read(folder).world_size)]
+    latest = time.monotonic() + _SECONDS_TO_RECORD
+    while time.monotonic() < latest and living_children() and not all(file.exists() for file in files):
+        time.sleep(0.05)
 
 
 def _child(request: dict[str, Any]) -> int:
