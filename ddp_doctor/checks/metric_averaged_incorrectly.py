@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples
-from ddp_doctor.evidence.reports import LARGE, wrong_metrics
+from ddp_doctor.evidence.reports import LARGE, monitored, wrong_metrics
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord, Run
 
@@ -75,13 +75,12 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     if any(repeated_samples(events) for events in evaluation_epochs(evidence.ranks)):
         # They explain a difference: LD023.
         return []
-    decides = _monitored(evidence)
-    found, cannot = wrong_metrics(evidence, decides)
+    found, cannot = wrong_metrics(evidence)
     if cannot:
         return [cannot_tell(cannot)]
     if not found:
         return []
-    metric = max(found, key=lambda metric: (metric.own, metric.name in decides and metric.difference > LARGE))
+    metric = max(found, key=lambda metric: (metric.own, metric.decides and metric.difference > LARGE))
     name = f"The reported {metric.name or 'metric'}"
     values = f"{metric.value:.6g} on {len(evidence.ranks)} ranks and {metric.alone:.6g} on one process"
     where = metric.step, metric.name, f"{metric.difference:.1e} of the value", metric.place
@@ -95,21 +94,16 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     if isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02):
         return [fault(f"{message} The ranks' values are summed, or divided by their number once more.", *where)]
     how = "It is combined over the ranks, but not as over all samples at once"
-    if metric.difference > LARGE and metric.name in decides:
-        return [fault(f"{message} {how}, and a callback decides by it.", *where)]
+    if metric.difference > LARGE and metric.decides:
+        return [fault(f"{message} {how}, and a callback or a condition decides by it.", *where)]
     return [depends(f"{message} {how}.", *where)]
-
-
-def _monitored(evidence: Evidence) -> set[str]:
-    """Returns the names of the metrics by which callbacks of a Trainer decide."""
-    return {event["name"] for rank in evidence.trained for event in rank.of_kind("monitor")}
 
 
 def _only_logged(evidence: Evidence, name: str) -> bool:
     """Returns whether a Trainer logs a metric, as one of rank 0 by default, and no callback decides by it."""
     events = evidence.trained[0].of_kind("reported")
     logged = any(event["name"] == name and event.get("by_trainer") for event in events)
-    return logged and not _monitored(evidence) & {name, name.removesuffix("_epoch")}
+    return logged and not monitored(evidence) & {name, name.removesuffix("_epoch")}
 
 
 def _finding(run: Run, name: str, right: float, ours: list[dict[str, float]]) -> Finding:

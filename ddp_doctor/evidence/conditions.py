@@ -55,6 +55,12 @@ class Condition:
         """Returns whether a line is among them."""
         return self.lines[0] <= int(place.rpartition(":")[2]) <= self.lines[1]
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights are saved or copied by it, as those of the best epoch."""
+        names = {name for statement in self.node.body for name in _names(statement)}
+        return any("save" in name.lower() or "state_dict" in name for name in names)
+
     def stops(self, steps: set[str], path: str) -> bool:
         """Returns whether the training loop ends by it, or by a value that it sets."""
         if ends_training(self, steps, path):

@@ -91,6 +91,21 @@ def own_value(evidence: Evidence) -> OwnValue | None:
     return None
 
 
+def deciding_numbers(evidence: Evidence) -> set[float]:
+    """Returns the fractional numbers by which rank 0 decides what is kept, when training ends, or the learning rate."""
+    ranks = _followed(evidence)[:1]
+    steps, saves = _places(ranks, "step"), _places(ranks, "save")
+    found = {event["value"] for rank in ranks for event in rank.of_kind("metric of schedule")}
+    for place, times in (item for rank in ranks for item in _merged(rank, "values").items()):
+        condition, path = condition_at(place), place.rpartition(":")[0]
+        if condition is None or condition.fails:
+            continue
+        inside = any(condition.contains(line) for line in saves if line.startswith(f"{path}:"))
+        if inside or condition.keeps_weights or condition.stops(steps, path):
+            found |= {value for values in times for value in values.values()}
+    return {value for value in found if math.isfinite(value) and not value.is_integer()}
+
+
 def _differ(first: float, second: float) -> bool:
     """Returns whether numbers differ by more than rounding; those that count something are not meant."""
     if not (math.isfinite(first) and math.isfinite(second)) or (first.is_integer() and second.is_integer()):

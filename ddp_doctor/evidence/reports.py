@@ -8,10 +8,11 @@ samples of the other ranks do not change it, it is that of rank 0 alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddp_doctor.evidence.decisions import deciding_numbers
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.records.run import RankRecord, Run
 
@@ -24,6 +25,8 @@ _FACTORS = (0.5, -8.0)
 _EXTREME, _MOST_WEIGHTS = {0.0, 1.0}, 3
 # Relative: by so much, another checkpoint may be the best one.
 LARGE = 0.01
+# Relative: a number that is printed in 32 bits is that of a condition.
+_READ = 1e-6
 _PLACES: Sequence[tuple[str, dict[str, Any]]] = (("", {}), (" alone", {"world_size": 1}))
 # Training epochs that are examined.
 _EPOCHS = 2
@@ -43,6 +46,7 @@ class Metric:
         own: Whether the samples of the other ranks do not change it.
         place: The user's place of the report.
         step: The step after which it is reported.
+        decides: Whether a callback or a condition of the code decides by it.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Metric:
     own: bool
     place: str
     step: int
+    decides: bool
 
     @property
     def difference(self) -> float:
@@ -58,13 +63,10 @@ class Metric:
         return abs(self.value - self.alone) / (abs(self.alone) or 1.0)
 
 
-def wrong_metrics(evidence: Evidence, decides: Container[str] = ()) -> tuple[Sequence[Metric], str]:
+def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     """Returns the metrics that differ, and why they cannot be compared, if so.
 
-    Args:
-        evidence: The runs.
-        decides: Names of the metrics by which something is decided: if they differ by little, they are compared with
-            other weights, too.
+    Metrics by which something is decided are compared with other weights, too, if they differ by little.
     """
     loaders = _divided_loaders(evidence.trained)
     if not loaders:
@@ -92,20 +94,44 @@ def wrong_metrics(evidence: Evidence, decides: Container[str] = ()) -> tuple[Seq
     changed = [_perturbed(evidence, loaders, 0, factor) for factor in _FACTORS]
     metrics = [key for key in differ if any(key in numbers and numbers[key][0] != ours[key][0] for numbers in changed)]
     by_others = [_perturbed(evidence, loaders, 1, factor) for factor in _FACTORS] if metrics else []
+    decides = _deciding(evidence, metrics)
     found = [
-        Metric(
-            ours[key][2],
-            ours[key][0],
-            alone[key][0],
-            all(key in numbers and numbers[key][0] == ours[key][0] for numbers in by_others),
-            ours[key][3],
-            ours[key][4],
+        _metric(
+            ours[key],
+            alone[key],
+            own=all(key in numbers and numbers[key][0] == ours[key][0] for numbers in by_others),
+            decides=key in decides,
         )
         for key in sorted(metrics, key=lambda key: (ours[key][4], key))
     ]
-    small = {metric.name for metric in found if not metric.own and metric.difference <= LARGE}
-    unclear = [key for key in metrics if ours[key][2] in small and ours[key][2] in decides]
+    small = {metric.name for metric in found if metric.decides and not metric.own and metric.difference <= LARGE}
+    unclear = [key for key in metrics if ours[key][2] in small]
     return [*found, *_with_other_weights(evidence, unclear, LARGE)], ""
+
+
+def monitored(evidence: Evidence) -> set[str]:
+    """Returns the names of the metrics by which callbacks of a Trainer decide."""
+    return {event["name"] for rank in evidence.trained for event in rank.of_kind("monitor")}
+
+
+def _deciding(evidence: Evidence, known: Iterable[_Key]) -> set[_Key]:
+    """Returns the numbers by which a callback decides, or that a deciding condition of the code reads."""
+    names, numbers, read = monitored(evidence), _numbers(evidence.trained[0]), deciding_numbers(evidence)
+
+    def is_read(value: float, rounding: float) -> bool:
+        # A report may be in percent.
+        return any(
+            abs(value - scale * number) <= max(rounding, scale * _READ * abs(number))
+            for number in read
+            for scale in (1.0, 100.0)
+        )
+
+    return {key for key in known if key in numbers and (numbers[key][2] in names or is_read(*numbers[key][:2]))}
+
+
+def _metric(ours: _Number, alone: _Number, *, own: bool, decides: bool) -> Metric:
+    value, _, name, place, step = ours
+    return Metric(name, value, alone[0], own, place, step, decides)
 
 
 def _differing(
@@ -131,9 +157,8 @@ def _with_other_weights(evidence: Evidence, known: Sequence[_Key], least: float 
             break
         ours, alone = (_numbers(run.ranks[0]) for run in runs)
         if found := _differing(ours, alone, known, least):
-            return [
-                Metric(ours[key][2], ours[key][0], alone[key][0], False, ours[key][3], ours[key][4]) for key in found
-            ]
+            decides = _deciding(evidence, found)
+            return [_metric(ours[key], alone[key], own=False, decides=key in decides) for key in found]
     return []
 
 

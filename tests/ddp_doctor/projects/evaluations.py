@@ -19,6 +19,8 @@ EXPECTED = {
     "logs_own_accuracy": ("LD024", FAULT, "rank 0 logs the accuracy of its own samples after a barrier"),
     "sums_the_means": ("LD024", FAULT, "the ranks' mean losses are summed, and not divided"),
     "mean_of_uneven_means": ("LD024", DEPENDS, "the mean of the ranks' means over 3 and 2 samples"),
+    "best_by_mean_of_scores": ("LD024", FAULT, "a condition keeps the best mean of the F1 scores of the ranks"),
+    "best_by_counted_score": ("", "", "the same, but the counts of the ranks are summed before"),
     "padded_small_set": ("LD023", FAULT, "9 validation samples are padded to 10"),
     "padded_large_set": ("LD023", NOTE, "4001 validation samples are padded to 4002"),
     "reduced_sums": ("", "", "sums and counts are reduced"),
@@ -118,6 +120,50 @@ def mean_of_uneven_means():
             print("validation", (mean / dist.get_world_size()).item())
 
     train(model, loader, evaluate)
+
+
+def keeps_the_best(combine):
+    """Prints the F1 score of one class, and saves the weights of the best one."""
+    rank, model, loader, held = setting(160)
+    best = -1.0
+
+    def evaluate(epoch, _):
+        nonlocal best
+        counts = torch.zeros(3)
+        for x, y in held:
+            guessed, right = model.module(x).argmax(1) == 0, y == 0
+            counts += torch.stack([(guessed & right).sum(), guessed.sum(), right.sum()])
+        score = combine(counts)
+        if rank == 0:
+            print(f"epoch {epoch}: f1 {100 * score:.2f} %")
+        if score > best:
+            best = score
+            if rank == 0:
+                torch.save(model.module.state_dict(), "best.pt")
+
+    train(model, loader, evaluate)
+
+
+def f1(counts):
+    both, guessed, right = counts.tolist()
+    return 2 * both / max(guessed + right, 1)
+
+
+def best_by_mean_of_scores():
+    def combine(counts):
+        mean = torch.tensor(f1(counts))
+        dist.all_reduce(mean)
+        return (mean / dist.get_world_size()).item()
+
+    keeps_the_best(combine)
+
+
+def best_by_counted_score():
+    def combine(counts):
+        dist.all_reduce(counts)
+        return f1(counts)
+
+    keeps_the_best(combine)
 
 
 def _reduced(validation, padded):
