@@ -6,6 +6,7 @@ import faulthandler
 import importlib
 import inspect
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -80,12 +81,19 @@ def load_object(text: str) -> Any:
     """Imports what `package.module:name` or `path/to/file.py:name` names.
 
     Raises:
-        InputError: It is not of this form, or there is no such file, module or name.
+        InputError: It is not of this form, there is no such file, module or name, or its import ends the process.
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise InputError(f"{text!r} is not a target: write package.module:name or path/to/file.py:name.")
-    found: Any = _load_file(Path(place)) if place.endswith(".py") else _import(place)
+    try:
+        found: Any = _load_file(Path(place)) if place.endswith(".py") else _import(place)
+    except SystemExit as error:
+        command = shlex.join(["torchrun", "--nproc-per-node", "2", *([] if place.endswith(".py") else ["-m"]), place])
+        raise InputError(
+            f"{place} ends the process while it is imported, as a script that reads its own options does: examine its "
+            f"command instead, with these options: ddp-doctor -- {command}"
+        ) from error
     for part in name.split("."):
         if not hasattr(found, part):
             names = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]

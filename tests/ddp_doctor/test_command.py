@@ -68,6 +68,20 @@ def test_a_wrong_command_line_is_rejected(program: Program, name: str) -> None:
     assert len(done.err.strip().splitlines()) == 1
 
 
+def test_a_script_that_reads_its_options_while_it_is_imported_is_rejected(program: Program, tmp_path: Path) -> None:
+    script = tmp_path / "own_options.py"
+    script.write_text(
+        "import argparse\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--data', required=True)\n"
+        "parser.parse_args()\n"
+        "def main(): ...\n"
+    )
+    done = program("doctor", f"{script}:main")
+    assert done.code == 2, done.out + done.err
+    assert f"ddp-doctor -- torchrun --nproc-per-node 2 {script}" in done.err
+
+
 def test_every_check_explains_itself(program: Program) -> None:
     assert {code: check.CODE for code, check in load_checks().items()} == {code: code for code in describe()}
     assert list(describe()) == [f"LD{number:03}" for number in range(1, len(describe()) + 1)]
