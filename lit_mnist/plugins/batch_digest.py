@@ -84,9 +84,9 @@ def changed(what: str) -> str:
     """Returns the message about a dataloader whose batches differ."""
     return (
         f"The training cannot be resumed exactly: the train dataloader {what}, although all generators were restored. "
-        "Its data have changed, its dataset has a state of its own, or something else has moved its position. Make its "
-        "batches a function of the index and of random numbers, or give the loader a method seek(batch), or state_dict "
-        "and load_state_dict."
+        "Its data have changed, its dataset has a state of its own, its workers keep their generators "
+        "(persistent_workers=True), or something else has moved its position. Make its batches a function of the index "
+        "and of random numbers, or give the loader a method seek(batch), or state_dict and load_state_dict."
     )
 
 

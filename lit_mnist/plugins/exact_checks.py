@@ -62,7 +62,7 @@ def check_loader(loader: Any) -> None:
     once = isinstance(loader, Iterator) and kind.__module__ in {"builtins", "itertools"}
     require(
         not once,
-        f"The train dataloader is a {kind.__name__}, which can be iterated only once, so that a resumed training run "
+        f"The train dataloader is a {kind.__name__}, which can be iterated only once, so that a resumed training "
         "run cannot repeat its batches. Return an object whose __iter__ starts again, such as a DataLoader.",
     )
     require(

@@ -150,7 +150,7 @@ def _text(report: dict[str, Any]) -> str:
     if report["samples"]:
         lines.append(f"Samples: {json.dumps(report['samples'])}")
     checkpoint = report["checkpoint"]
-    lines.append(f"To resume{f' from {checkpoint}' if checkpoint else ''}: {report['command']}")
+    lines.append(f"{f'To resume from {checkpoint}' if checkpoint else 'To start again'}: {report['command']}")
     return "\n".join(lines)
 
 
