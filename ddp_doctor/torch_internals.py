@@ -17,6 +17,7 @@ import gc
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.synchronize import SemLock
 from typing import Any
 
 import torch
@@ -50,7 +51,9 @@ def name_generators(objects: Iterable[Any]) -> set[int]:
         objects: The objects of this process.
     """
     kind: Any = tempfile._RandomNameSequence  # type: ignore[attr-defined]
-    return {id(vars(value).get("_rng")) for value in objects if type(value) is kind}
+    # A fork does not find objects that were frozen before.
+    frozen = [getattr(tempfile, "_name_sequence", None), getattr(SemLock, "_rand", None)]
+    return {id(vars(value).get("_rng")) for value in (*objects, *frozen) if type(value) is kind}
 
 
 def watch_workers() -> None:

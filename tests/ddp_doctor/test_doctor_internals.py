@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing.synchronize
 import random
 import tempfile
 from pathlib import Path
@@ -231,13 +233,27 @@ def test_the_ranks_of_a_program_with_many_epochs_end_with_the_same_one(
     assert not ranks[0].is_last(trains=False)
 
 
-def test_a_temporary_name_is_drawn_by_no_program() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_temporary_name_is_drawn_by_no_program(frozen: bool) -> None:
+    with tempfile.NamedTemporaryFile():
+        multiprocessing.Lock()
+    if frozen:
+        # As in a process that forks the runs.
+        gc.freeze()
+    # A fork draws its names from new generators.
+    for sequence in (tempfile._name_sequence, multiprocessing.synchronize.SemLock._rand):
+        vars(sequence).pop("_rng_pid")
     own, mine = OwnGenerators(), random.Random(1)
-    with tempfile.NamedTemporaryFile():
-        own.find()
-    before = own.states()
-    with tempfile.NamedTemporaryFile():
-        assert own.states() == before
+    try:
+        with tempfile.NamedTemporaryFile():
+            multiprocessing.Lock()
+            own.find()
+        before = own.states()
+        with tempfile.NamedTemporaryFile():
+            multiprocessing.Lock()
+            assert own.states() == before
+    finally:
+        gc.unfreeze()
     assert any(generator is mine for generator in own.known)
 
 
