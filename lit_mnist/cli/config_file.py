@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def read_config_file(path: Path) -> Any:
     """
     try:
         if not path.exists():
-            raise InputError(f"The configuration {path} cannot be read: there is no such file.")
+            raise InputError(f"The configuration {path} cannot be read: there is no such file{_below(path)}.")
         if not stat.S_ISREG(path.stat().st_mode):
             raise InputError(f"The configuration {path} cannot be read: it is not a file.")
         with path.open("rb") as file:
@@ -60,6 +61,13 @@ def read_config_file(path: Path) -> Any:
     if len(content) > _MAX_BYTES:
         raise InputError(f"The configuration {path} is larger than {_MAX_BYTES} bytes.")
     return parse_yaml(text, f"The configuration {path}")
+
+
+def _below(path: Path) -> str:
+    """Returns a hint if a folder of this one has the file, as after `lit-mnist new` without `cd`."""
+    found = [] if path.is_absolute() else sorted(Path().glob(f"*/{escape(str(path))}"))[:1]
+    folder = found[0].parents[len(path.parts) - 1] if found else ""
+    return f". There is {found[0]}: name it, or enter its folder first with `cd {folder}`" if found else ""
 
 
 def parse_yaml(text: str, source: str) -> Any:

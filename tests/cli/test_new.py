@@ -66,6 +66,11 @@ def test_the_project_is_complete_and_of_the_user_s_own(project: Program) -> None
     assert yaml.safe_load(texts["config.yaml"])["model"]["class_path"] == "rings.LitModel"
 
 
+def test_a_forgotten_cd_is_named(project: Program) -> None:
+    project.folder = project.folder.parent
+    assert_rejected(project(*RINGS), "There is rings/config.yaml", "`cd rings`")
+
+
 def test_the_readme_s_commands_exist(project: Program) -> None:
     """Each command of the README is one that the tests below run."""
     text = (project.folder / "README.md").read_text()
