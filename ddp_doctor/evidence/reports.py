@@ -91,15 +91,14 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     differ = _differing(ours, alone, known)
     if not differ:
         return _with_other_weights(evidence, [key for key in known if ours[key][0] in _EXTREME]), ""
-    changed = [_perturbed(evidence, loaders, 0, factor) for factor in _FACTORS]
-    metrics = [key for key in differ if any(key in numbers and numbers[key][0] != ours[key][0] for numbers in changed)]
-    by_others = [_perturbed(evidence, loaders, 1, factor) for factor in _FACTORS] if metrics else []
+    metrics = _perturbed(evidence, loaders, 0, {key: ours[key][0] for key in differ}, missing=False)
+    by_others = _perturbed(evidence, loaders, 1, {key: ours[key][0] for key in metrics}, missing=True)
     decides = _deciding(evidence, metrics)
     found = [
         _metric(
             ours[key],
             alone[key],
-            own=all(key in numbers and numbers[key][0] == ours[key][0] for numbers in by_others),
+            own=key not in by_others,
             decides=key in decides,
         )
         for key in sorted(metrics, key=lambda key: (ours[key][4], key))
@@ -172,11 +171,28 @@ def _repeated(evidence: Evidence) -> set[_Key]:
     return {key for key in first.keys() & second.keys() if abs(first[key][0] - second[key][0]) <= first[key][1]}
 
 
-def _perturbed(evidence: Evidence, loaders: Sequence[int], first: int, factor: float) -> dict[_Key, _Number]:
-    """Returns what rank 0 reports if the samples of the evaluation are changed on the ranks from `first` on."""
-    change = {"still": True, "perturb": [first, *loaders], "factor": factor}
-    run = evidence.run(f"still with other samples from rank {first} ({factor})", same_seed=True, interventions=change)
-    return _numbers(run.ranks[0]) if run.worked else {}
+def _perturbed(
+    evidence: Evidence, loaders: Sequence[int], first: int, values: dict[_Key, float], *, missing: bool
+) -> set[_Key]:
+    """Returns the numbers of rank 0 that change if the samples of the evaluation change on the ranks from `first` on.
+
+    Args:
+        evidence: The runs.
+        loaders: The loaders of the evaluation.
+        first: The first rank whose samples change.
+        values: The numbers with the samples as they are.
+        missing: Whether a number that is then not reported counts as changed.
+    """
+    found = set[_Key]()
+    for factor in _FACTORS:
+        if found == values.keys():
+            break
+        change = {"still": True, "perturb": [first, *loaders], "factor": factor}
+        name = f"still with other samples from rank {first} ({factor})"
+        run = evidence.run(name, same_seed=True, interventions=change)
+        numbers = _numbers(run.ranks[0]) if run.worked else {}
+        found |= {key for key in values if (numbers[key][0] != values[key] if key in numbers else missing)}
+    return found
 
 
 def _divided_loaders(ranks: Sequence[RankRecord]) -> list[int]:
