@@ -29,7 +29,7 @@ from public_programs import HERE, STAND_INS, Program, check_out, load, prepare
 
 ROOT = HERE.parents[2]
 # Seconds for an examination, whatever its own limits are.
-LIMIT = 900
+LIMIT = 1800
 # The imports of some recipes are not safe in threads.
 _PREPARING = Lock()
 
