@@ -14,6 +14,7 @@ from ddp_doctor.records.run import RankRecord
 Rows = list[list[list[float]]]
 # So many samples of each rank show a relation, and so many values of them that occurred before.
 _LEAST_SAMPLES, _LEAST_REPEATED = 8, 16
+_MOST_FILES = 65
 # What the best line leaves, relative to the values, and what the order of a sum changes.
 _ROUNDING, _SAME = 1e-5, 1e-3
 
@@ -44,9 +45,9 @@ class OwnPart:
 def own_part(evidence: Evidence) -> OwnPart | None:
     """Returns the first value that a rank computes otherwise than one process does, or None.
 
-    The ranks have parts of the samples of one process, each every N-th one or a block. A sample of a part then has
-    either the same values as on one process, or values that are a function of these: a line (another mean and scale),
-    or a table (another numbering).
+    The ranks have parts of the samples of one process: each every N-th one, a block, or every N-th file. A sample of a
+    part then has either the same values as on one process, or values that are a function of these: a line (another mean
+    and scale), or a table (another numbering).
     """
     if evidence.single is None:
         return None
@@ -70,10 +71,16 @@ def _rows(record: RankRecord, base: int) -> Rows:
     return next((event["rows"] for event in record.of_kind("rows") if event["base"] == base), [])
 
 
-def _mappings(sizes: Sequence[int]) -> Iterator[list[range]]:
-    """Yields which samples of one process those of each rank may be: every N-th one, or a block."""
-    yield [range(rank, rank + size * len(sizes), len(sizes)) for rank, size in enumerate(sizes)]
+def _mappings(sizes: Sequence[int]) -> Iterator[Sequence[Sequence[int]]]:
+    """Yields which samples of one process those of each rank may be: every N-th one, a block, or every N-th file."""
+    count, size = len(sizes), sizes[0]
+    yield [range(rank, rank + size * count, count) for rank, size in enumerate(sizes)]
     yield [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    for files in range(2, _MOST_FILES if len(set(sizes)) == 1 else 0):
+        rows = size // files
+        if rows * files == size:
+            firsts = [[rows * (count * file + rank) for file in range(files)] for rank in range(count)]
+            yield [[first + row for first in own for row in range(rows)] for own in firsts]
 
 
 def _other_values(whole: Sequence[Rows], parts: Sequence[Rows]) -> Iterator[tuple[int, int, bool] | None]:
@@ -99,16 +106,25 @@ def _is_same(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
 
 
 def _is_table(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
-    """Returns whether equal numbers on one process are equal on the rank, and different ones are different."""
+    """Returns whether equal numbers on one process are equal on the rank, and different ones are different.
+
+    One number may stand for all words that a vocabulary lacks.
+    """
     values = [pair for a, b in pairs for pair in zip(a, b, strict=True)]
-    known = dict(values)
-    repeated = len(values) - len(known)
-    return (
-        repeated >= _LEAST_REPEATED
-        and len(known) > 1
-        and all(known[one] == other for one, other in values)
-        and len(set(known.values())) == len(known)
-    )
+    unknown = {number for side in (0, 1) for number in _ambiguous(values, side)}
+    rest = [pair for pair in values if not unknown & set(pair)]
+    known = dict(rest)
+    # Most words that a vocabulary has are in that of a rank, too.
+    fits = len(unknown) < 2 and len(rest) - len(known) >= _LEAST_REPEATED and 2 * len(rest) >= len(values)
+    return fits and len(known) > 1 and any(one != other for one, other in known.items())
+
+
+def _ambiguous(values: Sequence[tuple[float, float]], side: int) -> set[float]:
+    """Returns the numbers of a side (0: one process, 1: the rank) to which several of the other side belong."""
+    found: dict[float, set[float]] = {}
+    for pair in values:
+        found.setdefault(pair[side], set()).add(pair[1 - side])
+    return {number for number, others in found.items() if len(others) > 1}
 
 
 def _is_line(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:

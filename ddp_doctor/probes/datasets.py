@@ -21,7 +21,7 @@ _MOST_CALLS = 64
 _MOST_SECONDS = 1.0
 _SEEDS = (1, 1, 2)
 # The values of a data set that are recorded: those of all samples, and the first ones of each of their leaves.
-_MOST_ROWS, _MOST_VALUES = 4096, 16
+_MOST_ROWS, _MOST_VALUES = 8192, 16
 
 
 class Datasets:

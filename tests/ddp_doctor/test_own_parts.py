@@ -53,6 +53,23 @@ def test_a_part_that_is_numbered_by_itself_is_found_on_its_rank() -> None:
     assert (found.rank, found.leaf, found.numbered) == (1, 0, True)
 
 
+def test_a_part_of_every_second_file_with_a_vocabulary_of_its_own_is_found() -> None:
+    files = WORDS.reshape(8, 5, 3)
+
+    def numbered(part: torch.Tensor, numbers: list[int], unknown: int) -> torch.Tensor:
+        own = torch.tensor(numbers)
+        own[unknown] = 0
+        return own[part.reshape(-1, 3)]
+
+    # One word of seven is in no vocabulary.
+    whole = numbered(files, [1, 2, 3, 4, 5, 6, 7], 6)
+    parts = numbered(files[0::2], [3, 1, 4, 2, 5, 6, 7], 6), numbered(files[1::2], [1, 2, 3, 4, 5, 6, 7], 2)
+    found = own_part(evidence(rows(whole), *map(rows, parts)))
+    assert found
+    assert found.numbered
+    assert own_part(evidence(rows(WORDS), *(rows(part.reshape(-1, 3)) for part in (files[0::2], files[1::2])))) is None
+
+
 @pytest.mark.parametrize(
     "changed",
     [

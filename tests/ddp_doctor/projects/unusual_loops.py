@@ -4,6 +4,7 @@ Each function is a training of its own, on each rank.
 """
 
 import os
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
@@ -31,6 +32,8 @@ EXPECTED = {
     "more_replicas_than_ranks": ("LD004", "a sampler for four ranks, of which two train"),
     "scaled_by_own_part": ("LD006", "each rank subtracts the mean of its own part of the data"),
     "numbered_by_own_part": ("LD006", "each rank numbers the words of its own part of the data"),
+    "words_of_own_files": ("LD006", "each rank numbers the most frequent words of its own files"),
+    "words_of_all_files": ("", "the most frequent words of all files are numbered"),
     "scaled_by_all_parts": ("", "each rank has a part of the data, scaled by the sums over all parts"),
     "lock_and_file_per_rank": ("", "a lock file by os.open, and one log per rank"),
 }
@@ -321,6 +324,28 @@ def numbered_by_own_part():
     numbers = torch.tensor([[vocabulary[word] for word in row] for row in words])
     part = y[rank * 40 : rank * 40 + 80 // world_size]
     of_own_part(lambda: nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(32, 2)), numbers, part)
+
+
+def frequent_words(files):
+    """Trains on every N-th file of clicks; the words that are not among the most frequent of `files` are 0."""
+    rank, world_size = start()
+    g = torch.Generator().manual_seed(9)
+    words = (torch.rand(8, 20, 2, generator=g) ** 2 * 24).int().tolist()
+    clicks = torch.randint(2, (8, 20), generator=g)
+    own = range(rank, 8, world_size)
+    counted = Counter(word for file in (own if files == "own" else range(8)) for row in words[file] for word in row)
+    numbers = {word: number + 1 for number, (word, _) in enumerate(counted.most_common(12))}
+    x = torch.tensor([[numbers.get(word, 0) for word in row] for file in own for row in words[file]])
+    y = torch.cat([clicks[file] for file in own])
+    of_own_part(lambda: nn.Sequential(nn.Embedding(13, 4), nn.Flatten(), nn.Linear(8, 2)), x, y)
+
+
+def words_of_own_files():
+    frequent_words("own")
+
+
+def words_of_all_files():
+    frequent_words("all")
 
 
 def more_replicas_than_ranks():
