@@ -24,7 +24,8 @@ class RankBatches:
     """
 
     def __init__(self, folder: Path, world_size: int, *, reverse: bool = False) -> None:
-        loaded = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world_size)]
+        # Each process of a command does this, including workers: mapped files are in memory once, and only as needed.
+        loaded = [torch.load(folder / f"rank{rank}.pt", weights_only=True, mmap=True) for rank in range(world_size)]
         self.tensors: list[dict[str, torch.Tensor]] = [part["tensors"] for part in loaded]
         self.failures: list[str] = []
         self.reverse = reverse
