@@ -66,7 +66,7 @@ class Metric:
 def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     """Returns the metrics that differ, and why they cannot be compared, if so.
 
-    Metrics by which something is decided are compared with other weights, too, if they differ by little.
+    Metrics by which something is decided are also compared with other weights if they differ by little.
     """
     loaders = _divided_loaders(evidence.trained)
     if not loaders:

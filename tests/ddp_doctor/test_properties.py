@@ -312,7 +312,9 @@ def test_an_accuracy_that_one_change_of_the_samples_leaves_is_a_metric(
         first, *_ = changes["interventions"].get("perturb", (None,))
         large = changes["interventions"].get("factor", 0.5) < 0 and (first == 0 or reduced)
         value = 0.32 if "world_size" in changes else 0.5 if large else 0.385
-        batch, forward = ({"kind": kind, "loader": 1, "indices": [0], "weights": "w"} for kind in ("batch", "forward"))
+        indices = [0, 1] if "world_size" in changes else [0]
+        batch = {"kind": "batch", "loader": 1, "iteration": 1, "indices": indices}
+        forward = {"kind": "forward", "weights": "w"}
         return Run(self.spec, Path(), [RankRecord(0, [batch, forward, reported(value), {"kind": "end"}])])
 
     monkeypatch.setattr(Evidence, "run", run)
@@ -320,7 +322,7 @@ def test_an_accuracy_that_one_change_of_the_samples_leaves_is_a_metric(
     for name in ("ranks", "again"):
         ranks = []
         for rank in range(2):
-            batch = {"kind": "batch", "loader": 1, "indices": [rank]}
+            batch = {"kind": "batch", "loader": 1, "iteration": 1, "indices": [rank]}
             epoch = {"kind": "epoch", "trains": False, "loader": 1}
             ranks.append(RankRecord(rank, [epoch, batch, reported(0.4), {"kind": "end"}]))
         runs[name] = Run(spec, Path(), ranks)
