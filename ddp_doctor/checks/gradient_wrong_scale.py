@@ -9,7 +9,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
 from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison
 from ddp_doctor.evidence.requirements import compared
-from ddp_doctor.findings import Finding, cannot_tell, fault, unclear
+from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
 
 CODE = "LD014"
 TITLE = "The gradient has the wrong scale"
@@ -34,6 +34,8 @@ _EQUAL = 1e-5
 _TIMES_RESIDUAL = 5
 # A forgotten or repeated division by the number of ranks.
 _POWERS = (-2, -1, 1, 2)
+# Relative; in 64 bits, healthy programs are far below.
+_UNEVEN = 1e-3
 
 
 def check(evidence: Evidence) -> list[Finding]:
@@ -59,7 +61,7 @@ def _by_loss(evidence: Evidence) -> list[Finding]:
     # What the ranks apply, relative to one process with the same samples.
     own, rest = found.reference
     factor = used[0] / (own[0] if own and own[0] and rest <= max(_EQUAL, residual) else found.weights[0])
-    uneven = residual > 1e-3 or max(used) - min(used) > 1e-3 * max(map(abs, used))
+    uneven = residual > _UNEVEN or max(used) - min(used) > _UNEVEN * max(map(abs, used))
     if uneven:
         return _unexplained(evidence, found)
     if abs(factor - 1) < max(_EQUAL, _TIMES_RESIDUAL * residual):
@@ -89,6 +91,14 @@ def _unexplained(evidence: Evidence, found: RankComparison) -> list[Finding]:
     if own_clip(evidence):
         # LD011.
         return []
+    if found.passes and max(found.passes) - min(found.passes) > _UNEVEN * max(map(abs, found.passes)):
+        numbers = listed([f"{weight / max(found.passes, key=abs):.3g}" for weight in found.passes])
+        message = (
+            "Several ranks step with a gradient in which the backward passes of a step count unequally, and one "
+            f"process with one in which they count equally: of rank 0, they count {numbers}. A gradient that was "
+            "already summed over the ranks is summed again after the next pass: communicate it once, before the step."
+        )
+        return [fault(message, found.step, found.tensor, found.measured, loss_place(evidence))]
     message = (
         "Several ranks step with another gradient than one process with the same samples, although the gradients of "
         "their backward passes are those of one process: something changes them before the step, differently on "

@@ -74,12 +74,14 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     found = next((found for record in evidence.trained if (found := _not_saved(record))), [])
     if any(finding.verdict is Verdict.FAULT for finding in found):
         return found
-    if not any(rank.of_kind("save") for rank in evidence.ranks):
+    if not any(rank.of_kind("save", "saved") for rank in evidence.ranks):
         return [not_reached("The program saves no checkpoint.")] if evidence.trained else []
     lost = not_restored(evidence)
     if isinstance(lost, str):
         return found or [cannot_tell(f"The checkpoint lacks no known state, but no resumed run was examined: {lost}")]
-    return [fault(lost.message, lost.step, place=lost.place)] if lost else []
+    if lost is None:
+        return []
+    return [(fault if lost.is_fault else note)(lost.message, lost.step, place=lost.place)]
 
 
 def _not_saved(record: RankRecord) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,8 @@ class RankComparison:
             if it did not.
         limits: What this method does not show, and why no better one was possible; empty for `BATCHES`.
         clipped: Whether the gradients differ before clipping only.
+        passes: For each backward pass of rank 0, its weight in the gradient that the optimizer of this rank got, for a
+            step of several passes; empty if these weights do not explain the gradient.
     """
 
     difference: float = 0.0
@@ -62,6 +65,7 @@ class RankComparison:
     method: str = ""
     limits: str = ""
     clipped: bool = False
+    passes: tuple[float, ...] = ()
 
     @property
     def differs(self) -> bool:
@@ -145,6 +149,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         amount,
         seen,
         method=method,
+        passes=_passes_of_rank_0(ranks, worst[1]) if worst[0] > threshold else (),
     )
 
 
@@ -177,20 +182,21 @@ def _gradient_difference(rank: RankRecord, one: RankRecord, step: int) -> tuple[
     return (worst / size if size else worst), names_of(rank).get(where.rpartition("/")[2], "")
 
 
-def vector(record: RankRecord, step: int, what: str) -> torch.Tensor | None:
-    """Returns the tensors of a kind in a step as one vector, or None if there are none."""
+def vector(record: RankRecord, step: int, what: str, thin: int = 1) -> torch.Tensor | None:
+    """Returns the tensors of a kind in a step as one vector, or None if there are none.
+
+    Of a large network, it has a part of the coordinates, divided by `thin`.
+    """
     parts = [record.tensors[name].flatten() for name in sorted(record.tensors) if name.startswith(f"{what}/{step}/")]
     if not parts:
         return None
     whole = torch.cat(parts)
-    return whole[:: max(1, len(whole) // _MOST_COORDINATES)].double()
+    return whole[:: max(1, len(whole) * thin // _MOST_COORDINATES)].double()
 
 
 def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...], float]:
     """Returns the weights of the ranks' gradients in that of one process: those that differ most of all passes."""
-    passes = {
-        name.partition("/")[0] for name in one.tensors if name.startswith("micro") and name.split("/")[1] == str(step)
-    }
+    passes = {name.partition("/")[0] for name in one.tensors if _is_pass(name, step)}
     found = [_least_squares(ranks, vector(one, step, what), step, what) for what in sorted(passes) or ["local"]]
     if not all(weights for weights, _ in found):
         return _least_squares(ranks, vector(one, step, "local"), step)
@@ -198,11 +204,31 @@ def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...],
     return weights, max(residual for _, residual in found)
 
 
+def _passes_of_rank_0(ranks: Run, step: int) -> tuple[float, ...]:
+    numbers = range(len({name.partition("/")[0] for name in ranks.ranks[0].tensors if _is_pass(name, step)}))
+    thin = 1 + len(numbers)
+    parts = [vector(rank, step, f"micro{number}", thin) for rank in ranks.ranks for number in numbers]
+    weights, residual = _solve(parts, vector(ranks.ranks[0], step, "applied", thin))
+    return weights[: len(numbers)] if residual <= THRESHOLD else ()
+
+
+def _is_pass(name: str, step: int) -> bool:
+    return name.startswith("micro") and name.split("/")[1] == str(step)
+
+
 def _least_squares(
     ranks: Run, whole: torch.Tensor | None, step: int, what: str = "local"
 ) -> tuple[tuple[float, ...], float]:
-    parts = [vector(rank, step, what) for rank in ranks.ranks]
-    if whole is None or any(part is None or part.shape != whole.shape for part in parts) or not float(whole.norm()):
+    return _solve([vector(rank, step, what) for rank in ranks.ranks], whole)
+
+
+def _solve(parts: Sequence[torch.Tensor | None], whole: torch.Tensor | None) -> tuple[tuple[float, ...], float]:
+    if (
+        not parts
+        or whole is None
+        or any(part is None or part.shape != whole.shape for part in parts)
+        or not float(whole.norm())
+    ):
         return (), 0.0
     columns = torch.stack([part for part in parts if part is not None], 1)
     if not (columns.isfinite().all() and whole.isfinite().all()):

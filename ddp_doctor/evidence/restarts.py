@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ class Lost:
         message: What is lost.
         step: The optimizer steps before the checkpoint.
         place: Where the user's code loads the checkpoint, or else where it saves it.
+        is_fault: Whether it changes the training beyond the noise of dropout.
     """
 
     message: str
     step: int
     place: str
+    is_fault: bool = True
 
 
 def start_again(evidence: Evidence) -> str:
@@ -88,7 +90,7 @@ def not_restored(evidence: Evidence) -> Lost | str | None:
     saved = _resumed_from(checkpoints(first), begins[0][0]["weights"])
     if saved is None:
         return "started again, the program does not resume from its checkpoint; it may need an option."
-    return _lost(first, run.ranks, begins, saved)
+    return _lost(first, run.ranks, begins, saved) or _taken_from_rank_0(evidence.trained, run.ranks, saved)
 
 
 def _resumed_from(events: list[dict[str, Any]], begun: list[str]) -> dict[str, Any] | None:
@@ -130,6 +132,51 @@ def _lost(
                 )
                 return Lost(text, step, place)
     return _other_rate(first, ranks[0], step, place) or _repeated_epoch(first, ranks[0], step, place)
+
+
+def _taken_from_rank_0(
+    firsts: Sequence[RankRecord], resumed: Sequence[RankRecord], saved: dict[str, Any]
+) -> Lost | None:
+    """Returns what the ranks had each for itself, and what all of them get from rank 0 in a resumed run."""
+    step = saved["step"]
+    place = next((event["place"] for event in resumed[0].of_kind("load_state_dict")), saved["place"])
+    before = [_first_call(record, step) for record in firsts]
+    after = [_first_call(record, 0) for record in resumed]
+    first, again = before[0], after[0]
+    for rank, (own, other) in enumerate(zip(before[1:], after[1:], strict=False), 1):
+        if not (first and again and own and other):
+            continue
+        # Each input, such as the samples or the state of a recurrent network.
+        inputs = zip(first["inputs"], again["inputs"], own["inputs"], other["inputs"], strict=False)
+        text = f"At the first step after the checkpoint of step {step}, rank {rank} continues with "
+        if any(_is_taken(*values) for values in inputs):
+            text += (
+                "an input of rank 0, such as its samples or the state of its network: the checkpoint has the position "
+                "or the state of rank 0 alone, and all ranks load it."
+            )
+            return Lost(text, step, place)
+        for name in first["generators"]:
+            if _is_taken(*(call["generators"][name] for call in (first, again, own, other))):
+                text += f"the state of rank 0's generator of {name}, so that all ranks draw the same random numbers."
+                return Lost(text, step, place, _draws_data(firsts[0]))
+    return None
+
+
+def _is_taken(first: str, again: str, own: str, other: str) -> bool:
+    """Returns whether rank 0 continues with its own value, and another rank with that of rank 0."""
+    return first == again == other != own
+
+
+def _first_call(record: RankRecord, step: int) -> dict[str, Any] | None:
+    """Returns the first forward pass of a step, with gradients and with all that is compared."""
+    events = (event for event in record.of_kind("forward") if event["step"] == step and event.get("generators"))
+    return next(events, None)
+
+
+def _draws_data(record: RankRecord) -> bool:
+    """Returns whether random numbers decide which samples or inputs the model gets."""
+    flows = (draw for batch in record.of_kind("batch") for draw in batch.get("flows", ()))
+    return any(draw["into"] == "data" for draw in flows) or any(call["random"] for call in record.of_kind("calls"))
 
 
 def _repeated_epoch(first: RankRecord, resumed: RankRecord, step: int, place: str) -> Lost | None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_doctor.probes import batch_norm
+from ddp_doctor.probes.generators import generators
 from ddp_doctor.probes.micro_batches import MicroBatchProbe
 from ddp_doctor.probes.steps import StepProbe
 from ddp_doctor.probes.wrap import before, wrap
@@ -122,6 +123,7 @@ class ModuleProbe:
                 frozen_norms=_frozen_norms(inner),
                 held=self._held(inner),
                 buffers=self._buffers(inner),
+                **self._begin(args, kwargs),
             )
             if self.micro:
                 args, kwargs = self.micro.model_inputs(type(inner).__name__, args, kwargs)
@@ -171,6 +173,15 @@ class ModuleProbe:
         found = {name: buffer for name, buffer in module.named_buffers() if name.rpartition(".")[0] not in norms}
         small = sum(buffer.numel() for buffer in found.values()) <= _LARGE and not any(map(is_sharded, found.values()))
         return {name: digest(buffer) for name, buffer in found.items()} if small else {}
+
+    def _begin(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """Returns digests of the inputs and of the generators: a resumed run is compared with the first run."""
+        changed = self.spec.interventions and not self.spec.continues
+        if self.spec.purpose != "train" or self.spec.world_size < 2 or changed or not torch.is_grad_enabled():
+            return {}
+        leaves = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, torch.Tensor)]
+        small = sum(leaf.numel() for leaf in leaves) <= _LARGE and not any(map(is_sharded, leaves))
+        return {"inputs": [digest(leaf) for leaf in leaves] if small else [], "generators": generators()}
 
     def _is_early(self) -> bool:
         wanted = self.spec.purpose == "train" and self.spec.world_size > 1

@@ -4,6 +4,7 @@ Each function is a training of its own, on each rank.
 """
 
 import contextlib
+import os
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,8 @@ EXPECTED = {
     "equal_counts": ("", "", "micro-batches of equal size, with no_sync"),
     "last_window_alone": ("LD016", "fault", "the incomplete last window of an epoch steps within no_sync"),
     "last_window_averaged": ("", "", "the incomplete last window of an epoch is averaged"),
+    "sums_each_pass": ("LD014", "fault", "accumulated gradients are summed over the ranks by hand after each pass"),
+    "averages_each_pass": ("", "", "the same, but averaged, which gives the same gradient as once before the step"),
 }
 STEPS = 2
 
@@ -178,3 +181,38 @@ def last_window_alone():
 
 def last_window_averaged():
     windows(lambda number, size, last: (number + 1) % size == 0 or last)
+
+
+def by_hand(operation, divisor):
+    """Trains without a wrapper on two passes per step, whose gradients are communicated after each of them."""
+    dist.init_process_group("gloo")
+    loader = DataLoader(Texts(False), 4, sampler=DistributedSampler(Texts(False)))
+    torch.manual_seed(1)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        for number, batch in enumerate(loader, 1):
+            model(**batch)["loss"].backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad.div_(operation)
+            if number % STEPS == 0:
+                for parameter in model.parameters():
+                    parameter.grad.div_(divisor)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+def sums_each_pass():
+    by_hand(1, dist_size() * STEPS)
+
+
+def averages_each_pass():
+    by_hand(dist_size(), STEPS)
+
+
+def dist_size():
+    return int(os.environ["WORLD_SIZE"])

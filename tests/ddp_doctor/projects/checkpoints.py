@@ -22,6 +22,17 @@ EXPECTED = {
     "schedule_not_restored": ("LD025", "fault", "a schedule is saved, and begins again when the program resumes"),
     "optimizer_restored_on_rank_0": ("LD025", "fault", "rank 0 restores the optimizer, and the others do not"),
     "epoch_repeated": ("LD025", "fault", "the epoch that was finished before the checkpoint is trained again"),
+    "position_of_rank_0": (
+        "LD025",
+        "fault",
+        "all ranks continue with rank 0's samples and recurrent state",
+    ),
+    "position_of_each_rank": ("", "", "the same, but each rank continues with its own"),
+    "generator_of_rank_0": (
+        "LD025",
+        "fault",
+        "all ranks continue with rank 0's generator, whose noise is data",
+    ),
     "all_restored": ("", "", "a program that resumes restores all that it saves"),
     "average_saved": ("", "", "weights, optimizer, average and schedule are saved"),
     "weights_only": ("", "", "only the averaged weights are saved, at the end"),
@@ -180,3 +191,76 @@ def schedule_from_epoch():
         return {"net": state["net"].state_dict(), "opt": state["optimizers"][0].state_dict(), "epoch": epoch}
 
     train(parts)
+
+
+def stream(save, restore):
+    """Trains a recurrent network on windows of a text, of which each rank reads its own half; inputs get noise."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    text = torch.randn(dist.get_world_size() * 4, 400, 3)
+    net = nn.GRU(3, 6, batch_first=True)
+    model = DDP(net)
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    torch.manual_seed(10 + dist.get_rank())
+    rank = dist.get_rank()
+    state = {"step": 0, "first": 4 * rank, "hidden": torch.zeros(1, 4, 6), "generator": torch.get_rng_state()}
+    if Path("stream.pt").exists():
+        saved = torch.load("stream.pt", weights_only=True)
+        net.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        state["step"] = saved["step"]
+        state.update(restore(saved))
+        torch.set_rng_state(state["generator"])
+    while state["step"] < 32:
+        begin, rows = 8 * state["step"], text[state["first"] : state["first"] + 4]
+        x, y = rows[:, begin : begin + 8], rows[:, begin + 1 : begin + 9]
+        found, hidden = model(x + 0.1 * torch.randn(x.shape), state["hidden"])
+        optimizer.zero_grad()
+        F.mse_loss(found[..., :3], y).backward()
+        optimizer.step()
+        state.update(step=state["step"] + 1, hidden=hidden.detach(), generator=torch.get_rng_state())
+        if state["step"] % 4 == 0:
+            kept = save(state)
+            if rank == 0:
+                usual = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": state["step"]}
+                torch.save({**usual, **kept}, "stream.pt")
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+def of_all_ranks(value):
+    found = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, value)
+    return found
+
+
+def of_each_rank(state):
+    return {name: of_all_ranks(state[name]) for name in ("hidden", "generator")}
+
+
+def own(saved):
+    return {name: saved[name][dist.get_rank()] for name in ("hidden", "generator")}
+
+
+def position_of_rank_0():
+    def save(state):
+        return {**of_each_rank(state), "hidden": state["hidden"], "first": state["first"]}
+
+    def restore(saved):
+        return {**saved, "generator": saved["generator"][dist.get_rank()]}
+
+    stream(save, restore)
+
+
+def position_of_each_rank():
+    stream(of_each_rank, own)
+
+
+def generator_of_rank_0():
+    def save(state):
+        return {**of_each_rank(state), "generator": state["generator"]}
+
+    def restore(saved):
+        return {**saved, "hidden": saved["hidden"][dist.get_rank()]}
+
+    stream(save, restore)

@@ -4,6 +4,7 @@ Each function is a training of its own, on each rank; each class is a module.
 """
 
 import os
+from pathlib import Path
 
 import lightning as L
 import pytorch_lightning as pl
@@ -30,6 +31,12 @@ EXPECTED = {
     "estimated_length": ("", "", "a Trainer in a script, with a schedule of estimated_stepping_batches steps"),
     "EstimatedLength": ("", "", "a module with a schedule of estimated_stepping_batches steps"),
     "OldHealthy": ("", "", "a module of pytorch_lightning"),
+    "average_of_callback_lost": (
+        "LD025",
+        "",
+        "a script resumes from ModelCheckpoint's last.ckpt, and a callback's average is not in it",
+    ),
+    "average_of_callback_kept": ("", "", "the same, but the callback has state_dict and load_state_dict"),
 }
 
 
@@ -155,6 +162,60 @@ def _fit_old(seed, module=OldModule, monitor="val_loss"):
         enable_model_summary=False,
     )
     trainer.fit(module(), DataLoader(tensors(64, 1), 4, shuffle=True), DataLoader(tensors(32, 2), 4))
+
+
+class Ema(L.Callback):
+    def on_fit_start(self, trainer, module):
+        if not hasattr(self, "average"):
+            self.average = {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+    def on_train_batch_end(self, trainer, module, *args):
+        for name, value in module.state_dict().items():
+            self.average[name].lerp_(value, 0.1)
+
+    def on_train_end(self, trainer, module):
+        if trainer.is_global_zero:
+            torch.save(self.average, "average.pt")
+
+
+class KeptEma(Ema):
+    def state_dict(self):
+        return {"average": self.average}
+
+    def load_state_dict(self, state):
+        self.average = state["average"]
+
+
+class New(L.LightningModule):
+    training_step, configure_optimizers = OldModule.training_step, OldModule.configure_optimizers
+
+    def __init__(self):
+        super().__init__()
+        self.model = Classifier(dropout=0.0)
+
+
+def average_of_callback_lost():
+    fit_with(Ema())
+
+
+def average_of_callback_kept():
+    fit_with(KeptEma())
+
+
+def fit_with(callback):
+    L.seed_everything(5, verbose=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=int(os.environ["WORLD_SIZE"]),
+        strategy="ddp" if int(os.environ["WORLD_SIZE"]) > 1 else "auto",
+        max_epochs=2,
+        callbacks=[callback, L.pytorch.callbacks.ModelCheckpoint(dirpath="kept", save_last=True)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    last = Path("kept/last.ckpt")
+    trainer.fit(New(), DataLoader(tensors(64, 1), 4, shuffle=True), ckpt_path=last if last.exists() else None)
 
 
 class Callback:
