@@ -9,7 +9,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import first_divergence, loss_place, own_clip, without_batch_norm
 from ddp_doctor.evidence.rank_comparison import MICRO_BATCHES, RankComparison
 from ddp_doctor.evidence.requirements import compared
-from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
+from ddp_doctor.findings import Finding, cannot_tell, fault, unclear
 
 CODE = "LD014"
 TITLE = "The gradient has the wrong scale"
@@ -92,7 +92,7 @@ def _unexplained(evidence: Evidence, found: RankComparison) -> list[Finding]:
         # LD011.
         return []
     if found.passes and max(found.passes) - min(found.passes) > _UNEVEN * max(map(abs, found.passes)):
-        numbers = listed([f"{weight / max(found.passes, key=abs):.3g}" for weight in found.passes])
+        numbers = ", ".join(f"{weight / max(found.passes, key=abs):.3g}" for weight in found.passes)
         message = (
             "Several ranks step with a gradient in which the backward passes of a step count unequally, and one "
             f"process with one in which they count equally: of rank 0, they count {numbers}. A gradient that was "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import left_out
 from ddp_doctor.evidence.learning_rates import (
     calls_per_step,
     first_epoch,
@@ -52,12 +53,8 @@ def check(evidence: Evidence) -> list[Finding]:
     times, place = calls_per_step(record)
     if not times and all(len(set(rates)) < 2 for rates in rates_of(record).values()):
         return [not_reached("No schedule steps.")]
-    if split_twice(evidence):
-        return [cannot_tell("The samples are split twice (LD004), so the length of an epoch is not the right one.")]
-    if times < 2 and _resumed(record, evidence.single):
-        return [
-            cannot_tell("The program resumes from a checkpoint, at another position of its schedule on one process.")
-        ]
+    if reason := _no_common_length(evidence, record, times):
+        return [cannot_tell(reason)]
     if times < 2:
         return _by_rates(evidence, record, count)
     alone = calls_per_step(evidence.single)[0] if evidence.single else 0
@@ -95,6 +92,17 @@ def check(evidence: Evidence) -> list[Finding]:
         return by_rates
     message += f" It ends after {count} times fewer optimizer steps, unless its length counts those of one process."
     return [depends(message, step, "", amount, place)]
+
+
+def _no_common_length(evidence: Evidence, record: RankRecord, times: int) -> str:
+    """Returns why the ranks and one process do not step a schedule alike in any case, or nothing."""
+    if left_out(evidence):
+        return "A rank leaves out optimizer steps, so that its schedule steps at other samples."
+    if split_twice(evidence):
+        return "The samples are split twice (LD004), so the length of an epoch is not the right one."
+    if times < 2 and _resumed(record, evidence.single):
+        return "The program resumes from a checkpoint, at another position of its schedule on one process."
+    return ""
 
 
 def _resumed(record: RankRecord, single: RankRecord | None) -> bool:

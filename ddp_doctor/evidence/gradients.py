@@ -66,6 +66,15 @@ def first_divergence(evidence: Evidence) -> Divergence | None:
     return None if meant else _first_of(evidence.trained)
 
 
+def left_out(evidence: Evidence) -> tuple[int, int] | None:
+    """Returns the first step that one rank takes after more backward passes than another, and this rank."""
+    counts = [[len(event.get("passes", ())) for event in rank.of_kind("step")] for rank in evidence.trained]
+    for step, passes in enumerate(zip(*counts, strict=False)):
+        if len(set(passes)) > 1:
+            return step, passes.index(max(passes))
+    return None
+
+
 def owned(rank: RankRecord) -> set[str]:
     """Returns the keys of the parameters that each rank trains by itself on request: DDP was told to ignore them."""
     ignored = {name for event in rank.of_kind("ddp") for name in event.get("ignored", ())}

@@ -182,6 +182,6 @@ def _before_clipping(record: RankRecord) -> RankRecord:
     tensors = {
         name.replace("unclipped/", "applied/", 1) if name.startswith("unclipped/") else name: tensor
         for name, tensor in sorted(record.tensors.items(), key=lambda item: item[0].startswith("unclipped/"))
-        if not name.startswith(("out/", "micro"))
+        if not name.startswith("out/")
     }
     return replace(record, tensors=tensors)

@@ -23,7 +23,7 @@ class Lost:
         message: What is lost.
         step: The optimizer steps before the checkpoint.
         place: Where the user's code loads the checkpoint, or else where it saves it.
-        is_fault: Whether it changes the training beyond the noise of dropout.
+        is_fault: Whether it changes more than which values are dropped.
     """
 
     message: str
@@ -158,7 +158,8 @@ def _taken_from_rank_0(
         for name in first["generators"]:
             if _is_taken(*(call["generators"][name] for call in (first, again, own, other))):
                 text += f"the state of rank 0's generator of {name}, so that all ranks draw the same random numbers."
-                return Lost(text, step, place, _draws_data(firsts[0]))
+                # Dropout alone leaves the inputs as they are.
+                return Lost(text, step, place, is_fault=own["inputs"] != other["inputs"])
     return None
 
 
@@ -171,12 +172,6 @@ def _first_call(record: RankRecord, step: int) -> dict[str, Any] | None:
     """Returns the first forward pass of a step, with gradients and with all that is compared."""
     events = (event for event in record.of_kind("forward") if event["step"] == step and event.get("generators"))
     return next(events, None)
-
-
-def _draws_data(record: RankRecord) -> bool:
-    """Returns whether random numbers decide which samples or inputs the model gets."""
-    flows = (draw for batch in record.of_kind("batch") for draw in batch.get("flows", ()))
-    return any(draw["into"] == "data" for draw in flows) or any(call["random"] for call in record.of_kind("calls"))
 
 
 def _repeated_epoch(first: RankRecord, resumed: RankRecord, step: int, place: str) -> Lost | None:

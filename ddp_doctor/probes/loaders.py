@@ -59,6 +59,8 @@ class LoaderProbe:
         self.iterations: dict[int, int] = {}
         # The generator function of the user that has begun each loader.
         self.generators: dict[int, FrameType | None] = {}
+        # Optimizer steps after each batch of the first epoch; 0 if they vary or the program fetches batches ahead.
+        self.steps_per_batch: int | None = None
         self.training_epochs = 0
         self.shortened = self.ending = False
         self.open: list[ShortEpoch] = []

@@ -42,6 +42,7 @@ class ShortEpoch(Iterator[Any]):
         self.iteration = probe.iterations.get(self.loader, 0)
         probe.iterations[self.loader] = self.iteration + 1
         self.yielded, self.steps_before, self.backwards_before = 0, recorder.step, recorder.backwards
+        self.first_steps = 0
         self.indices = LoaderIndices(iterator)
         self.dataset = loader.dataset
         probe.own.find()
@@ -76,6 +77,7 @@ class ShortEpoch(Iterator[Any]):
         probe = self.probe
         probe.draws.leave()
         self._see_training()
+        self._see_steps()
         feeds = bool(probe.feed and probe.feed.trains(self.loader, self.iteration))
         takes_turns = bool(probe.micro and probe.micro.plan) and bool(self.event["gradients"])
         missing = probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)
@@ -128,6 +130,15 @@ class ShortEpoch(Iterator[Any]):
             self.event["epoch"] = known[0] if known else probe.training_epochs
             probe.training_epochs += not known
 
+    def _see_steps(self) -> None:
+        """Learns from the first two batches whether each of them has the same number of optimizer steps."""
+        done = self.probe.recorder.step - self.steps_before
+        if self.probe.steps_per_batch is None and self.event["trains"]:
+            if self.yielded == 1:
+                self.first_steps = done
+            elif self.yielded == 2:
+                self.probe.steps_per_batch = done // 2 if done == 2 * self.first_steps else 0
+
     def _is_over(self) -> bool:
         spec = self.probe.spec
         # A stream may have no end.
@@ -137,7 +148,9 @@ class ShortEpoch(Iterator[Any]):
         late = self.probe.training_epochs > spec.epochs
         if self.event["trains"]:
             steps = 1 if late else spec.steps
-            done = self.probe.recorder.step - self.steps_before
+            # Where a rank leaves out a step by its own decision, the epochs of the ranks must not end apart.
+            due = self.yielded * (self.probe.steps_per_batch or 0)
+            done = max(due, self.probe.recorder.step - self.steps_before)
             return done >= steps or self.yielded >= _MOST_MICRO_BATCHES * steps
         if self.event["gradients"]:
             # Whether it trains is not known yet.

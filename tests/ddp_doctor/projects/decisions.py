@@ -21,6 +21,8 @@ EXPECTED = {
     "raises_at_a_large_loss": ("", "a rank raises an exception if its own loss is large"),
     "gathers_hard_samples": ("LD027", "only a rank with hard samples gathers their number"),
     "barrier_after_own_improvement": ("LD027", "a barrier that only a rank with a better loss reaches"),
+    "leaves_out_steps_by_own_loss": ("LD011", "a rank leaves out a step if its own loss has risen"),
+    "leaves_out_steps_together": ("", "the same by the reduced loss"),
     "plateau_by_own_loss": ("LD034", "each rank reduces its learning rate by the loss of its own validation samples"),
     "plateau_by_reduced_loss": ("", "all ranks reduce the learning rate by the reduced loss"),
     "stops_by_reduced_loss": ("", "all ranks stop by the reduced loss"),
@@ -87,6 +89,37 @@ def stops_by_own_loss():
             break
         best = loss
     dist.destroy_process_group()
+
+
+def leaves_out_steps(*, reduced):
+    _, loader, _ = setting()
+    model = DDP(net())
+    optimizer = _optimizer(model)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    losses = []
+    for epoch in range(4):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            losses.append(loss.detach().clone())
+            if reduced:
+                dist.all_reduce(losses[-1])
+            if len(losses) < 4 or losses[-1] <= losses[-2]:
+                optimizer.step()
+            schedule.step()
+        mean = torch.stack(losses).mean()
+        dist.all_reduce(mean)
+    dist.destroy_process_group()
+
+
+def leaves_out_steps_by_own_loss():
+    leaves_out_steps(reduced=False)
+
+
+def leaves_out_steps_together():
+    leaves_out_steps(reduced=True)
 
 
 def plateau(*, reduced):
