@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import left_out
+from ddp_doctor.evidence.gradients import skipped_step
 from ddp_doctor.evidence.learning_rates import (
     calls_per_step,
     first_epoch,
@@ -96,8 +96,8 @@ def check(evidence: Evidence) -> list[Finding]:
 
 def _no_common_length(evidence: Evidence, record: RankRecord, times: int) -> str:
     """Returns why the ranks and one process do not step a schedule alike in any case, or nothing."""
-    if left_out(evidence):
-        return "A rank leaves out optimizer steps, so that its schedule steps at other samples."
+    if skipped_step(evidence):
+        return "A rank skips optimizer steps, so that its schedule steps at other samples."
     if split_twice(evidence):
         return "The samples are split twice (LD004), so the length of an epoch is not the right one."
     if times < 2 and _resumed(record, evidence.single):

@@ -66,7 +66,7 @@ def first_divergence(evidence: Evidence) -> Divergence | None:
     return None if meant else _first_of(evidence.trained)
 
 
-def left_out(evidence: Evidence) -> tuple[int, int] | None:
+def skipped_step(evidence: Evidence) -> tuple[int, int] | None:
     """Returns the first step that one rank takes after more backward passes than another, and this rank."""
     counts = [[len(event.get("passes", ())) for event in rank.of_kind("step")] for rank in evidence.trained]
     for step, passes in enumerate(zip(*counts, strict=False)):

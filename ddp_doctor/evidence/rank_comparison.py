@@ -149,7 +149,7 @@ def compare_records(ranks: Run, one: RankRecord, *, threshold: float, method: st
         amount,
         seen,
         method=method,
-        passes=_passes_of_rank_0(ranks, worst[1]) if worst[0] > threshold else (),
+        passes=passes_of_rank_0(ranks, worst[1]) if worst[0] > threshold else (),
     )
 
 
@@ -204,7 +204,8 @@ def _weights(ranks: Run, one: RankRecord, step: int) -> tuple[tuple[float, ...],
     return weights, max(residual for _, residual in found)
 
 
-def _passes_of_rank_0(ranks: Run, step: int) -> tuple[float, ...]:
+def passes_of_rank_0(ranks: Run, step: int) -> tuple[float, ...]:
+    """Returns the weight of each backward pass of rank 0 in the gradient that its optimizer got, or nothing."""
     numbers = range(len({name.partition("/")[0] for name in ranks.ranks[0].tensors if _is_pass(name, step)}))
     thin = 1 + len(numbers)
     parts = [vector(rank, step, f"micro{number}", thin) for rank in ranks.ranks for number in numbers]

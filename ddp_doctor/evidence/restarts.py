@@ -90,7 +90,7 @@ def not_restored(evidence: Evidence) -> Lost | str | None:
     saved = _resumed_from(checkpoints(first), begins[0][0]["weights"])
     if saved is None:
         return "started again, the program does not resume from its checkpoint; it may need an option."
-    return _lost(first, run.ranks, begins, saved) or _taken_from_rank_0(evidence.trained, run.ranks, saved)
+    return _lost(first, run.ranks, begins, saved) or taken_from_rank_0(evidence.trained, run.ranks, saved)
 
 
 def _resumed_from(events: list[dict[str, Any]], begun: list[str]) -> dict[str, Any] | None:
@@ -134,7 +134,7 @@ def _lost(
     return _other_rate(first, ranks[0], step, place) or _repeated_epoch(first, ranks[0], step, place)
 
 
-def _taken_from_rank_0(
+def taken_from_rank_0(
     firsts: Sequence[RankRecord], resumed: Sequence[RankRecord], saved: dict[str, Any]
 ) -> Lost | None:
     """Returns what the ranks had each for itself, and what all of them get from rank 0 in a resumed run."""

@@ -148,7 +148,7 @@ class ShortEpoch(Iterator[Any]):
         late = self.probe.training_epochs > spec.epochs
         if self.event["trains"]:
             steps = 1 if late else spec.steps
-            # Where a rank leaves out a step by its own decision, the epochs of the ranks must not end apart.
+            # Where a rank skips a step by its own decision, the epochs of the ranks must not end apart.
             due = self.yielded * (self.probe.steps_per_batch or 0)
             done = max(due, self.probe.recorder.step - self.steps_before)
             return done >= steps or self.yielded >= _MOST_MICRO_BATCHES * steps

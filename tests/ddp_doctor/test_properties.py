@@ -23,9 +23,11 @@ import torch
 from ddp_doctor.checks.metric_averaged_incorrectly import _only_logged
 from ddp_doctor.evidence.decisions import different_decisions, own_value
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import skipped_step
 from ddp_doctor.evidence.label_counts import label_counts
+from ddp_doctor.evidence.rank_comparison import passes_of_rank_0
 from ddp_doctor.evidence.reports import wrong_metrics
-from ddp_doctor.evidence.restarts import RUN, Lost, _resumed_from, not_restored
+from ddp_doctor.evidence.restarts import RUN, Lost, _resumed_from, not_restored, taken_from_rank_0
 from ddp_doctor.evidence.sources import loads_state, loads_without_schedule
 from ddp_doctor.launch.runner import Runner
 from ddp_doctor.probes.generators import OwnGenerators, changed, drawn
@@ -409,3 +411,50 @@ def test_code_that_restores_nothing_is_known(tmp_path: Path, source: str, loads:
     assert loads_state([str(path)]) is loads
     # What cannot be read may restore something.
     assert loads_state([str(tmp_path / "missing.py")])
+
+
+def _call(inputs: str, generator: str) -> dict[str, Any]:
+    return {"kind": "forward", "step": 0, "inputs": [inputs], "generators": {"torch": generator}}
+
+
+@pytest.mark.parametrize(
+    ("resumed", "expected"),
+    [
+        ((_call("x0", "g0"), _call("x1", "g1")), None),
+        ((_call("x0", "g0"), _call("x0", "g1")), True),
+        # Other noise on its samples.
+        ((_call("x0", "g0"), _call("y1", "g0")), True),
+        # Other dropout alone.
+        ((_call("x0", "g0"), _call("x1", "g0")), False),
+        # The state of a recurrent network begins with zeros on all ranks, which is that of no rank before.
+        ((_call("0", "g0"), _call("0", "g1")), None),
+    ],
+)
+def test_what_all_ranks_take_from_rank_0_when_they_resume(resumed: Any, expected: bool | None) -> None:
+    firsts = [RankRecord(rank, [_call(f"x{rank}", f"g{rank}"), {"kind": "end"}]) for rank in range(2)]
+    again = [RankRecord(rank, [call, {"kind": "end"}]) for rank, call in enumerate(resumed)]
+    lost = taken_from_rank_0(firsts, again, {"step": 0, "place": "a.py:3 in main"})
+    assert (lost and lost.is_fault) is expected
+
+
+@pytest.mark.parametrize(("passes", "expected"), [([1, 1, 1], None), ([1, 1, 2], (2, 1))])
+def test_a_step_that_one_rank_skips_has_more_passes(passes: list[int], expected: tuple[int, int] | None) -> None:
+    ranks = [
+        RankRecord(rank, [*({"kind": "step", "passes": [0] * count} for count in counts), {"kind": "end"}])
+        for rank, counts in enumerate(([1, 1, 1], passes))
+    ]
+    spec = Spec(Target("a:b"), world_size=2)
+    evidence = Evidence(spec, Runner.__new__(Runner), {"ranks": Run(spec, Path(), ranks)})
+    assert skipped_step(evidence) == expected
+
+
+def test_passes_that_are_summed_again_count_more() -> None:
+    generator = torch.Generator().manual_seed(1)
+    parts = [[torch.randn(20, generator=generator) for _ in range(2)] for _ in range(2)]
+    applied = 0.7 * (2 * (parts[0][0] + parts[1][0]) + parts[0][1] + parts[1][1])
+    ranks = []
+    for rank, own in enumerate(parts):
+        tensors = {f"micro{number}/0/0:0": part for number, part in enumerate(own)}
+        ranks.append(RankRecord(rank, [{"kind": "end"}], {**tensors, "applied/0/0:0": applied}))
+    weights = passes_of_rank_0(Run(Spec(Target("a:b"), world_size=2), Path(), ranks), 0)
+    assert weights == pytest.approx((1.4, 0.7))

@@ -21,8 +21,8 @@ EXPECTED = {
     "raises_at_a_large_loss": ("", "a rank raises an exception if its own loss is large"),
     "gathers_hard_samples": ("LD027", "only a rank with hard samples gathers their number"),
     "barrier_after_own_improvement": ("LD027", "a barrier that only a rank with a better loss reaches"),
-    "leaves_out_steps_by_own_loss": ("LD011", "a rank leaves out a step if its own loss has risen"),
-    "leaves_out_steps_together": ("", "the same by the reduced loss"),
+    "skips_steps_by_own_loss": ("LD011", "a rank skips a step if its own loss has risen"),
+    "skips_steps_together": ("", "the same by the reduced loss"),
     "plateau_by_own_loss": ("LD034", "each rank reduces its learning rate by the loss of its own validation samples"),
     "plateau_by_reduced_loss": ("", "all ranks reduce the learning rate by the reduced loss"),
     "stops_by_reduced_loss": ("", "all ranks stop by the reduced loss"),
@@ -91,7 +91,7 @@ def stops_by_own_loss():
     dist.destroy_process_group()
 
 
-def leaves_out_steps(*, reduced):
+def skips_steps(*, reduced):
     _, loader, _ = setting()
     model = DDP(net())
     optimizer = _optimizer(model)
@@ -114,12 +114,12 @@ def leaves_out_steps(*, reduced):
     dist.destroy_process_group()
 
 
-def leaves_out_steps_by_own_loss():
-    leaves_out_steps(reduced=False)
+def skips_steps_by_own_loss():
+    skips_steps(reduced=False)
 
 
-def leaves_out_steps_together():
-    leaves_out_steps(reduced=True)
+def skips_steps_together():
+    skips_steps(reduced=True)
 
 
 def plateau(*, reduced):
