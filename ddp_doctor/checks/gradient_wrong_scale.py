@@ -16,7 +16,8 @@ TITLE = "The gradient has the wrong scale"
 CAUSE = """\
 DDP averages the gradients. A loss that sums over the batch, or that is divided by the number of ranks once
 more, gives a gradient that is too large or too small by this number. Adam hides it in the updates, but
-clipping, weight decay and SGD do not. The effect resembles a wrong learning rate.
+clipping, weight decay and SGD do not. The effect resembles a wrong learning rate. Gradients that are
+accumulated, and summed over the ranks by hand after each backward pass, count the first passes several times.
 """
 WRONG = """\
 loss = cross_entropy(logits, labels) / dist.get_world_size()    # DDP divides as well

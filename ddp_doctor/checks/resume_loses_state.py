@@ -23,7 +23,9 @@ TITLE = "A resumed run loses state"
 CAUSE = """\
 A checkpoint that lacks the scheduler, the scaler, the averaged weights or the optimizer resumes with their
 initial values. The learning rate jumps, moments are zero, or training continues from averaged weights. The
-loss has a small bump and recovers, so that the difference is attributed to chance.
+loss has a small bump and recovers, so that the difference is attributed to chance. A checkpoint that rank 0
+writes has its own position in the data, recurrent state and generators. If all ranks load them, they continue
+with the same samples or random numbers.
 """
 WRONG = """\
 torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, path)
@@ -33,7 +35,8 @@ FIX = """\
 Save and load everything that changes in a step:
     state = {'model': model, 'optimizer': optimizer, 'scheduler': scheduler, 'scaler': scaler}
     torch.save({key: part.state_dict() for key, part in state.items()}, path)
-Also save the generators, the epoch and the position in it.
+Also save the generators, the epoch and the position in it. What each rank has for itself is gathered
+before rank 0 saves it, or saved in one file per rank.
 """
 THREADS = ("PolymathicAI/the_well#77", "atomistic-machine-learning/schnetpack#785")
 STRUCTURAL = False

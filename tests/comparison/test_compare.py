@@ -109,7 +109,11 @@ def _check_traffic(costs: dict[str, dict[str, Any]]) -> None:
     """An accumulation window of two micro-batches: batch norm exchanges eight times, and the gradient travels once."""
     assert costs["raw_ddp"]["collectives_per_step"] == {"all_reduce": 1, "exchange": 8}
     # By itself Lightning would ask before each micro-batch, by a broadcast, whether a signal came.
-    assert costs["lightning"]["collectives_per_step"] == {"all_reduce": 1, "exchange": 8}
+    calls = costs["lightning"]["collectives_per_step"]
+    assert calls.keys() == {"all_reduce", "exchange"}
+    assert calls["exchange"] == 8
+    # The ranks agree on signals every quarter of a second, which is once per step if a busy machine takes longer.
+    assert calls["all_reduce"] in {1, 2}
     servers = costs["parameter_server"]["collectives_per_step"]
     assert (servers["send"], servers["recv"]) == (1, 1)
     assert costs["single"]["collectives_per_step"] == {}
