@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp_doctor.evidence.decisions import different_metrics, stopping_decision
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import first_divergence, own_clip, skipped_step
+from ddp_doctor.evidence.gradients import first_divergence, own_clip, skipping_rank
 from ddp_doctor.evidence.requirements import averages_gradients, optimizer_steps
 from ddp_doctor.findings import Finding, fault
 
@@ -49,11 +49,9 @@ def check(evidence: Evidence) -> list[Finding]:
     elif found.kind == "steps":
         counts = ", ".join(f"rank {rank.rank} {len(rank.of_kind('stepped'))}" for rank in evidence.ranks)
         message = f"The ranks step unequally often: {counts} optimizer steps."
-    elif (skipped := skipped_step(evidence)) and skipped[0] == found.step and found.kind not in {"local", "partly"}:
-        step, rank = skipped
-        place = evidence.trained[rank].of_kind("step")[step]["place"] or place
+    elif (rank := skipping_rank(evidence)) is not None:
         message = (
-            f"Rank {rank} skips its step {step} after a backward pass, and the others take it: the decision "
+            f"Rank {rank} skips its step {found.step} after a backward pass, and the others take it: the decision "
             "depends on what this rank alone has, such as its own loss."
         )
     elif any(rate != rates[0] for rate in rates):

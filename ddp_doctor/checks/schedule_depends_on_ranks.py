@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import skipped_step
+from ddp_doctor.evidence.gradients import skipping_rank
 from ddp_doctor.evidence.learning_rates import (
     calls_per_step,
     first_epoch,
@@ -96,7 +96,7 @@ def check(evidence: Evidence) -> list[Finding]:
 
 def _no_common_length(evidence: Evidence, record: RankRecord, times: int) -> str:
     """Returns why the ranks and one process do not step a schedule alike in any case, or nothing."""
-    if skipped_step(evidence):
+    if skipping_rank(evidence) is not None:
         return "A rank skips optimizer steps, so that its schedule steps at other samples."
     if split_twice(evidence):
         return "The samples are split twice (LD004), so the length of an epoch is not the right one."

@@ -66,13 +66,18 @@ def first_divergence(evidence: Evidence) -> Divergence | None:
     return None if meant else _first_of(evidence.trained)
 
 
-def skipped_step(evidence: Evidence) -> tuple[int, int] | None:
-    """Returns the first step that one rank takes after more backward passes than another, and this rank."""
-    counts = [[len(event.get("passes", ())) for event in rank.of_kind("step")] for rank in evidence.trained]
-    for step, passes in enumerate(zip(*counts, strict=False)):
-        if len(set(passes)) > 1:
-            return step, passes.index(max(passes))
-    return None
+def skipping_rank(evidence: Evidence) -> int | None:
+    """Returns the rank that skips the step after which the weights of the ranks differ, or None.
+
+    It takes its next step after more backward passes than the others. Ranks whose weights stay equal may have unequal
+    numbers of micro-batches.
+    """
+    found = first_divergence(evidence)
+    if found is None or found.kind in {"local", "partly", "steps"}:
+        return None
+    steps = [rank.of_kind("step")[found.step : found.step + 1] for rank in evidence.trained]
+    passes = [len(event.get("passes", ())) for events in steps for event in events]
+    return passes.index(max(passes)) if len(set(passes)) > 1 else None
 
 
 def owned(rank: RankRecord) -> set[str]:

@@ -23,7 +23,7 @@ import torch
 from ddp_doctor.checks.metric_averaged_incorrectly import _only_logged
 from ddp_doctor.evidence.decisions import different_decisions, own_value
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.gradients import skipped_step
+from ddp_doctor.evidence.gradients import skipping_rank
 from ddp_doctor.evidence.label_counts import label_counts
 from ddp_doctor.evidence.rank_comparison import passes_of_rank_0
 from ddp_doctor.evidence.reports import wrong_metrics
@@ -437,15 +437,29 @@ def test_what_all_ranks_take_from_rank_0_when_they_resume(resumed: Any, expected
     assert (lost and lost.is_fault) is expected
 
 
-@pytest.mark.parametrize(("passes", "expected"), [([1, 1, 1], None), ([1, 1, 2], (2, 1))])
-def test_a_step_that_one_rank_skips_has_more_passes(passes: list[int], expected: tuple[int, int] | None) -> None:
-    ranks = [
-        RankRecord(rank, [*({"kind": "step", "passes": [0] * count} for count in counts), {"kind": "end"}])
-        for rank, counts in enumerate(([1, 1, 1], passes))
-    ]
+@pytest.mark.parametrize(
+    ("passes", "weights", "expected"),
+    [
+        ([1, 1, 1], ["a", "b", "c"], None),
+        ([1, 1, 2], ["a", "b", "d"], 1),
+        # Unequal numbers of micro-batches, after which the weights are equal.
+        ([1, 1, 2], ["a", "b", "c"], None),
+        # The weights differ for another reason.
+        ([1, 1, 1], ["a", "b", "d"], None),
+    ],
+)
+def test_a_rank_that_skips_a_step_has_more_passes(passes: list[int], weights: list[str], expected: int | None) -> None:
+    ranks = []
+    for rank, (counts, after) in enumerate((([1, 1, 1], ["a", "b", "c"]), (passes, weights))):
+        steps = [
+            {"kind": "step", "step": step, "passes": [0] * count, "names": {}, "place": ""}
+            for step, count in enumerate(counts)
+        ]
+        stepped = [{"kind": "stepped", "weights": {"0:0": digest}} for digest in after]
+        ranks.append(RankRecord(rank, [*steps, *stepped, {"kind": "end"}]))
     spec = Spec(Target("a:b"), world_size=2)
     evidence = Evidence(spec, Runner.__new__(Runner), {"ranks": Run(spec, Path(), ranks)})
-    assert skipped_step(evidence) == expected
+    assert skipping_rank(evidence) == expected
 
 
 def test_passes_that_are_summed_again_count_more() -> None:
