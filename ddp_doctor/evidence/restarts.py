@@ -146,10 +146,11 @@ def taken_from_rank_0(
     for rank, (own, other) in enumerate(zip(before[1:], after[1:], strict=False), 1):
         if not (first and again and own and other):
             continue
-        # Each input, such as the samples or the state of a recurrent network.
-        inputs = zip(first["inputs"], again["inputs"], own["inputs"], other["inputs"], strict=False)
+        # Each input, such as the samples or the state of a recurrent network. If rank 0 continues with another input, a
+        # small one, such as a length, may be equal by chance.
+        inputs = zip(*(call["inputs"] for call in (first, again, own, other)), strict=False)
         text = f"At the first step after the checkpoint of step {step}, rank {rank} continues with "
-        if any(_is_taken(*values) for values in inputs):
+        if first["inputs"] == again["inputs"] and any(_is_taken(*values) for values in inputs):
             text += (
                 "an input of rank 0, such as its samples or the state of its network: the checkpoint has the position "
                 "or the state of rank 0 alone, and all ranks load it."

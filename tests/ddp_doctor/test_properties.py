@@ -413,25 +413,27 @@ def test_code_that_restores_nothing_is_known(tmp_path: Path, source: str, loads:
     assert loads_state([str(tmp_path / "missing.py")])
 
 
-def _call(inputs: str, generator: str) -> dict[str, Any]:
-    return {"kind": "forward", "step": 0, "inputs": [inputs], "generators": {"torch": generator}}
+def _call(inputs: str, generator: str, length: str) -> dict[str, Any]:
+    return {"kind": "forward", "step": 0, "inputs": [inputs, length], "generators": {"torch": generator}}
 
 
 @pytest.mark.parametrize(
     ("resumed", "expected"),
     [
-        ((_call("x0", "g0"), _call("x1", "g1")), None),
-        ((_call("x0", "g0"), _call("x0", "g1")), True),
+        ((_call("x0", "g0", "0"), _call("x1", "g1", "1")), None),
+        ((_call("x0", "g0", "0"), _call("x0", "g1", "1")), True),
+        # The order is another one, in which the texts of both ranks have the length of rank 0's text before.
+        ((_call("y0", "h0", "0"), _call("y1", "h1", "0")), None),
         # Other noise on its samples.
-        ((_call("x0", "g0"), _call("y1", "g0")), True),
+        ((_call("x0", "g0", "0"), _call("y1", "g0", "1")), True),
         # Other dropout alone.
-        ((_call("x0", "g0"), _call("x1", "g0")), False),
+        ((_call("x0", "g0", "0"), _call("x1", "g0", "1")), False),
         # The state of a recurrent network begins with zeros on all ranks, which is that of no rank before.
-        ((_call("0", "g0"), _call("0", "g1")), None),
+        ((_call("zeros", "g0", "0"), _call("zeros", "g1", "1")), None),
     ],
 )
 def test_what_all_ranks_take_from_rank_0_when_they_resume(resumed: Any, expected: bool | None) -> None:
-    firsts = [RankRecord(rank, [_call(f"x{rank}", f"g{rank}"), {"kind": "end"}]) for rank in range(2)]
+    firsts = [RankRecord(rank, [_call(f"x{rank}", f"g{rank}", f"{rank}"), {"kind": "end"}]) for rank in range(2)]
     again = [RankRecord(rank, [call, {"kind": "end"}]) for rank, call in enumerate(resumed)]
     lost = taken_from_rank_0(firsts, again, {"step": 0, "place": "a.py:3 in main"})
     assert (lost and lost.is_fault) is expected
