@@ -72,10 +72,10 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     """Compares the numbers that rank 0 alone reports of an evaluation with unchanged weights."""
     if not any(rank.evaluation_epochs for rank in evidence.ranks):
         return [not_reached("There is no validation.")] if evidence.trained else []
-    if any(repeated_samples(events) for events in evaluation_epochs(evidence.ranks)):
-        # They explain a difference: LD023.
-        return []
     found, cannot = wrong_metrics(evidence)
+    if any(repeated_samples(events) for events in evaluation_epochs(evidence.ranks)):
+        # They explain other differences: LD023.
+        found, cannot = [metric for metric in found if metric.own or metric.is_scaled(len(evidence.ranks))], ""
     if cannot:
         return [cannot_tell(cannot)]
     if not found:
@@ -90,8 +90,7 @@ def _of_program(evidence: Evidence) -> list[Finding]:
         return [note(f"{message} {how}", *where)]
     if metric.own:
         return [fault(f"{message} It is that of the samples of rank 0: the other ranks do not change it.", *where)]
-    ratio, ranks = metric.value / metric.alone if metric.alone else 0.0, len(evidence.ranks)
-    if isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02):
+    if metric.is_scaled(len(evidence.ranks)):
         return [fault(f"{message} The ranks' values are summed, or divided by their number once more.", *where)]
     how = "It is combined over the ranks, but not as over all samples at once"
     if metric.difference > LARGE and metric.decides:

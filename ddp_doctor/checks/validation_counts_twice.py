@@ -91,6 +91,8 @@ def _of_loop(evidence: Evidence, found: Finding, total: int, evaluator: str) -> 
         # accelerate drops the repeated samples.
         return []
     metrics, cannot = wrong_metrics(evidence)
+    if metrics and not (metrics := [one for one in metrics if not (one.own or one.is_scaled(len(evidence.ranks)))]):
+        return [note(f"{found.message} The metrics that differ have another cause, which LD024 states.", *where)]
     if metrics:
         worst = max(metrics, key=lambda metric: metric.difference)
         message = (

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isclose
 from typing import Any
 
 from ddp_doctor.evidence.decisions import deciding_numbers
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.reported_numbers import Key, Number, numbers_of
 from ddp_doctor.records.run import RankRecord, Run
 
 # Relative: what the order of additions changes.
@@ -28,11 +30,6 @@ LARGE = 0.01
 # Relative: a number that is printed in 32 bits is that of a condition.
 _READ = 1e-6
 _PLACES: Sequence[tuple[str, dict[str, Any]]] = (("", {}), (" alone", {"world_size": 1}))
-# Training epochs that are examined.
-_EPOCHS = 2
-_Key = tuple[str, int, int]
-# Value, rounding, name, place and step.
-_Number = tuple[float, float, str, str, int]
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,11 @@ class Metric:
         """The relative difference."""
         return abs(self.value - self.alone) / (abs(self.alone) or 1.0)
 
+    def is_scaled(self, ranks: int) -> bool:
+        """Returns whether the value is that of one process times, or divided by, the number of ranks."""
+        ratio = self.value / self.alone if self.alone else 0.0
+        return isclose(ratio, ranks, rel_tol=0.02) or isclose(ratio, 1 / ranks, rel_tol=0.02)
+
 
 def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     """Returns the metrics that differ, and why they cannot be compared, if so.
@@ -85,8 +87,8 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
         return [], "The metrics were not compared: one process and rank 0 evaluate other weights."
     if len(part := _evaluated(one, loaders)) < len(whole := _evaluated(several, loaders)):
         return [], f"The metrics were not compared: one process evaluates {len(part)} of the {len(whole)} samples."
-    alone, ours = _numbers(one.ranks[0]), _numbers(several.ranks[0])
-    others = {key for rank in several.ranks[1:] for key in _numbers(rank)}
+    alone, ours = numbers_of(one.ranks[0]), numbers_of(several.ranks[0])
+    others = {key for rank in several.ranks[1:] for key in numbers_of(rank)}
     known = (ours.keys() & alone.keys() & repeated) - others
     differ = _differing(ours, alone, known)
     if not differ:
@@ -113,9 +115,9 @@ def monitored(evidence: Evidence) -> set[str]:
     return {event["name"] for rank in evidence.trained for event in rank.of_kind("monitor")}
 
 
-def _deciding(evidence: Evidence, known: Iterable[_Key]) -> set[_Key]:
+def _deciding(evidence: Evidence, known: Iterable[Key]) -> set[Key]:
     """Returns the numbers by which a callback decides, or that a deciding condition of the code reads."""
-    names, numbers, read = monitored(evidence), _numbers(evidence.trained[0]), deciding_numbers(evidence)
+    names, numbers, read = monitored(evidence), numbers_of(evidence.trained[0]), deciding_numbers(evidence)
 
     def is_read(value: float, rounding: float) -> bool:
         # A report may be in percent.
@@ -128,14 +130,14 @@ def _deciding(evidence: Evidence, known: Iterable[_Key]) -> set[_Key]:
     return {key for key in known if key in numbers and (numbers[key][2] in names or is_read(*numbers[key][:2]))}
 
 
-def _metric(ours: _Number, alone: _Number, *, own: bool, decides: bool) -> Metric:
+def _metric(ours: Number, alone: Number, *, own: bool, decides: bool) -> Metric:
     value, _, name, place, step = ours
     return Metric(name, value, alone[0], own, place, step, decides)
 
 
 def _differing(
-    ours: dict[_Key, _Number], alone: dict[_Key, _Number], known: Iterable[_Key], least: float = _SAME
-) -> list[_Key]:
+    ours: dict[Key, Number], alone: dict[Key, Number], known: Iterable[Key], least: float = _SAME
+) -> list[Key]:
     """Returns the numbers that differ by more than rounding and this part of their value, of those that both have."""
     return [
         key
@@ -146,7 +148,7 @@ def _differing(
     ]
 
 
-def _with_other_weights(evidence: Evidence, known: Sequence[_Key], least: float = _SAME) -> list[Metric]:
+def _with_other_weights(evidence: Evidence, known: Sequence[Key], least: float = _SAME) -> list[Metric]:
     """Compares metrics with other weights: a network that is not trained may put all samples into one class."""
     for number in range(_MOST_WEIGHTS if known else 0):
         name = f"still with other weights {number}"
@@ -154,26 +156,26 @@ def _with_other_weights(evidence: Evidence, known: Sequence[_Key], least: float 
         runs = [evidence.run(f"{name}{where}", **count, **change) for where, count in _PLACES]
         if not all(run.worked for run in runs):
             break
-        ours, alone = (_numbers(run.ranks[0]) for run in runs)
+        ours, alone = (numbers_of(run.ranks[0]) for run in runs)
         if found := _differing(ours, alone, known, least):
             decides = _deciding(evidence, found)
             return [_metric(ours[key], alone[key], own=False, decides=key in decides) for key in found]
     return []
 
 
-def _repeated(evidence: Evidence) -> set[_Key]:
+def _repeated(evidence: Evidence) -> set[Key]:
     """Returns the numbers of rank 0 that two runs report alike; all of them if there was no second run."""
-    first = _numbers(evidence.trained[0])
+    first = numbers_of(evidence.trained[0])
     again = evidence.worked("again")
     if again is None:
         return set(first)
-    second = _numbers(again.ranks[0])
+    second = numbers_of(again.ranks[0])
     return {key for key in first.keys() & second.keys() if abs(first[key][0] - second[key][0]) <= first[key][1]}
 
 
 def _perturbed(
-    evidence: Evidence, loaders: Sequence[int], first: int, values: dict[_Key, float], *, missing: bool
-) -> set[_Key]:
+    evidence: Evidence, loaders: Sequence[int], first: int, values: dict[Key, float], *, missing: bool
+) -> set[Key]:
     """Returns the numbers of rank 0 that change if the samples of the evaluation change on the ranks from `first` on.
 
     Args:
@@ -183,14 +185,14 @@ def _perturbed(
         values: The numbers with the samples as they are.
         missing: Whether a number that is then not reported counts as changed.
     """
-    found = set[_Key]()
+    found = set[Key]()
     for factor in _FACTORS:
         if found == values.keys():
             break
         change = {"still": True, "perturb": [first, *loaders], "factor": factor}
         name = f"still with other samples from rank {first} ({factor})"
         run = evidence.run(name, same_seed=True, interventions=change)
-        numbers = _numbers(run.ranks[0]) if run.worked else {}
+        numbers = numbers_of(run.ranks[0]) if run.worked else {}
         found |= {key for key in values if (numbers[key][0] != values[key] if key in numbers else missing)}
     return found
 
@@ -240,20 +242,3 @@ def _weights(record: RankRecord, loaders: Sequence[int]) -> list[str]:
         elif batch is not None and batch["loader"] in loaders:
             return [event.get("weights", "")]
     return []
-
-
-def _numbers(record: RankRecord) -> dict[_Key, _Number]:
-    """Returns the reported numbers by place, time and position, apart from those of epochs after the examined ones.
-
-    In those epochs, an evaluation has one batch on each rank, which are more samples on more ranks.
-    """
-    found, times = {}, Counter[str]()
-    late = next((event["step"] for event in record.training_epochs[_EPOCHS : _EPOCHS + 1]), None)
-    for event in record.of_kind("reported"):
-        if late is not None and event["step"] > late:
-            break
-        for position, (value, rounding, word) in enumerate(event["values"]):
-            key = event["key"], times[event["key"]], position
-            found[key] = (value, rounding, event["name"] or word, event["place"], event["step"])
-        times[event["key"]] += 1
-    return found

@@ -83,7 +83,7 @@ class ShortEpoch(Iterator[Any]):
         missing = probe.feed and feeds and not probe.feed.has(self.loader, self.iteration, self.yielded)
         if missing or (self._is_over() and not takes_turns):
             probe.shortened = True
-            self.end()
+            self._stop()
             raise StopIteration
         if self.yielded == 0:
             self.begun = probe.recorder.backwards
@@ -97,7 +97,7 @@ class ShortEpoch(Iterator[Any]):
         except StopIteration:
             if not (feeds or takes_turns) or self.template is None:
                 self.event["complete"] = True
-                self.end()
+                self._stop()
                 raise
             batch = self.template
         if probe.feed and feeds:
@@ -188,6 +188,11 @@ class ShortEpoch(Iterator[Any]):
         if trains and probe.spec.purpose == "numbers" and probe.feed is None:
             recorder.tensors |= RankBatches.tensors_of(batch, self.loader, self.iteration, self.yielded)
         return recorder.add("batch", **event)
+
+    def _stop(self) -> None:
+        """Ends the epoch where the program asks for a batch after the last one: its loop has ended."""
+        self.probe.recorder.add("stop", loader=self.loader, iteration=self.iteration, trains=self.event["trains"])
+        self.end()
 
     def end(self) -> None:
         """Completes the record of the epoch."""

@@ -26,6 +26,7 @@ from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import skipping_rank
 from ddp_doctor.evidence.label_counts import label_counts
 from ddp_doctor.evidence.rank_comparison import passes_of_rank_0
+from ddp_doctor.evidence.reported_numbers import numbers_of
 from ddp_doctor.evidence.reports import wrong_metrics
 from ddp_doctor.evidence.restarts import RUN, Lost, _resumed_from, not_restored, taken_from_rank_0
 from ddp_doctor.evidence.sources import loads_state, loads_without_schedule
@@ -299,6 +300,26 @@ def test_labels_are_compared_if_nothing_weights_their_means(
         assert found[0].excess == 0.5
 
 
+def test_a_number_within_the_loop_of_an_evaluation_is_its_progress() -> None:
+    """The number after the loop is a metric, and so is that of a loop which the program has left early."""
+
+    def event(kind: str, **values: Any) -> dict[str, Any]:
+        return {"kind": kind, "loader": 1, "iteration": 0, "step": 3, "trains": False, **values}
+
+    def reported(key: str) -> dict[str, Any]:
+        return event("reported", key=key, values=[(0.5, 1e-3, "loss")], name="", place=key)
+
+    loop = [event("batch"), reported("every batch"), event("batch"), reported("every batch")]
+    again = event("batch", iteration=1)
+    for events in ([*loop, event("stop")], loop):
+        record = RankRecord(0, [*events, reported("after"), again, reported("left early"), event("end")])
+        assert {place for place, *_ in numbers_of(record)} == {"after", "left early"}
+    one = RankRecord(0, [event("batch"), reported("only batch"), event("stop"), reported("after")])
+    assert {place for place, *_ in numbers_of(one)} == {"after"}
+    kept = RankRecord(0, [event("batch"), reported("validation"), event("batch", step=9), reported("validation")])
+    assert {place for place, *_ in numbers_of(kept)} == {"validation"}
+
+
 @pytest.mark.parametrize(("reduced", "own"), [(False, True), (True, False)])
 def test_an_accuracy_that_one_change_of_the_samples_leaves_is_a_metric(
     reduced: bool, own: bool, monkeypatch: pytest.MonkeyPatch
@@ -315,7 +336,7 @@ def test_an_accuracy_that_one_change_of_the_samples_leaves_is_a_metric(
         large = changes["interventions"].get("factor", 0.5) < 0 and (first == 0 or reduced)
         value = 0.32 if "world_size" in changes else 0.5 if large else 0.385
         indices = [0, 1] if "world_size" in changes else [0]
-        batch = {"kind": "batch", "loader": 1, "iteration": 1, "indices": indices}
+        batch = {"kind": "batch", "loader": 1, "iteration": 1, "step": 1, "trains": False, "indices": indices}
         forward = {"kind": "forward", "weights": "w"}
         return Run(self.spec, Path(), [RankRecord(0, [batch, forward, reported(value), {"kind": "end"}])])
 
@@ -324,7 +345,7 @@ def test_an_accuracy_that_one_change_of_the_samples_leaves_is_a_metric(
     for name in ("ranks", "again"):
         ranks = []
         for rank in range(2):
-            batch = {"kind": "batch", "loader": 1, "iteration": 1, "indices": [rank]}
+            batch = {"kind": "batch", "loader": 1, "iteration": 1, "step": 1, "trains": False, "indices": [rank]}
             epoch = {"kind": "epoch", "trains": False, "loader": 1}
             ranks.append(RankRecord(rank, [epoch, batch, reported(0.4), {"kind": "end"}]))
         runs[name] = Run(spec, Path(), ranks)

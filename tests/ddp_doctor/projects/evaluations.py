@@ -23,6 +23,9 @@ EXPECTED = {
     "best_by_counted_score": ("", "", "the same, but the counts of the ranks are summed before"),
     "padded_small_set": ("LD023", FAULT, "9 validation samples are padded to 10"),
     "padded_large_set": ("LD023", NOTE, "4001 validation samples are padded to 4002"),
+    "padded_and_own_loss": ("LD024", FAULT, "9 padded validation samples, and rank 0 prints the loss of its own"),
+    "progress_of_rank_0": ("", "", "rank 0 prints its own means during the evaluation, and reduced ones at its end"),
+    "progress_of_padded_ranks": ("LD023", NOTE, "the same with 4001 validation samples that are padded"),
     "reduced_sums": ("", "", "sums and counts are reduced"),
     "rank_0_evaluates_all": ("", "", "rank 0 evaluates all samples without the wrapper"),
     "each_rank_prints": ("", "", "each rank prints its own loss with its number"),
@@ -184,6 +187,48 @@ def padded_small_set():
 
 def padded_large_set():
     _reduced(4001, True)
+
+
+def padded_and_own_loss():
+    rank, model, loader, held = setting(9, True)
+
+    def evaluate(epoch, _):
+        loss, _, count = sums(model, held)
+        if rank == 0:
+            print(f"epoch {epoch} val loss {loss / count:.4f}")
+
+    train(model, loader, evaluate)
+
+
+def _with_progress(validation, padded):
+    rank, model, loader, held = setting(validation, padded)
+    if padded:
+        held = DataLoader(held.dataset, 8, sampler=held.sampler)
+
+    def with_progress(meters):
+        """Yields the batches, and lets rank 0 print the means so far after every second one and the last one."""
+        for number, batch in enumerate(held):
+            yield batch
+            if rank == 0 and (number % 2 == 0 or number == len(held) - 1):
+                print(f"Test: [{number}/{len(held)}] loss: {meters[0] / meters[1]:.4f}")
+
+    def evaluate(epoch, _):
+        meters = torch.zeros(2)
+        for x, y in with_progress(meters):
+            meters += torch.stack([F.cross_entropy(model.module(x), y, reduction="sum"), torch.tensor(len(y))])
+        dist.all_reduce(meters)
+        if rank == 0:
+            print(f"* loss {meters[0] / meters[1]:.4f}")
+
+    train(model, loader, evaluate)
+
+
+def progress_of_rank_0():
+    _with_progress(64, False)
+
+
+def progress_of_padded_ranks():
+    _with_progress(4001, True)
 
 
 def reduced_sums():
