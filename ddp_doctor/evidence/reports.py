@@ -16,6 +16,7 @@ from typing import Any
 from ddp_doctor.evidence.decisions import deciding_numbers
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.reported_numbers import Key, Number, numbers_of
+from ddp_doctor.probes.reports import BRACKETED
 from ddp_doctor.records.run import RankRecord, Run
 
 # Relative: what the order of additions changes.
@@ -91,6 +92,9 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     others = {key for rank in several.ranks[1:] for key in numbers_of(rank)}
     known = (ours.keys() & alone.keys() & repeated) - others
     differ = _differing(ours, alone, known)
+    # As `loss: 0.52 (0.61)`, the median of rank 0's last batches and the mean of all: the second one is the metric.
+    right = {(*key[:2], key[2] - 1, ours[key][2].removesuffix(BRACKETED)) for key in known.difference(differ)}
+    differ = [key for key in differ if (*key, ours[key][2]) not in right]
     if not differ:
         return _with_other_weights(evidence, [key for key in known if ours[key][0] in _EXTREME]), ""
     metrics = _perturbed(evidence, loaders, 0, {key: ours[key][0] for key in differ}, missing=False)

@@ -20,6 +20,8 @@ from ddp_doctor.probes.wrap import before, wrap
 from ddp_doctor.records.recorder import Recorder, is_called_by_user, is_called_near_user, user_stack
 
 _NUMBER = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
+# Added to the word of a number in parentheses.
+BRACKETED = " in parentheses"
 _MOST_EVENTS = 2_000
 
 
@@ -91,7 +93,11 @@ def _numbers(value: Any, depth: int = 0) -> Iterator[tuple[float, float, str]]:
             mantissa, _, exponent = found[0].lower().partition("e")
             digits = len(mantissa.partition(".")[2]) - int(exponent or 0)
             words = re.findall(r"[A-Za-z_][\w ]*", value[: found.start()])
-            yield float(found[0]), 1.01 * 10.0**-digits, words[-1].strip() if words else ""
+            word = words[-1].strip() if words else ""
+            is_bracketed = (
+                value[found.start() - 1 : found.start()] == "(" and value[found.end() : found.end() + 1] == ")"
+            )
+            yield float(found[0]), 1.01 * 10.0**-digits, word + BRACKETED * is_bracketed
     elif isinstance(value, dict) and depth < 3:
         for key, part in value.items():
             for number, rounding, word in _numbers(part, depth + 1):

@@ -24,7 +24,7 @@ EXPECTED = {
     "padded_small_set": ("LD023", FAULT, "9 validation samples are padded to 10"),
     "padded_large_set": ("LD023", NOTE, "4001 validation samples are padded to 4002"),
     "padded_and_own_loss": ("LD024", FAULT, "9 padded validation samples, and rank 0 prints the loss of its own"),
-    "progress_of_rank_0": ("", "", "rank 0 prints its own means during the evaluation, and reduced ones at its end"),
+    "progress_of_rank_0": ("", "", "rank 0 prints its own means in the loop; at its end its median and reduced means"),
     "progress_of_padded_ranks": ("LD023", NOTE, "the same with 4001 validation samples that are padded"),
     "reduced_sums": ("", "", "sums and counts are reduced"),
     "rank_0_evaluates_all": ("", "", "rank 0 evaluates all samples without the wrapper"),
@@ -213,12 +213,13 @@ def _with_progress(validation, padded):
                 print(f"Test: [{number}/{len(held)}] loss: {meters[0] / meters[1]:.4f}")
 
     def evaluate(epoch, _):
-        meters = torch.zeros(2)
+        meters, losses = torch.zeros(2), []
         for x, y in with_progress(meters):
-            meters += torch.stack([F.cross_entropy(model.module(x), y, reduction="sum"), torch.tensor(len(y))])
+            losses.append(F.cross_entropy(model.module(x), y))
+            meters += torch.stack([losses[-1] * len(y), torch.tensor(len(y))])
         dist.all_reduce(meters)
         if rank == 0:
-            print(f"* loss {meters[0] / meters[1]:.4f}")
+            print(f"averaged: loss: {torch.stack(losses).median():.4f} ({meters[0] / meters[1]:.4f})")
 
     train(model, loader, evaluate)
 
