@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, NamedTuple
 
 import torch
 
 # Whether a number is finite says that the run has failed, and the time is another one on each rank.
 _NO_DECISIONS = ("finite", "isnan", "isinf", "time", "clock", "elapsed", "start", "deadline")
+# What is passed to a function with such names may be combined over the ranks before it decides.
+_COMBINES = ("reduce", "gather", "broadcast")
+_DEPTH = 4
+
+
+class Operand(NamedTuple):
+    """A part of a condition, and the functions whose calls contain it."""
+
+    node: ast.expr
+    calls: tuple[ast.expr, ...]
 
 
 @cache
-def operands_of_file(path: str) -> dict[int, list[ast.expr]]:
+def operands_of_file(path: str) -> dict[int, list[Operand]]:
     """Returns what the conditions of a file compare, or pass to a call, by the line of the condition."""
     with suppress(OSError, SyntaxError, ValueError):
         nodes = [node for node in ast.walk(ast.parse(Path(path).read_text())) if isinstance(node, ast.If | ast.While)]
@@ -24,10 +36,12 @@ def operands_of_file(path: str) -> dict[int, list[ast.expr]]:
     return {}
 
 
-def values_of(operands: list[ast.expr], frame: Any) -> dict[str, float]:
-    """Returns the numbers among the operands by their text. No code of the user is called."""
+def values_of(operands: list[Operand], frame: Any) -> dict[str, float]:
+    """Returns the numbers of a rank's own among the operands, by their text. No code of the user is called."""
     found = {}
-    for node in operands:
+    for node, calls in operands:
+        if any(_combines(call, frame) for call in calls):
+            continue
         value = _value(node, frame)
         if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta:
             value = value.item()
@@ -36,14 +50,47 @@ def values_of(operands: list[ast.expr], frame: Any) -> dict[str, float]:
     return found
 
 
-def _operands(test: ast.expr) -> Iterator[ast.expr]:
+def _operands(test: ast.expr) -> Iterator[Operand]:
     if isinstance(test, ast.UnaryOp):
         yield from _operands(test.operand)
     elif isinstance(test, ast.Compare | ast.Call) and not _is_no_decision(test):
         # A part of `a and b` may not be reached.
-        for node in ast.walk(test):
-            if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
-                yield node
+        yield from _parts(test, ())
+
+
+def _parts(node: ast.AST, calls: tuple[ast.expr, ...]) -> Iterator[Operand]:
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        yield Operand(node, calls)
+    if isinstance(node, ast.Call):
+        calls = (*calls, node.func)
+    for part in ast.iter_child_nodes(node):
+        yield from _parts(part, calls)
+
+
+def _combines(call: ast.expr, frame: Any) -> bool:
+    """Returns whether a function, or one that it calls, has the name of a collective in its code."""
+    name = call.attr if isinstance(call, ast.Attribute) else ast.unparse(call)
+    if _is_collective(name):
+        return True
+    if isinstance(call, ast.Attribute):
+        function = inspect.getattr_static(_value(call.value, frame), name, None)
+    else:
+        function = _value(call, frame)
+    return _has_collective(function, _DEPTH)
+
+
+def _has_collective(function: Any, depth: int) -> bool:
+    code = getattr(function, "__code__", None)
+    if not depth or not isinstance(code, CodeType):
+        return False
+    codes = [code, *(constant for constant in code.co_consts if isinstance(constant, CodeType))]
+    names = {name for one in codes for name in one.co_names}
+    known = function.__globals__
+    return any(_is_collective(name) or _has_collective(known.get(name), depth - 1) for name in names)
+
+
+def _is_collective(name: str) -> bool:
+    return any(word in name.lower() for word in _COMBINES)
 
 
 def _is_no_decision(test: ast.expr) -> bool:

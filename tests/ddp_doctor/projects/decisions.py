@@ -18,6 +18,7 @@ EXPECTED = {
     "stops_by_own_training_loss": ("LD034", "a rank leaves the loop when its own training loss is low"),
     "long_patience_by_own_loss": ("LD034", "early stopping by own losses, which stops later than the doctor looks"),
     "patience_by_reduced_loss": ("", "early stopping by the reduced loss"),
+    "patience_that_reduces": ("", "the stopping object and the condition reduce the own losses themselves"),
     "raises_at_a_large_loss": ("", "a rank raises an exception if its own loss is large"),
     "gathers_hard_samples": ("LD027", "only a rank with hard samples gathers their number"),
     "barrier_after_own_improvement": ("LD027", "a barrier that only a rank with a better loss reaches"),
@@ -198,6 +199,31 @@ def long_patience_by_own_loss():
 
 def patience_by_reduced_loss():
     stops_early(reduced=True, patience=15)
+
+
+class CommonPatience(Patience):
+    def update(self, value):
+        return super().update(mean_of_ranks(value))
+
+
+def mean_of_ranks(value):
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    return (total / dist.get_world_size()).item()
+
+
+def patience_that_reduces():
+    _, loader, held = setting()
+    model = DDP(net())
+    optimizer, stopper = _optimizer(model), CommonPatience(15)
+    for epoch in range(20):
+        train_epoch(model, optimizer, loader, epoch)
+        loss = validate(model.module, held)
+        if stopper.update(loss):
+            break
+        if mean_of_ranks(loss) < 0.01:
+            return
+    dist.destroy_process_group()
 
 
 def raises_at_a_large_loss():
