@@ -16,6 +16,8 @@ from ddp_doctor.records.run import RankRecord, Run
 _SCALE = 0.05
 # The scale of an approximation is not known better than this many times what it leaves.
 _TIMES_RESIDUAL = 5
+# A vector with the weights of a model has up to so many times their numbers, and these.
+_MORE, _FEW = 1.25, 8
 _SAME = 1e-4
 
 
@@ -117,8 +119,14 @@ def _reduced_at_times(run: Run, keys: list[str], steps: int) -> str:
     for event in run.ranks[0].of_kind("collective"):
         if any(word in event["op"] for word in ("reduce", "gather")):
             seen.setdefault(event["step"], Counter())[event.get("size", 0)] += 1
-    # One by one, or as one vector. A model with one tensor can have the size of a metric.
-    times = [step for step, found in seen.items() if not Counter(known) - found or found[sum(known)]]
+    total = sum(known)
+
+    def holds(sizes: Counter[int]) -> bool:
+        # One by one, or as one vector, which may also contain the statistics of batch norm and a number of samples.
+        return not Counter(known) - sizes or any(total <= size <= _MORE * total + _FEW for size in sizes)
+
+    # A model with one tensor can have the size of a metric.
+    times = [step for step, sizes in seen.items() if holds(sizes)]
     return f"before step {min(times)}" if len(known) > 1 and times and min(times) and 2 * len(times) <= steps else ""
 
 

@@ -12,6 +12,8 @@ from ddp_doctor.records.spec import Spec
 # What is kept of the time before the ranks train together.
 _KEPT = {"init_process_group", "seed", "open", "save", "lock", "collective", "scaler", "ddp"}
 _MOST_SECONDS = 5.0
+# Seconds that a rank which has seen enough waits until it is known whether the others need it.
+_MOST_SECONDS_AT_END = 15.0
 
 
 class AloneProbe:
@@ -43,6 +45,25 @@ class AloneProbe:
             time.sleep(0.05)
         return alone
 
+    def is_awaited(self) -> bool:
+        """Returns whether this rank, which has seen enough, must train on because another one waits for it.
+
+        Ranks that take unequal numbers of steps between their collectives, as in federated training, do not come to
+        the same step together.
+        """
+        folder, latest = self.recorder.folder, time.monotonic() + _MOST_SECONDS_AT_END
+        (folder / f"enough{self.recorder.rank}").touch()
+        own = sum(event["kind"] == "collective" for event in self.recorder.events)
+        while time.monotonic() < latest:
+            journals = {rank: _journal(folder / f"journal{rank}.jsonl") for rank in self._ranks()}
+            if any(kinds[-1:] == ["collective"] and len(_collectives(kinds)) > own for kinds in journals.values()):
+                return True
+            ended = {rank for rank in journals for name in ("enough", "done") if (folder / f"{name}{rank}").exists()}
+            if all(rank in ended or "backward" not in kinds for rank, kinds in journals.items()):
+                return False
+            time.sleep(0.02)
+        return False
+
     def forget(self) -> None:
         """Removes what this rank has recorded while it was alone."""
         recorder = self.recorder
@@ -53,6 +74,10 @@ class AloneProbe:
 
     def _ranks(self) -> list[int]:
         return [rank for rank in range(self._others + 1) if rank != self.recorder.rank]
+
+
+def _collectives(kinds: list[str]) -> list[str]:
+    return [kind for kind in kinds if kind == "collective"]
 
 
 def _journal(path: Path) -> list[str]:

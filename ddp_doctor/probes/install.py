@@ -170,12 +170,12 @@ class Probes:
             return
         if self.loaders.ending or (spec.interventions.get("until_saved") and (self.recorder.folder / SAVED).exists()):
             self.finish()
-        if spec.interventions.get("many_steps") and self._last_step(step) <= step:
+        if spec.interventions.get("many_steps") and self._last_step(step) <= step and not self.alone.is_awaited():
             self.finish()
         wanted = spec.epochs * spec.steps * max(1, len(self.steps.optimizers))
         if self.loaders.trains or step < wanted:
             return
-        if spec.purpose == "numbers" or self._last_step(step) <= step:
+        if (spec.purpose == "numbers" or self._last_step(step) <= step) and not self.alone.is_awaited():
             self.finish()
 
     def _last_step(self, step: int) -> int:

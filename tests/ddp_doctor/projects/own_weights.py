@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 EXPECTED = {
     "experts_of_each_rank": ("", "", "each rank owns an expert, which DDP is told to ignore, and all use it"),
     "averages_copies": ("", "", "federated training: copies are trained, and averaged by their numbers of samples"),
+    "averages_states": ("", "", "the same with batch norm, whose statistics are in the same vector as the weights"),
     "averages_from_step_9": ("", "", "local SGD, which begins after a warm-up with averaged gradients"),
     "rows_of_own_users": ("", "", "local SGD: items are averaged, and each rank owns the rows of its users"),
     "items_without_bias": ("LD009", "fault", "the same, but the bias that all ranks train is never averaged"),
@@ -131,6 +132,30 @@ def averages_copies():
         dist.all_reduce(weights)
         dist.all_reduce(count)
         nn.utils.vector_to_parameters(weights / count, model.parameters())
+    dist.destroy_process_group()
+
+
+def averages_states():
+    rank, world_size = start()
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    x, y = samples(256).tensors
+    clients = list(zip(x.split([40, 72, 56, 88]), y.split([40, 72, 56, 88]), strict=True))[rank::world_size]
+    keys = [key for key, value in model.state_dict().items() if value.is_floating_point()]
+    for _ in range(4):
+        total = 0
+        for own_x, own_y in clients:
+            local = copy.deepcopy(model)
+            optimizer = torch.optim.SGD(local.parameters(), 0.05, momentum=0.9)
+            for part, labels in zip(own_x.split(8), own_y.split(8), strict=True):
+                optimizer.zero_grad()
+                F.cross_entropy(local(part), labels).backward()
+                optimizer.step()
+            state = torch.cat([*(local.state_dict()[key].flatten() for key in keys), torch.ones(1)])
+            total = total + len(own_x) * state.double()
+        dist.all_reduce(total)
+        state = model.state_dict()
+        for key, mean in zip(keys, (total[:-1] / total[-1]).split([state[key].numel() for key in keys]), strict=True):
+            state[key].copy_(mean.view_as(state[key]))
     dist.destroy_process_group()
 
 
