@@ -30,7 +30,6 @@ _EXTREME, _MOST_WEIGHTS = {0.0, 1.0}, 3
 LARGE = 0.01
 # Relative: a number that is printed in 32 bits is that of a condition.
 _READ = 1e-6
-_PLACES: Sequence[tuple[str, dict[str, Any]]] = (("", {}), (" alone", {"world_size": 1}))
 
 
 @dataclass(frozen=True)
@@ -101,12 +100,7 @@ def wrong_metrics(evidence: Evidence) -> tuple[Sequence[Metric], str]:
     by_others = _perturbed(evidence, loaders, 1, {key: ours[key][0] for key in metrics}, missing=True)
     decides = _deciding(evidence, metrics)
     found = [
-        _metric(
-            ours[key],
-            alone[key],
-            own=key not in by_others,
-            decides=key in decides,
-        )
+        _metric(ours[key], alone[key], own=key not in by_others, decides=key in decides)
         for key in sorted(metrics, key=lambda key: (ours[key][4], key))
     ]
     small = {metric.name for metric in found if metric.decides and not metric.own and metric.difference <= LARGE}
@@ -157,10 +151,15 @@ def _with_other_weights(evidence: Evidence, known: Sequence[Key], least: float =
     for number in range(_MOST_WEIGHTS if known else 0):
         name = f"still with other weights {number}"
         change: dict[str, Any] = {"same_seed": True, "interventions": {"still": True, "other_weights": number}}
-        runs = [evidence.run(f"{name}{where}", **count, **change) for where, count in _PLACES]
-        if not all(run.worked for run in runs):
+        one = evidence.run(f"{name} alone", world_size=1, **change)
+        alone = numbers_of(one.ranks[0]) if one.worked else {}
+        if one.worked and all(alone[key][0] in _EXTREME for key in known if key in alone):
+            # These weights show as little.
+            continue
+        several = evidence.run(name, **change)
+        if not one.worked or not several.worked:
             break
-        ours, alone = (numbers_of(run.ranks[0]) for run in runs)
+        ours = numbers_of(several.ranks[0])
         if found := _differing(ours, alone, known, least):
             decides = _deciding(evidence, found)
             return [_metric(ours[key], alone[key], own=False, decides=key in decides) for key in found]
