@@ -188,16 +188,17 @@ def _perturbed(
         values: The numbers with the samples as they are.
         missing: Whether a number that is then not reported counts as changed.
     """
-    found = set[Key]()
+    found, known = set[Key](), False
     for factor in _FACTORS:
         if found == values.keys():
             break
         change = {"still": True, "perturb": [first, *loaders], "factor": factor}
-        name = f"still with other samples from rank {first} ({factor})"
-        run = evidence.run(name, same_seed=True, interventions=change)
-        numbers = numbers_of(run.ranks[0]) if run.worked else {}
-        found |= {key for key in values if (numbers[key][0] != values[key] if key in numbers else missing)}
-    return found
+        run = evidence.run(f"still, others from rank {first} ({factor})", same_seed=True, interventions=change)
+        if run.worked:
+            known, numbers = True, numbers_of(run.ranks[0])
+            found |= {key for key in values if (numbers[key][0] != values[key] if key in numbers else missing)}
+    # If such samples end the program, nothing is known.
+    return found if known or not missing else set(values)
 
 
 def _divided_loaders(ranks: Sequence[RankRecord]) -> list[int]:

@@ -70,7 +70,9 @@ class SampleProbe:
 
         def change(leaf: torch.Tensor) -> torch.Tensor:
             if leaf.is_floating_point():
-                return factor * leaf.flip(0)
+                # Labels may be 0.0 and 1.0, and a metric may reject others.
+                is_label = leaf.numel() == len(leaf) and bool((leaf == leaf.round()).all()) if leaf.ndim else False
+                return leaf.flip(0) if is_label else factor * leaf.flip(0)
             return leaf if leaf.ndim < 2 else leaf.flip(-1) if factor > 0 else leaf.roll(1, -1)
 
         return tree_map(change, batch)

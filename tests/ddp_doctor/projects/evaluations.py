@@ -23,6 +23,7 @@ EXPECTED = {
     "best_by_counted_score": ("", "", "the same, but the counts of the ranks are summed before"),
     "padded_small_set": ("LD023", FAULT, "9 validation samples are padded to 10"),
     "padded_large_set": ("LD023", NOTE, "4001 validation samples are padded to 4002"),
+    "own_threshold": ("LD024", FAULT, "rank 0 prints a threshold of its own samples, whose labels are 0.0 and 1.0"),
     "padded_and_own_loss": ("LD024", FAULT, "9 padded validation samples, and rank 0 prints the loss of its own"),
     "progress_of_rank_0": ("", "", "rank 0 prints its own means in the loop; at its end its median and reduced means"),
     "progress_of_padded_ranks": ("LD023", NOTE, "the same with 4001 validation samples that are padded"),
@@ -187,6 +188,26 @@ def padded_small_set():
 
 def padded_large_set():
     _reduced(4001, True)
+
+
+def own_threshold():
+    rank, model, loader, held = setting(64)
+    x, y = held.dataset.dataset.tensors
+    held = DataLoader(Subset(TensorDataset(x, (y == 0).float()), held.dataset.indices), 8)
+
+    def middle(scores, labels):
+        """Returns the middle between the mean scores of the two classes."""
+        if not set(labels.tolist()) <= {0.0, 1.0}:
+            raise ValueError("labels must be 0 and 1")
+        return (scores[labels == 0].mean() + scores[labels == 1].mean()) / 2
+
+    def evaluate(epoch, _):
+        scores, labels = zip(*((model.module(x)[:, 0].sigmoid(), y) for x, y in held), strict=True)
+        threshold = middle(torch.cat(scores), torch.cat(labels))
+        if rank == 0:
+            print(f"epoch {epoch} threshold {threshold:.4f}")
+
+    train(model, loader, evaluate)
 
 
 def padded_and_own_loss():
