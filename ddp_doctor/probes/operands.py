@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -76,17 +76,19 @@ def _combines(call: ast.expr, frame: Any) -> bool:
         function = inspect.getattr_static(_value(call.value, frame), name, None)
     else:
         function = _value(call, frame)
-    return _has_collective(function, _DEPTH)
+    function = getattr(function, "__func__", function)
+    return isinstance(function, FunctionType) and _has_collective(function, _DEPTH)
 
 
-def _has_collective(function: Any, depth: int) -> bool:
-    code = getattr(function, "__code__", None)
-    if not depth or not isinstance(code, CodeType):
-        return False
+@cache
+def _has_collective(function: FunctionType, depth: int) -> bool:
+    code = function.__code__
     codes = [code, *(constant for constant in code.co_consts if isinstance(constant, CodeType))]
     names = {name for one in codes for name in one.co_names}
-    known = function.__globals__
-    return any(_is_collective(name) or _has_collective(known.get(name), depth - 1) for name in names)
+    if any(map(_is_collective, names)):
+        return True
+    called = (function.__globals__.get(name) for name in names if depth > 1)
+    return any(isinstance(one, FunctionType) and _has_collective(one, depth - 1) for one in called)
 
 
 def _is_collective(name: str) -> bool:

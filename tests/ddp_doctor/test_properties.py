@@ -300,6 +300,39 @@ def test_labels_are_compared_if_nothing_weights_their_means(
         assert found[0].excess == 0.5
 
 
+class _Stopper:
+    def common(self, value: float) -> bool:
+        return _total(value) > 1
+
+    @staticmethod
+    def own(value: float) -> bool:
+        return value > 1
+
+
+def _total(value: float) -> float:
+    sums = torch.tensor(value)
+    torch.distributed.all_reduce(sums)
+    return sums.item()
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("stopper.common(loss)", {}),
+        ("_total(loss) > 1", {}),
+        ("stopper.own(loss)", {"loss": 0.5}),
+        ("loss > 1", {"loss": 0.5}),
+    ],
+)
+def test_a_number_that_a_function_combines_is_no_decision_of_a_rank(
+    condition: str, expected: dict[str, float], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(f"if {condition}:\n    pass\n")
+    frame = SimpleNamespace(f_locals={"stopper": _Stopper(), "loss": 0.5}, f_globals=globals())
+    assert values_of(operands_of_file(str(path))[1], frame) == expected
+
+
 def test_a_number_within_the_loop_of_an_evaluation_is_its_progress() -> None:
     """The number after the loop is a metric, and so is that of a loop which the program has left early."""
 
