@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isclose
 
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.gradients import skipping_rank
 from ddp_doctor.evidence.learning_rates import (
+    base_rates,
     calls_per_step,
     first_epoch,
     fits_samples,
@@ -24,7 +26,8 @@ TITLE = "The schedule depends on the number of ranks"
 CAUSE = """\
 A scheduler that a library prepares may step once per process for each optimizer step, or its length may be
 computed from the loader of one process. On N ranks, warm-up and decay are N times too short or too long. The
-loss curve looks plausible, because the schedule still has its shape.
+loss curve looks plausible, because the schedule still has its shape. A learning rate that is scaled with the number
+of ranks may be scaled twice: by the number of ranks, and by a batch size that already contains it.
 """
 WRONG = """\
 scheduler = OneCycleLR(optimizer, max_lr, total_steps=epochs * len(dataset) // batch_size)
@@ -36,6 +39,7 @@ Compute the length in optimizer steps, and step once:
     steps = epochs * len(prepared_loader) // accumulation
     scheduler.step()    # not prepared, or Accelerator(step_scheduler_with_optimizer=False)
 If Accelerate steps the prepared schedule once per process, use the length of the loader before it is prepared.
+Scale a learning rate once: by the number of ranks, or by the global batch.
 """
 THREADS = ("huggingface/accelerate#2926", "huggingface/accelerate#2318")
 STRUCTURAL = True
@@ -50,6 +54,8 @@ def check(evidence: Evidence) -> list[Finding]:
     record, count = next(iter(evidence.trained), None), len(evidence.trained)
     if record is None:
         return []
+    if found := _scaled_twice(evidence, record, count):
+        return [found]
     times, place = calls_per_step(record)
     if not times and all(len(set(rates)) < 2 for rates in rates_of(record).values()):
         return [not_reached("No schedule steps.")]
@@ -92,6 +98,20 @@ def check(evidence: Evidence) -> list[Finding]:
         return by_rates
     message += f" It ends after {count} times fewer optimizer steps, unless its length counts those of one process."
     return [depends(message, step, "", amount, place)]
+
+
+def _scaled_twice(evidence: Evidence, record: RankRecord, count: int) -> Finding | None:
+    """Returns a finding if the learning rate grows with the square of the number of ranks."""
+    rates, alone = base_rates(record), base_rates(evidence.single) if evidence.single else {}
+    for number, rate in rates.items():
+        single = alone.get(number, 0.0)
+        if single and isclose(rate, single * count**2, rel_tol=1e-6):
+            message = (
+                f"The learning rate is {count**2} times that of one process: it was scaled by {count} ranks twice."
+            )
+            amount = f"learning rate {rate:.3g} on {count} ranks, {single:.3g} on one process"
+            return fault(message, 0, "", amount, record.of_kind("step")[0]["place"])
+    return None
 
 
 def _no_common_length(evidence: Evidence, record: RankRecord, times: int) -> str:

@@ -92,6 +92,17 @@ def rates_of(record: RankRecord) -> dict[int, list[float]]:
     return _by_optimizer(record.of_kind("step"))
 
 
+def base_rates(record: RankRecord) -> dict[int, float]:
+    """Returns the base of each optimizer's first group, which is a rate that never changes if no schedule has one."""
+    steps = record.of_kind("step")
+    found: dict[int, float] = {}
+    for number, rates in _by_optimizer(steps).items():
+        base = next(event.get("base", [0.0])[0] for event in steps if event["optimizer"] == number)
+        if base or len(set(rates)) == 1:
+            found[number] = base or rates[0]
+    return found
+
+
 def _by_optimizer(steps: Sequence[dict[str, Any]]) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for event in steps:

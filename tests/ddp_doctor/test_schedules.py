@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from ddp_doctor.checks.schedule_depends_on_ranks import _compare
+from ddp_doctor.checks.schedule_depends_on_ranks import _compare, _scaled_twice
 from ddp_doctor.findings import Finding, depends, fault
+from ddp_doctor.records.run import RankRecord
 
 
 def cosine(step: float, total: int) -> float:
@@ -43,3 +45,14 @@ def test_only_the_rate_of_a_later_sample_is_a_fault(
 
 def test_a_short_epoch_compares_nothing() -> None:
     assert _compare([1.0, 0.5, 0.2], [1.0, 0.9, 0.8], 2) == (0, None)
+
+
+@pytest.mark.parametrize(("factor", "base", "said"), [(2, 0.0, False), (4, 0.0, True), (4, 0.2, False), (4, 0.4, True)])
+def test_a_rate_with_the_square_of_the_number_of_ranks_is_a_fault(factor: int, base: float, said: bool) -> None:
+    """A schedule of torch may begin with a part of its base, and then the base is compared."""
+    record, single = (
+        RankRecord(0, [{"kind": "step", "step": 0, "optimizer": 0, "lr": [rate], "base": [start], "place": ""}])
+        for rate, start in ((0.1 * factor, base), (0.1, base and 0.1))
+    )
+    found = _scaled_twice(SimpleNamespace(single=single), record, 2)
+    assert bool(found) is said

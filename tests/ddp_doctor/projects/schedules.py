@@ -18,6 +18,7 @@ EXPECTED = {
     "per_process_each_epoch": ("LD017", "fault", "a schedule per epoch steps once per process"),
     "decay_per_process": ("LD017", "fault", "a warm-up of fixed steps hides that the decay steps once per process"),
     "by_hand_per_process": ("LD017", "fault", "a cosine by hand that counts the steps of all processes"),
+    "scaled_twice": ("LD017", "fault", "a learning rate times the number of ranks and times the global batch"),
     "by_hand": ("", "", "a cosine by hand over the loader's length"),
     "warmup_then_cosine": ("", "", "a warm-up of fixed steps, then a cosine over the loader's length"),
     "decay_of_all": ("", "", "the same with the length of the undivided loader"),
@@ -26,14 +27,14 @@ EXPECTED = {
 }
 
 
-def train(make=None, by_hand=None, after_step=None, after_epoch=None):
+def train(make=None, by_hand=None, after_step=None, after_epoch=None, rate=lambda: 0.1):
     dist.init_process_group("gloo")
     x = torch.randn(160, 8, generator=torch.Generator().manual_seed(3))
     data = TensorDataset(x, x[:, :4].argmax(1))
     loader = DataLoader(data, 8, sampler=DistributedSampler(data))
     torch.manual_seed(1)
     model = DDP(nn.Linear(8, 4))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), rate())
     schedule = make(optimizer, 2 * len(loader)) if make else None
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)
@@ -108,6 +109,14 @@ def warmup_then_cosine():
 
 def per_epoch():
     train(lambda optimizer, total: lr_scheduler.StepLR(optimizer, 1, 0.5), after_epoch=step_once)
+
+
+def scaled_twice():
+    def rate():
+        global_batch = 8 * dist.get_world_size()
+        return 0.1 * dist.get_world_size() * global_batch / 32
+
+    train(rate=rate)
 
 
 def scaled_with_ranks():
