@@ -17,7 +17,7 @@ from compared_command import compared
 from conftest import CHILD_ENV
 
 import ddp_doctor
-from ddp_doctor.evidence.micro_batches import _common_factor, compare_micro_batches, missing_turns
+from ddp_doctor.evidence.micro_batches import _common_factor, _why_other_losses, compare_micro_batches, missing_turns
 from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOLD
 from ddp_doctor.launch.command_rank import is_launcher
 from ddp_doctor.launch.srun import without_options
@@ -175,6 +175,21 @@ def test_gradients_are_compared_only_if_the_losses_are_those_of_the_ranks(losses
         found = compare_micro_batches(ranks, references, threshold=THRESHOLD)
         assert said in found.cannot
         assert bool(found.cannot) == bool(said)
+
+
+@pytest.mark.parametrize(("kept", "compared_steps"), [(1, 2), (3, 4)])
+def test_losses_are_compared_as_long_as_the_weights_of_the_ranks_are_known(kept: int, compared_steps: int) -> None:
+    """Those of a large model are recorded in the first step alone."""
+
+    def losses(values: list[float], kept: int = 0) -> RankRecord:
+        passes = [{"kind": "backward", "step": step, "loss": value} for step, value in enumerate(values)]
+        return RankRecord(0, passes, {f"after/{step}/0:0": torch.ones(1) for step in range(kept)})
+
+    ranks = Run(Spec(Target(command=("x",))), Path(), [losses([1.0, 2.0, 3.0, 4.0, 5.0], kept)])
+    plan = [Turn(step, 0, step) for step in range(5)]
+    for other in range(5):
+        one = losses([value + (step == other) for step, value in enumerate((1.0, 2.0, 3.0, 4.0, 5.0))])
+        assert bool(_why_other_losses(ranks, one, plan, THRESHOLD)) == (other < compared_steps)
 
 
 def test_a_program_that_starts_another_number_of_ranks_is_named() -> None:
