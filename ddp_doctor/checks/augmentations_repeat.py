@@ -69,13 +69,19 @@ def _epochs(rank: RankRecord) -> Finding | None:
         if first["iterable"] or first["base"] != second["base"] or calls is None or not calls["random"]:
             continue
         same, common = _repeated(rank, first, second)
-        if common and same == common and (1 - calls["random"]) ** same < _CHANCE:
+        if common and same == common and _chance(calls) ** same < _CHANCE:
             message = (
                 f"On rank {rank.rank}, all {same} samples that are loaded in epochs {first['epoch']} and "
                 f"{second['epoch']} are equal, although the {second['dataset']} is random when it is called directly."
             )
             return fault(message, second["step"], "", f"{same} of {common} samples equal", second["place"])
     return None
+
+
+def _chance(calls: Event) -> float:
+    """Returns how probable it is that a sample is the same twice, by the rule of succession."""
+    tried = len(calls["samples"])
+    return float((1 - calls["random"]) * tried + 1) / (tried + 2)
 
 
 def _repeated(rank: RankRecord, first: Event, second: Event) -> tuple[int, int]:

@@ -14,9 +14,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from ddp_doctor.checks.augmentations_repeat import _chance
 from ddp_doctor.emulation import torch_internals as emulated
+from ddp_doctor.probes.datasets import Datasets
 from ddp_doctor.probes.generators import OwnGenerators
 from ddp_doctor.probes.loaders import LoaderProbe
 from ddp_doctor.probes.random_replay import Draw, RandomReplay
@@ -262,3 +264,25 @@ def test_what_ddp_ignores_is_known() -> None:
     assert ignored_by_ddp(module) == []
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["expert.weight", "expert.bias"])
     assert ignored_by_ddp(module) == ["expert.bias", "expert.weight"]
+
+
+class _Rotated(Dataset[torch.Tensor]):
+    """Each sample is rotated by one of four angles."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rot90(torch.arange(4).view(2, 2) + index, int(torch.randint(4, ())))
+
+
+def test_how_often_an_augmentation_differs_is_measured_with_independent_seeds(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    datasets = Datasets(recorder, Spec(Target(command=("x",))))
+    datasets.number(_Rotated())
+    datasets.call()
+    (event,) = [event for event in recorder.events if event["kind"] == "calls"]
+    assert 0.5 < event["random"] < 0.95
+    # Two samples are easily rotated twice by the same angle, and twenty are not.
+    assert _chance(event) ** 2 > 1e-2
+    assert _chance(event) ** 20 < 1e-4
