@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import communicates, leak, training_epochs
+from ddp_doctor.evidence.order import communicates, evaluation_epochs, leak, training_epochs
 from ddp_doctor.evidence.requirements import communicating, evaluation, training_loader
 from ddp_doctor.findings import Finding, fault
 
@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> list[Finding]:
 
 def _divided(evidence: Evidence) -> list[Finding]:
     """Finds samplers that divide the positions of a Subset, which has other samples on each rank."""
-    for events in training_epochs(evidence.trained):
+    for events in (*training_epochs(evidence.trained), *evaluation_epochs(evidence.trained)):
         if len(events) == len(evidence.trained) and all(event.get("divided") for event in events):
             other = next((rank for rank, event in enumerate(events) if event["divided"] != events[0]["divided"]), None)
             if other is not None:

@@ -127,7 +127,8 @@ def _first_batch(rank: RankRecord) -> Event:
 
 def repeated_samples(events: Sequence[Event]) -> list[int]:
     """Returns the samples of an evaluation that come too often, if the samples are divided among the ranks."""
-    if not indices_known(events):
+    if not indices_known(events) or len({event.get("divided") for event in events}) > 1:
+        # Of ranks with other selections, the same position is another sample.
         return []
     lists = [event["indices"] for event in events]
     sets, union = [set(one) for one in lists], {index for one in lists for index in one}

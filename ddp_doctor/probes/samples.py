@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from ddp_doctor.probes.datasets import Datasets, below_subsets
@@ -21,6 +21,8 @@ from ddp_doctor.torch_internals import tree_map
 
 # Longer selections are not compared.
 _MOST_INDICES = 2_000_000
+# Data sets around a Subset, such as one that augments its samples.
+_MOST_LAYERS = 4
 
 
 class SampleProbe:
@@ -117,10 +119,15 @@ def _replicas(owner: Any) -> int:
 
 
 def _selection(dataset: Any) -> str:
-    """Returns a digest of the samples that a Subset has, or nothing."""
+    """Returns a digest of what a Subset selects, which may be below data sets that change its samples; or nothing."""
     with suppress(TypeError, ValueError, RuntimeError):
-        if isinstance(dataset, Subset) and len(dataset.indices) <= _MOST_INDICES:
-            return digest(torch.as_tensor(dataset.indices))
+        for _ in range(_MOST_LAYERS):
+            if isinstance(dataset, Subset):
+                return digest(torch.as_tensor(dataset.indices)) if len(dataset.indices) <= _MOST_INDICES else ""
+            inner = [value for value in vars(dataset).values() if isinstance(value, Dataset)]
+            if len(inner) != 1 or _length(inner[0]) != _length(dataset):
+                break
+            dataset = inner[0]
     return ""
 
 

@@ -9,10 +9,13 @@ import pytest
 import torch
 from test_checks import Event, event, evidence, reason, records, verdicts
 from test_states import STEP, epoch
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from ddp_doctor.evidence.communication import averaged_weights, own_models, shards
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.evidence.held_weights import buffer_of_each_rank
+from ddp_doctor.evidence.order import repeated_samples
+from ddp_doctor.probes.samples import _selection
 
 KEYS = {"0:0": "weight", "0:1": "bias"}
 
@@ -121,8 +124,34 @@ def test_a_buffer_that_each_rank_updates_is_named(second: str, broadcast: bool) 
 )
 def test_a_selection_that_a_sampler_divides_is_equal_on_all_ranks(second: str, faulty: bool, found: list[str]) -> None:
     ranks = [[event("collective", op="all_reduce"), step(), epoch(divided=value)] for value in ("a", second)]
-    given = evidence(ranks=records(*ranks))
-    assert verdicts("LD005", replace(given, faulty=faulty)) == found
+    evaluated = [[*events[:2], epoch(), {**events[2], "trains": False}] for events in ranks]
+    for events in (ranks, evaluated):
+        given = evidence(ranks=records(*events))
+        assert verdicts("LD005", replace(given, faulty=faulty)) == found
+
+
+class View(Dataset[Any]):
+    """A data set that changes the samples of another one."""
+
+    def __init__(self, data: Dataset[Any], length: int) -> None:
+        self.data, self.length = data, length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def test_what_is_selected_below_a_data_set_that_changes_the_samples_is_known() -> None:
+    first, second = (Subset(TensorDataset(torch.arange(8)), chosen) for chosen in ([0, 1, 2, 3], [4, 5, 6, 7]))
+    assert _selection(first) == _selection(View(View(first, 4), 4)) != _selection(View(second, 4))
+    # It may have other positions.
+    assert _selection(View(first, 3)) == _selection(TensorDataset(torch.arange(8))) == ""
+
+
+def test_ranks_with_other_selections_count_no_sample_twice() -> None:
+    """The same position is another sample, so nothing says that samples were repeated to fill a batch."""
+    events = [epoch(trains=False, indices=[0, 1], sizes=[2], drained=True, divided=value) for value in ("a", "a", "b")]
+    assert repeated_samples([event | {"indices": [rank, 1]} for rank, event in enumerate(events[:2])]) == [1]
+    assert repeated_samples([event | {"indices": [rank, 1]} for rank, event in enumerate(events[1:])]) == []
 
 
 @pytest.mark.parametrize(("endless", "found"), [(True, []), (False, ["fault"])])

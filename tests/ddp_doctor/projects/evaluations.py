@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset, random_split
 
 FAULT, DEPENDS, NOTE = "fault", "depends on the number of devices", "note"
 EXPECTED = {
@@ -27,6 +27,12 @@ EXPECTED = {
     "padded_and_own_loss": ("LD024", FAULT, "9 padded validation samples, and rank 0 prints the loss of its own"),
     "progress_of_rank_0": ("", "", "rank 0 prints its own means in the loop; at its end its median and reduced means"),
     "progress_of_padded_ranks": ("LD023", NOTE, "the same with 4001 validation samples that are padded"),
+    "split_of_each_rank": (
+        "LD005",
+        FAULT,
+        "random_split after a seed per rank; a data set of its own adds noise to it",
+    ),
+    "split_of_all_ranks": ("", "", "the same split on all ranks, and a seed per rank for the noise"),
     "reduced_sums": ("", "", "sums and counts are reduced"),
     "rank_0_evaluates_all": ("", "", "rank 0 evaluates all samples without the wrapper"),
     "each_rank_prints": ("", "", "each rank prints its own loss with its number"),
@@ -251,6 +257,43 @@ def progress_of_rank_0():
 
 def progress_of_padded_ranks():
     _with_progress(4001, True)
+
+
+class Noisy(Dataset):
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        x, y = self.data[index]
+        return x + 0.01 * torch.randn_like(x), y
+
+
+def _split(of_each_rank):
+    rank, model, loader, _ = setting()
+    torch.manual_seed(7 + of_each_rank * rank)
+    train_set, held = random_split(loader.dataset, [48, 16])
+    torch.manual_seed(100 + rank)
+    loader = DataLoader(Noisy(train_set), 8, sampler=DistributedSampler(train_set))
+    held = DataLoader(held, 8, sampler=DistributedSampler(held, shuffle=False))
+
+    def evaluate(epoch, _):
+        total = sums(model, held)
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {total[0] / total[2]:.6f}")
+
+    train(model, loader, evaluate)
+
+
+def split_of_each_rank():
+    _split(of_each_rank=True)
+
+
+def split_of_all_ranks():
+    _split(of_each_rank=False)
 
 
 def reduced_sums():
