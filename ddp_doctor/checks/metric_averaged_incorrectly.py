@@ -72,6 +72,8 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     """Compares the numbers that rank 0 alone reports of an evaluation with unchanged weights."""
     if not any(rank.evaluation_epochs for rank in evidence.ranks):
         return [not_reached("There is no validation.")] if evidence.trained else []
+    if any(len({event.get("divided") for event in events}) > 1 for events in evaluation_epochs(evidence.ranks)):
+        return [cannot_tell("The ranks divide different selections of the samples (LD005), so no metric was compared.")]
     found, cannot = wrong_metrics(evidence)
     if any(repeated_samples(events) for events in evaluation_epochs(evidence.ranks)):
         # They explain other differences: LD023.
