@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ddp_doctor.evidence.communication import averaged_weights
 from ddp_doctor.evidence.decisions import Decision, OwnValue, different_decisions, different_metrics, own_value
 from ddp_doctor.evidence.evidence import Evidence
+from ddp_doctor.evidence.gradients import first_divergence
 from ddp_doctor.evidence.order import communicates
 from ddp_doctor.evidence.requirements import communicating
 from ddp_doctor.findings import Finding, fault
@@ -14,7 +16,7 @@ CAUSE = """\
 Each rank sees its own samples, so a loss or a metric that is not reduced differs between ranks. If a rank stops, skips
 or saves by it, the others do not. They wait for it in their next collective until the timeout ends the job with a
 message about a closed connection, or the best checkpoint is the best for a part of the samples only. If a schedule
-reduces the learning rate by it, the ranks step with different learning rates, and their weights differ from then on.
+reduces the learning rate by it, or a rank leaves out an optimizer step, the weights differ from then on.
 """
 WRONG = """\
 if validation_loss(model, own_samples) > best:    # differs between the ranks
@@ -40,6 +42,9 @@ def check(evidence: Evidence) -> list[Finding]:
     found = [_finding(evidence, decision) for decision in decisions if decision.stops or decision.saves]
     if not found and (value := own_value(evidence)):
         found = [_of_own_value(value)]
+    # Ranks that average their weights may step unequally often. Other checks report weights that differ already.
+    if not found and not averaged_weights(evidence) and first_divergence(evidence) is None:
+        found = [_of_own_value(value)] if (value := own_value(evidence, skips=True)) else []
     return (found or _schedules(evidence))[:1]
 
 
@@ -58,9 +63,11 @@ def _schedules(evidence: Evidence) -> list[Finding]:
 
 def _of_own_value(found: OwnValue) -> Finding:
     first, second = found.ranks
+    what = "whether the optimizer steps" if found.skips else "when training ends"
+    how = "one of them can leave out a step" if found.skips else "the ranks can end after different numbers of steps"
     message = (
-        f"`{found.text}` decides when training ends. It reads `{found.operand}`, which is {found.values[0]:.6g} on "
-        f"rank {first} and {found.values[1]:.6g} on rank {second}: the ranks can end after different numbers of steps."
+        f"`{found.text}` decides {what}. It reads `{found.operand}`, which is {found.values[0]:.6g} on rank {first} "
+        f"and {found.values[1]:.6g} on rank {second}: {how}."
     )
     return fault(message, place=found.place)
 

@@ -102,6 +102,27 @@ def ends_training(condition: Condition, steps: set[str], path: str) -> bool:
     return isinstance(condition.node, ast.While) and condition.contains(f":{max(lines)}")
 
 
+def skips_step(condition: Condition, steps: set[str], path: str) -> bool:
+    """Returns whether the optimizer steps by a condition, or not: in its body alone, or after what it continues."""
+    node, scope = condition.node, condition.scope
+    lines = [int(place.rpartition(":")[2]) for place in steps if place.startswith(f"{path}:")]
+    if isinstance(node, ast.While) or scope is condition.tree or not lines:
+        return False
+    inside, otherwise = (
+        any(part[0].lineno <= line <= (part[-1].end_lineno or 0) for line in lines) if part else False
+        for part in (node.body, node.orelse)
+    )
+    if inside or otherwise:
+        return inside != otherwise
+    loop, last = _loop_of(scope, node), node.end_lineno or node.lineno
+    continues = any(
+        isinstance(part, ast.Continue) and _loop_of(scope, part) is loop
+        for statement in node.body
+        for part in ast.walk(statement)
+    )
+    return continues and loop is not None and any(last < line <= (loop.end_lineno or 0) for line in lines)
+
+
 def _loop_of(scope: ast.AST, node: ast.AST) -> ast.For | ast.While | None:
     """Returns the innermost loop around a node."""
     loops = [loop for loop in ast.walk(scope) if isinstance(loop, ast.For | ast.While)]

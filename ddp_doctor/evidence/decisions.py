@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from ddp_doctor.evidence.conditions import condition_at, ends_training
+from ddp_doctor.evidence.conditions import condition_at, ends_training, skips_step
 from ddp_doctor.evidence.evidence import Evidence
 from ddp_doctor.records.run import RankRecord
 
@@ -46,7 +46,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class OwnValue:
-    """A number that two ranks read differently where they decide whether training ends.
+    """A number that two ranks read differently where they decide whether training ends, or whether to step.
 
     Attributes:
         place: The user's `file:line in function`.
@@ -54,6 +54,7 @@ class OwnValue:
         operand: What differs, such as `loss`.
         ranks: The two ranks.
         values: Their numbers.
+        skips: Whether the ranks decide whether the optimizer steps.
     """
 
     place: str
@@ -61,6 +62,7 @@ class OwnValue:
     operand: str
     ranks: tuple[int, int]
     values: tuple[float, float]
+    skips: bool = False
 
 
 def different_decisions(evidence: Evidence) -> Sequence[Decision]:
@@ -70,8 +72,13 @@ def different_decisions(evidence: Evidence) -> Sequence[Decision]:
     return sorted(found, key=lambda decision: (not decision.stops, not decision.saves))
 
 
-def own_value(evidence: Evidence) -> OwnValue | None:
-    """Returns a number of its own by which each rank will end training, although the ranks decide alike so far."""
+def own_value(evidence: Evidence, *, skips: bool = False) -> OwnValue | None:
+    """Returns a number of its own by which each rank will end training, although the ranks decide alike so far.
+
+    Args:
+        evidence: The runs.
+        skips: Look for a number by which each rank will skip an optimizer step instead.
+    """
     ranks = _followed(evidence)
     steps = _places(ranks, "step")
     for one, other in combinations(ranks, 2):
@@ -82,12 +89,12 @@ def own_value(evidence: Evidence) -> OwnValue | None:
             condition = condition_at(place)
             if condition is None or condition.names_rank or condition.fails:
                 continue
-            if ends_training(condition, steps, place.rpartition(":")[0]):
+            if (skips_step if skips else ends_training)(condition, steps, place.rpartition(":")[0]):
                 for a, b in zip(first[place], second[place], strict=False):
                     for operand in sorted(a.keys() & b.keys()):
                         if _differ(a[operand], b[operand]):
                             where, pair = f"{place} in {condition.function}", (a[operand], b[operand])
-                            return OwnValue(where, condition.text, operand, (one.rank, other.rank), pair)
+                            return OwnValue(where, condition.text, operand, (one.rank, other.rank), pair, skips)
     return None
 
 

@@ -109,6 +109,34 @@ def test_a_number_of_its_own_by_which_a_rank_will_stop_is_found(
     assert not value or (value.text, value.operand, value.values) == (condition, "loss", values)
 
 
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (["if guard.rejects(loss):", "    continue", "step()"], True),
+        (["if loss < most:", "    step()"], True),
+        (["if loss < most:", "    pass", "else:", "    step()"], True),
+        # The optimizer steps in any case.
+        (["if loss < most:", "    step()", "else:", "    step()"], False),
+        (["if loss > most:", "    report()", "step()"], False),
+        (["step()", "if loss > most:", "    continue"], False),
+        (["if loss > most:", "    for _ in (1, 2):", "        continue", "step()"], False),
+    ],
+)
+def test_a_number_of_its_own_by_which_a_rank_will_skip_a_step_is_found(
+    lines: list[str], found: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "loop.py"
+    path.write_text("def main():\n    for batch in loader:\n" + "".join(f"        {line}\n" for line in lines))
+    place = 3 + next(number for number, line in enumerate(lines) if line.startswith("if"))
+    evidence = _evidence(path, [{place: [2, 2]}, {place: [2, 2]}])
+    stack = [f"{path}:{3 + number}" for number, line in enumerate(lines) if "step()" in line]
+    for rank, value in zip(evidence.ranks, (1.5, 1.25), strict=True):
+        rank.events[0]["values"] = {f"{path}:{place}": [{"loss": 2.0}, {"loss": value}]}
+        rank.events[1]["stack"] = stack
+    assert bool(own_value(evidence, skips=True)) is found
+    assert own_value(evidence) is None
+
+
 def test_the_numbers_that_a_condition_reads(tmp_path: Path) -> None:
     path = tmp_path / "conditions.py"
     path.write_text(

@@ -24,6 +24,8 @@ EXPECTED = {
     "barrier_after_own_improvement": ("LD027", "a barrier that only a rank with a better loss reaches"),
     "skips_steps_by_own_loss": ("LD011", "a rank skips a step if its own loss has risen"),
     "skips_steps_together": ("", "the same by the reduced loss"),
+    "guard_by_own_loss": ("LD034", "a rank will skip a step if its own loss is large, which it is in no step so far"),
+    "guard_by_reduced_loss": ("", "the same by the reduced loss"),
     "plateau_by_own_loss": ("LD034", "each rank reduces its learning rate by the loss of its own validation samples"),
     "plateau_by_reduced_loss": ("", "all ranks reduce the learning rate by the reduced loss"),
     "stops_by_reduced_loss": ("", "all ranks stop by the reduced loss"),
@@ -121,6 +123,38 @@ def skips_steps_by_own_loss():
 
 def skips_steps_together():
     skips_steps(reduced=True)
+
+
+class Guard:
+    def rejects(self, loss):
+        return loss > 100
+
+
+def guarded(*, reduced):
+    _, loader, _ = setting()
+    model, guard = DDP(net()), Guard()
+    optimizer = _optimizer(model)
+    for epoch in range(4):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            value = loss.detach().clone()
+            if reduced:
+                dist.all_reduce(value)
+            if guard.rejects(value.item()):
+                continue
+            optimizer.step()
+    dist.destroy_process_group()
+
+
+def guard_by_own_loss():
+    guarded(reduced=False)
+
+
+def guard_by_reduced_loss():
+    guarded(reduced=True)
 
 
 def plateau(*, reduced):
