@@ -133,7 +133,9 @@ class FirstRuns:
     def _several(self) -> str:
         run = self.evidence.run("ranks")
         alone = [rank for rank in run.ranks if rank.events]
-        if len(alone) == 1 and not run.hung and not run.errors and not alone[0].of_kind("init_process_group"):
+        # A launcher may start fewer processes than it is told, and the doctor waits for the others.
+        ended = bool(alone) and (not run.hung or bool(alone[0].of_kind("step")))
+        if len(alone) == 1 and ended and not run.errors and not alone[0].of_kind("init_process_group"):
             raise InputError(
                 f"{self.evidence.spec.target} trained on one process and joined no process group, so there are no "
                 "ranks to compare: start it on several, for example with torchrun."

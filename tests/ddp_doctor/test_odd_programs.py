@@ -166,3 +166,23 @@ def test_a_doctor_that_is_killed_changes_nothing_and_the_next_removes_its_folder
 def test_a_wrong_target_is_rejected(name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         examined(name)
+
+
+@pytest.mark.timeout(120)
+def test_a_launcher_that_starts_one_process_of_two_is_named(tmp_path: Path) -> None:
+    """The rank that was never started has recorded nothing, and the doctor has waited for it."""
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "model = torch.nn.Linear(3, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(3):\n"
+        "    for (x,) in DataLoader(TensorDataset(torch.randn(16, 3)), 4):\n"
+        "        model(x).sum().backward()\n"
+        "        optimizer.step()\n"
+    )
+    (tmp_path / "launch.sh").write_text('#!/bin/sh\nexec "$1" train.py\n')
+    command = [sys.executable, "-m", "ddp_doctor", "--timeout", "15", "--", "sh", "launch.sh", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert "trained on one process and joined no process group" in done.stderr
+    assert done.returncode == 2
