@@ -16,7 +16,7 @@ CAUSE = """\
 Each rank sees its own samples, so a loss or a metric that is not reduced differs between ranks. If a rank stops, skips
 or saves by it, the others do not. They wait for it in their next collective until the timeout ends the job with a
 message about a closed connection, or the best checkpoint is the best for a part of the samples only. If a schedule
-reduces the learning rate by it, or a rank leaves out an optimizer step, the weights differ from then on.
+reduces the learning rate by it, or a rank skips an optimizer step, the weights differ from then on.
 """
 WRONG = """\
 if validation_loss(model, own_samples) > best:    # differs between the ranks
@@ -64,7 +64,7 @@ def _schedules(evidence: Evidence) -> list[Finding]:
 def _of_own_value(found: OwnValue) -> Finding:
     first, second = found.ranks
     what = "whether the optimizer steps" if found.skips else "when training ends"
-    how = "one of them can leave out a step" if found.skips else "the ranks can end after different numbers of steps"
+    how = "one of them can skip a step" if found.skips else "the ranks can end after different numbers of steps"
     message = (
         f"`{found.text}` decides {what}. It reads `{found.operand}`, which is {found.values[0]:.6g} on rank {first} "
         f"and {found.values[1]:.6g} on rank {second}: {how}."
