@@ -168,6 +168,7 @@ def test_a_wrong_target_is_rejected(name: str, said: str) -> None:
         examined(name)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_launcher_that_starts_one_process_of_two_is_named(tmp_path: Path) -> None:
     """The rank that was never started has recorded nothing, and the doctor has waited for it."""

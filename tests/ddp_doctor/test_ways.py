@@ -6,6 +6,7 @@ import argparse
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ from compared_command import compared
 from conftest import CHILD_ENV
 
 import ddp_doctor
+from ddp_doctor.errors import InputError
+from ddp_doctor.evidence.first_runs import FirstRuns
 from ddp_doctor.evidence.micro_batches import _common_factor, _why_other_losses, compare_micro_batches, missing_turns
 from ddp_doctor.evidence.rank_comparison import BATCHES, MICRO_BATCHES, THRESHOLD
 from ddp_doctor.launch.command_rank import is_launcher
@@ -197,6 +200,23 @@ def test_a_program_that_starts_another_number_of_ranks_is_named() -> None:
     run = Run(Spec(Target(command=("x",))), Path(), [RankRecord(0, [begun])])
     assert not run.worked
     assert run.short_reason == "the program starts 4 ranks, although the doctor runs 1"
+
+
+@pytest.mark.parametrize(
+    ("hung", "kinds", "named"),
+    [(True, ("step",), True), (True, ("epoch",), False), (True, ("init_process_group", "step"), False)],
+    ids=["trained", "waited before it trained", "joined"],
+)
+def test_a_process_that_trains_alone_is_named(hung: bool, kinds: Sequence[str], named: bool) -> None:
+    """The other rank was never started, and the doctor has waited for it."""
+    events = [{"kind": kind, "step": 0} for kind in kinds]
+    run = Run(Spec(Target(command=("x",))), Path(), [RankRecord(0, events), RankRecord(1)], hung=hung)
+    first = FirstRuns(SimpleNamespace(run=lambda _: run, spec=run.spec), lambda *_: None)
+    if named:
+        with pytest.raises(InputError, match="joined no process group"):
+            first._several()
+    else:
+        assert first._several() == "a rank hung"
 
 
 def test_numbers_that_are_the_number_of_ranks_are_changed() -> None:
