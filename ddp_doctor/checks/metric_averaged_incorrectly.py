@@ -7,7 +7,7 @@ from math import isclose, isnan
 from typing import Any
 
 from ddp_doctor.evidence.evidence import Evidence
-from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples
+from ddp_doctor.evidence.order import evaluation_epochs, repeated_samples, select_differently
 from ddp_doctor.evidence.reports import LARGE, monitored, wrong_metrics
 from ddp_doctor.findings import Finding, Verdict, cannot_tell, depends, fault, not_reached, note
 from ddp_doctor.records.run import RankRecord, Run
@@ -72,7 +72,7 @@ def _of_program(evidence: Evidence) -> list[Finding]:
     """Compares the numbers that rank 0 alone reports of an evaluation with unchanged weights."""
     if not any(rank.evaluation_epochs for rank in evidence.ranks):
         return [not_reached("There is no validation.")] if evidence.trained else []
-    if any(len({event.get("divided") for event in events}) > 1 for events in evaluation_epochs(evidence.ranks)):
+    if any(map(select_differently, evaluation_epochs(evidence.ranks))):
         return [cannot_tell("The ranks divide different selections of the samples (LD005), so no metric was compared.")]
     found, cannot = wrong_metrics(evidence)
     if any(repeated_samples(events) for events in evaluation_epochs(evidence.ranks)):

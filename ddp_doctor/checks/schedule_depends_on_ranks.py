@@ -106,9 +106,7 @@ def _scaled_twice(evidence: Evidence, record: RankRecord, count: int) -> Finding
     for number, rate in rates.items():
         single = alone.get(number, 0.0)
         if single and isclose(rate, single * count**2, rel_tol=1e-6):
-            message = (
-                f"The learning rate is {count**2} times that of one process: it was scaled by {count} ranks twice."
-            )
+            message = f"The learning rate is scaled twice: on {count} ranks it is {count**2} times that of one process."
             amount = f"learning rate {rate:.3g} on {count} ranks, {single:.3g} on one process"
             return fault(message, 0, "", amount, record.of_kind("step")[0]["place"])
     return None

@@ -106,7 +106,7 @@ def skips_step(condition: Condition, steps: set[str], path: str) -> bool:
     """Returns whether the optimizer steps by a condition, or not: in its body alone, or after what it continues."""
     node, scope = condition.node, condition.scope
     lines = [int(place.rpartition(":")[2]) for place in steps if place.startswith(f"{path}:")]
-    if isinstance(node, ast.While) or scope is condition.tree or not lines:
+    if isinstance(node, ast.While):
         return False
     inside, otherwise = (
         any(part[0].lineno <= line <= (part[-1].end_lineno or 0) for line in lines) if part else False

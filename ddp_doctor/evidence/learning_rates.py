@@ -98,7 +98,8 @@ def base_rates(record: RankRecord) -> dict[int, float]:
     found: dict[int, float] = {}
     for number, rates in _by_optimizer(steps).items():
         base = next(event.get("base", [0.0])[0] for event in steps if event["optimizer"] == number)
-        if base or len(set(rates)) == 1:
+        # Of a single step it is not known whether it is one of a warm-up.
+        if base or (len(rates) > 1 and len(set(rates)) == 1):
             found[number] = base or rates[0]
     return found
 

@@ -125,10 +125,14 @@ def _first_batch(rank: RankRecord) -> Event:
     return next((batch for batch in rank.of_kind("batch") if batch["trains"]), {})
 
 
+def select_differently(events: Sequence[Event]) -> bool:
+    """Returns whether samplers divide the positions of other selections: the same position is another sample."""
+    return len({event.get("divided") for event in events}) > 1
+
+
 def repeated_samples(events: Sequence[Event]) -> list[int]:
     """Returns the samples of an evaluation that come too often, if the samples are divided among the ranks."""
-    if not indices_known(events) or len({event.get("divided") for event in events}) > 1:
-        # Of ranks with other selections, the same position is another sample.
+    if not indices_known(events) or select_differently(events):
         return []
     lists = [event["indices"] for event in events]
     sets, union = [set(one) for one in lists], {index for one in lists for index in one}

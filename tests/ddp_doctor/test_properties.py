@@ -109,6 +109,7 @@ def test_a_number_of_its_own_by_which_a_rank_will_stop_is_found(
     assert not value or (value.text, value.operand, value.values) == (condition, "loss", values)
 
 
+@pytest.mark.parametrize("begin", ["def main():", "if __name__ == '__main__':"])
 @pytest.mark.parametrize(
     ("lines", "found"),
     [
@@ -123,10 +124,10 @@ def test_a_number_of_its_own_by_which_a_rank_will_stop_is_found(
     ],
 )
 def test_a_number_of_its_own_by_which_a_rank_will_skip_a_step_is_found(
-    lines: list[str], found: bool, tmp_path: Path
+    lines: list[str], found: bool, begin: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "loop.py"
-    path.write_text("def main():\n    for batch in loader:\n" + "".join(f"        {line}\n" for line in lines))
+    path.write_text(f"{begin}\n    for batch in loader:\n" + "".join(f"        {line}\n" for line in lines))
     place = 3 + next(number for number, line in enumerate(lines) if line.startswith("if"))
     evidence = _evidence(path, [{place: [2, 2]}, {place: [2, 2]}])
     stack = [f"{path}:{3 + number}" for number, line in enumerate(lines) if "step()" in line]

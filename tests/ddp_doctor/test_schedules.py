@@ -47,11 +47,19 @@ def test_a_short_epoch_compares_nothing() -> None:
     assert _compare([1.0, 0.5, 0.2], [1.0, 0.9, 0.8], 2) == (0, None)
 
 
-@pytest.mark.parametrize(("factor", "base", "said"), [(2, 0.0, False), (4, 0.0, True), (4, 0.2, False), (4, 0.4, True)])
-def test_a_rate_with_the_square_of_the_number_of_ranks_is_a_fault(factor: int, base: float, said: bool) -> None:
-    """A schedule of torch may begin with a part of its base, and then the base is compared."""
+@pytest.mark.parametrize(
+    ("factor", "base", "steps", "said"),
+    [(2, 0.0, 3, False), (4, 0.0, 3, True), (4, 0.0, 1, False), (4, 0.2, 1, False), (4, 0.4, 1, True)],
+)
+def test_a_rate_with_the_square_of_the_number_of_ranks_is_a_fault(
+    factor: int, base: float, steps: int, said: bool
+) -> None:
+    """A schedule of torch may begin with a part of its base, and then the base is compared.
+
+    A single rate may be the first one of a warm-up by hand, which is shorter on several ranks.
+    """
     record, single = (
-        RankRecord(0, [{"kind": "step", "step": 0, "optimizer": 0, "lr": [rate], "base": [start], "place": ""}])
+        RankRecord(0, steps * [{"kind": "step", "step": 0, "optimizer": 0, "lr": [rate], "base": [start], "place": ""}])
         for rate, start in ((0.1 * factor, base), (0.1, base and 0.1))
     )
     found = _scaled_twice(SimpleNamespace(single=single), record, 2)
