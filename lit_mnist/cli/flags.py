@@ -115,6 +115,11 @@ def unknown_flag(command: str, flag: str, engine: str, *, user: bool = False) ->
     short = [name for name, key in SHORT_FLAGS.items() if key in keys]
     known = [*short, *COMMAND_FLAGS[command], *_GENERAL, *(f"--{key}" for key in keys)]
     word = flag.lstrip("-").replace("-", "_").rpartition(".")[2]
+    if word == "print_config":
+        # LightningCLI has it.
+        return (
+            f"Unknown flag {flag}. A run writes all its settings to config.yaml in its folder; see also: fit --help all"
+        )
     meant = SYNONYMS.get(word)
     if meant == "--ckpt" and command not in EVALUATING:
         meant = "--resume"

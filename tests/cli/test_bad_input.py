@@ -24,6 +24,7 @@ COMMANDS = {
     "unknown flag": (["--epoch", "3"], ["--epoch", "did you mean --epochs?"]),
     "unknown long flag": (["--model.lrr", "3"], ["--model.lrr", "did you mean --model.lr?"]),
     "unknown trainer flag": (["--trainer.max_epoch", "3"], ["did you mean --trainer.max_epochs?"]),
+    "flag of LightningCLI": (["fit", "--print_config"], ["--print_config", "config.yaml in its folder"]),
     "unknown command": (["fitt"], ["fitt", "did you mean fit?\n"]),
     "unknown command unlike any": (
         ["xyz"],
