@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from forked_python import ForkedPopen, execv
+from prepared import prepare
 from processes import ROOT, Done, files_of, forked, on_ranks, processes_of, ranks_of, run_forked, wait_for
 
 from benchmarks.command import main as bench
@@ -103,6 +104,7 @@ def program(tmp_path: Path) -> Program:
 @pytest.fixture
 def forked_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets each `python` that the test starts be a fork of this process, which has imported torch and Lightning."""
+    prepare()
     monkeypatch.setattr(subprocess, "Popen", ForkedPopen)
     monkeypatch.setattr(os, "execv", execv)
 

@@ -20,6 +20,8 @@ _LATER = (
     "lit_mnist.cli.run",
     "lit_mnist.cli.launch",
     "lit_mnist.cli.experiment_target",
+    "lit_mnist.cli.user_target",
+    "lit_mnist.engines.lightning",
     "lit_mnist.engines.rank_work",
     "lit_mnist.report.run",
     "torch.utils.tensorboard",
