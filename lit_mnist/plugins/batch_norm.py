@@ -11,9 +11,10 @@ from lit_mnist.distributed.gather import end_collectives_at_exit
 from lit_mnist.distributed.peer_exchange import PeerExchange
 from lit_mnist.distributed.sync_batch_norm import OVER_RANKS, BatchNormOverRanks, sync_batch_norm, unsync_batch_norm
 from lit_mnist.errors import require
+from lit_mnist.plugins.not_callbacks import NotACallback
 
 
-class PortableSyncBatchNorm(LayerSync):
+class PortableSyncBatchNorm(LayerSync, NotACallback):
     """Batch norm over the samples of all ranks, including on CPUs, where `Trainer(sync_batchnorm=True)` fails.
 
     During a fit, each `nn.BatchNorm1d`, `2d` and `3d` uses the statistics of all ranks. Output, gradients and running

@@ -15,11 +15,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lit_mnist.checkpoint.format import read_verified, write_serialized
 from lit_mnist.checkpoint.serialization import serialize
 from lit_mnist.errors import InputError, require
+from lit_mnist.plugins.not_callbacks import NotACallback
 
 _LOG = logging.getLogger("lightning.pytorch")
 
 
-class VerifiedCheckpointIO(CheckpointIO):
+class VerifiedCheckpointIO(CheckpointIO, NotACallback):
     """Writes each checkpoint atomically with a SHA-256, in the background, and verifies it on load.
 
     It works with `ModelCheckpoint` and any other callback, and with `Trainer.save_checkpoint`. A file is written to a

@@ -10,9 +10,10 @@ from lightning.pytorch.plugins import DoublePrecision, MixedPrecision, Precision
 
 from lit_mnist.distributed.precision import UsedPrecision, needs_scaler
 from lit_mnist.errors import InputError
+from lit_mnist.plugins.not_callbacks import NotACallback
 
 
-class Float16OnCPU(MixedPrecision):
+class Float16OnCPU(MixedPrecision, NotACallback):
     """Mixed precision with float16 and a GradScaler on CPUs.
 
     On a CPU, `Trainer(precision="16-mixed")` computes in bfloat16 instead, with a warning. This plugin computes what

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_mnist.checkpoint.digest import weights_sha256
 from lit_mnist.distributed.rank import Rank
+from lit_mnist.errors import InputError
 from lit_mnist.plugins import (
     ExactCheckpoint,
     ExactDistributedSampler,
@@ -63,3 +64,9 @@ def test_an_interrupted_training_resumes_bit_identically(tmp_path: Path, world_s
 
     for found in results_of_ranks(work, tmp_path / "ranks", world_size):
         assert len(set(found)) == 1, found
+
+
+@pytest.mark.parametrize("kind", [PortableSyncBatchNorm, Float16OnCPU, VerifiedCheckpointIO])
+def test_a_plugin_among_the_callbacks_is_rejected(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"pass it in Trainer\(plugins=\[{kind.__name__}\(\)\]\)"):
+        Trainer(accelerator="cpu", devices=1, default_root_dir=tmp_path, callbacks=[kind()])
