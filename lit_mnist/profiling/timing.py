@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 WARM_UP_STEPS = 20
+# A measurement takes up to 30 ms, as the system visits every page of the process.
+_SECONDS_BETWEEN_MEMORY = 5.0
 _PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy", "accelerate", "transformers")
 
 
@@ -55,7 +57,7 @@ class StepClock:
         self.seconds_to_first_step: float | None = None
         self.peak_memory = 0
         self._durations: list[float] = []
-        self._started = time.perf_counter()
+        self._started = self._measured = time.perf_counter()
         self._last: float | None = None
         self._queued = 0
 
@@ -79,11 +81,13 @@ class StepClock:
     def pause(self) -> None:
         """Excludes the time until the next step, such as a validation or a save."""
         self._last, self._queued = None, 0
-        self.update_peak_memory()
+        if time.perf_counter() - self._measured > _SECONDS_BETWEEN_MEMORY:
+            self.update_peak_memory()
 
     def update_peak_memory(self) -> None:
         """Updates the peak memory of this process."""
         self.peak_memory = max(self.peak_memory, unshared_memory(os.getpid()))
+        self._measured = time.perf_counter()
 
     @property
     def seconds(self) -> float:

@@ -27,11 +27,11 @@ def total_memory(clock: StepClock, rank: Rank, device: torch.device, first_proce
     Every rank must call it.
     """
     clock.update_peak_memory()
-    total = torch.tensor([clock.peak_memory], dtype=torch.int64, device=device)
+    launcher = unshared_memory(first_process) if rank.is_first and first_process != os.getpid() else 0
+    total = torch.tensor([clock.peak_memory + launcher], dtype=torch.int64, device=device)
     if rank.world_size > 1:
         dist.all_reduce(total)
-    launcher = 0 if first_process == os.getpid() else unshared_memory(first_process)
-    return int(total) + launcher
+    return int(total)
 
 
 def total_gpu_memory(rank: Rank, device: torch.device, gpus: Iterable[int | torch.device]) -> int | None:
