@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
@@ -23,6 +22,7 @@ import torch
 import torch.distributed as dist
 from prepared import prepare, use_prepared
 
+from lit_mnist.cli.entry import freeze
 from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import LitMnistError
@@ -51,7 +51,7 @@ def forked(work: Callable[[], int], folder: Path) -> Iterator[int]:
         code = 99
         use_prepared()
         # What this process has imported is neither searched for garbage here nor copied for that.
-        gc.freeze()
+        freeze()
         try:
             os.setsid()
             for name, descriptor in (("stdout.txt", 1), ("stderr.txt", 2)):

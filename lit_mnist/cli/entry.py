@@ -9,6 +9,7 @@ import atexit
 import gc
 import os
 import sys
+from threading import Event
 from typing import NoReturn
 
 from lit_mnist.distributed.signals import STOP
@@ -16,6 +17,8 @@ from lit_mnist.distributed.signals import STOP
 # A collection visits all the objects of a library that is being imported, and finds no garbage among them.
 _THRESHOLDS_OF_IMPORTS = 100_000, 20, 100
 _THRESHOLDS = gc.get_threshold()
+# Whether `freeze` was called. Python counts the objects to tell, which takes 60 ms.
+_FROZEN = Event()
 
 
 def prepare() -> None:
@@ -30,15 +33,25 @@ def prepare() -> None:
     atexit.register(_leave)
 
 
-def finish_imports() -> None:
-    """Excludes the objects of all imported modules from the garbage collection, which runs as usual from now on.
+def freeze() -> None:
+    """Excludes the objects of all imported modules from the garbage collection."""
+    gc.freeze()
+    _FROZEN.set()
+
+
+def finish_imports() -> bool:
+    """Freezes the objects of all imported modules, and collects garbage as usual from now on.
 
     Otherwise, the exit of Python takes more than a second to find out that these objects refer to each other. In a
     program that did not call `prepare`, nothing changes.
+
+    Returns:
+        Whether this module has frozen the objects of this process.
     """
     if gc.get_threshold() == _THRESHOLDS_OF_IMPORTS:
-        gc.freeze()
+        freeze()
         gc.set_threshold(*_THRESHOLDS)
+    return _FROZEN.is_set()
 
 
 def entry(engine: str = "lightning") -> NoReturn:
@@ -51,7 +64,7 @@ def entry(engine: str = "lightning") -> NoReturn:
 
 def _leave() -> None:
     """Destroys the objects of the run, which may print, and keeps the exit from reporting the frozen objects."""
-    if not gc.get_freeze_count():
+    if not _FROZEN.is_set():
         return
     gc.collect()
     if sys.stderr is not None:

@@ -66,7 +66,7 @@ def run_ranks(ranks: Ranks, folder: RunFolder | None) -> None:
 def _run_ranks(ranks: Ranks, folder: RunFolder | None) -> None:
     """Runs one rank in this process if it is the only one or an outside launcher started it; else launches them."""
     run, logs = ranks.run, ranks.path / "logs"
-    finish_imports()
+    frozen = finish_imports()
     if launched_from_outside():
         rank = Rank.from_environment()
         if rank.num_nodes == 1:
@@ -79,7 +79,14 @@ def _run_ranks(ranks: Ranks, folder: RunFolder | None) -> None:
         _run_rank(ranks, folder, Rank(), logs)
     else:
         method = "spawn" if run.launcher == "spawn" else None
-        launch(ranks.work, world_size=ranks.world_size, max_restarts=run.max_restarts, logs=logs, start_method=method)
+        launch(
+            ranks.work,
+            world_size=ranks.world_size,
+            max_restarts=run.max_restarts,
+            logs=logs,
+            start_method=method,
+            frozen=frozen,
+        )
 
 
 def _run_rank(ranks: Ranks, folder: RunFolder | None, rank: Rank, logs: Path | None) -> None:
