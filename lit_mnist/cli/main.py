@@ -17,12 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ddp_doctor.command import complete as complete_doctor
-from ddp_doctor.command import main as doctor
 from lit_mnist.cli.entry import prepare
 from lit_mnist.cli.help import help_text
 from lit_mnist.cli.request import parse
-from lit_mnist.cli.versions import check_versions
 from lit_mnist.cli.words import split_command
 from lit_mnist.distributed.rank import (
     Rank,
@@ -88,6 +85,8 @@ def _compare(line: CommandLine) -> int:
 
 
 def _doctor(line: CommandLine) -> int:
+    from ddp_doctor.command import main as doctor
+
     return doctor(line.words[1:])
 
 
@@ -131,19 +130,22 @@ def main(argv: list[str] | None = None, engine: str = "lightning") -> int:
     words = sys.argv[1:] if argv is None else argv
     outside, code = False, 0
     if words[:1] == ["--complete"]:
+        from ddp_doctor.command import complete as complete_doctor
         from lit_mnist.cli.completion import proposals, typed_words
 
         for word in proposals(*typed_words(), _commands_of(engine), engine, complete_doctor):
             print_line(word)
         return 0
     if words[:1] == ["doctor"] and engine == "lightning":
-        return doctor(words[1:])
+        return _doctor(CommandLine(words, engine, ""))
     try:
         name = _name(words)
         parses = name in COMMANDS and COMMANDS[name].parses
         if not parses and (text := help_text(words, engine, _commands_of(engine))):
             print_line(text)
             return 0
+        from lit_mnist.cli.versions import check_versions
+
         guard_streams(lambda text: print_error(f"warning: This command {text}"))
         check_versions()
         require_main_thread()
