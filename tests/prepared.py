@@ -1,4 +1,4 @@
-"""What a process has ready before a test forks it: imports, templates of the pages, and the MNIST of the package.
+"""What a process has ready before a test forks it: imports, templates, versions, and the MNIST of the package.
 
 A training run that imports TensorBoard, compiles the templates, and decodes and verifies the files again takes three
 fifths longer. `tests/data/` tests that each load verifies the files.
@@ -13,6 +13,7 @@ from typing import Any
 
 from lit_mnist.data import dataset
 from lit_mnist.data.digits import mnist
+from lit_mnist.profiling.timing import commit, versions
 
 _FILES, _load = mnist.EMBEDDED, mnist.load_mnist
 # What a run imports when it is needed.
@@ -39,6 +40,9 @@ def prepare() -> Any:
         environment = _environment(package)
         for name in environment.list_templates(extensions=["jinja"]):
             environment.get_template(name)
+    # Each run reads them once: the versions from the packages' metadata, and the commit from git.
+    versions()
+    commit()
     return _load(None)
 
 

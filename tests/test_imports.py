@@ -61,9 +61,13 @@ def test_what_needs_no_data_imports_no_torch(words: tuple[str, ...], code: int, 
     assert told in done.stdout + done.stderr
 
 
-def test_the_public_names_are_imported_at_their_first_use() -> None:
+def test_public_names_are_imported_at_their_first_use_and_the_plugins_load_no_module_of_the_experiment() -> None:
     script = (
-        "import sys, lit_mnist; assert not {'torch', 'lightning'} & set(sys.modules);"
+        "import sys, lit_mnist, lit_mnist.plugins as plugins;"
+        "assert not {'torch', 'lightning'} & set(sys.modules);"
+        "[getattr(plugins, name) for name in plugins.__all__];"
+        "own = {name.split('.')[1] for name in sys.modules if name.startswith('lit_mnist.')};"
+        "assert {'lightning', 'torchmetrics'} <= set(sys.modules); print(' '.join(sorted(own)));"
         "from lit_mnist import LitClassifier, LitTrainer, MNISTDataModule, compare, train;"
         "assert LitClassifier.__module__ == 'lit_mnist.module' and not hasattr(lit_mnist, 'nothing')"
     )
@@ -71,27 +75,10 @@ def test_the_public_names_are_imported_at_their_first_use() -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_plugins_load_no_module_of_the_experiment() -> None:
-    script = (
-        "import sys; import lit_mnist.plugins as plugins;"
-        "[getattr(plugins, name) for name in plugins.__all__];"
-        "own = {name.split('.')[1] for name in sys.modules if name.startswith('lit_mnist.')};"
-        "assert {'lightning', 'torchmetrics'} <= set(sys.modules); print(' '.join(sorted(own)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
     assert set(done.stdout.split()) <= {"errors", "distributed", "checkpoint", "profiling", "run", "plugins"}
 
 
-@pytest.mark.parametrize("engine", ["raw_ddp", "single"])
+@pytest.mark.parametrize("engine", [pytest.param("raw_ddp", marks=pytest.mark.slow), "single"])
 def test_a_hand_written_engine_does_not_wait_for_the_imports_of_lightning(engine: str, tmp_path: Path) -> None:
     script = (
         "import sys; from lit_mnist.cli.main import main;"

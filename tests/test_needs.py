@@ -126,7 +126,7 @@ def test_all_tests_run_if_the_machine_lacks_nothing(machine: Machine) -> None:
     assert "4 passed" in done.stdout
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_unexplained_skip_fails_the_run_if_proofs_are_required(machine: Machine, processes: int) -> None:
     machine.give_all()
     (machine.folder / "tests" / "test_unexplained.py").write_text(UNEXPLAINED)

@@ -52,6 +52,7 @@ def test_an_early_stop_is_told_recorded_and_repeated(program: Program) -> None:
     assert (whole["epochs"], whole["stopped_early"]) == (5, None)
 
 
+@pytest.mark.slow
 def test_the_python_lines_of_the_page_run_as_they_stand(tmp_path: Path) -> None:
     """Beside the run that they name; the training is the default recipe's, whole."""
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "code.md").read_text(), re.DOTALL | re.MULTILINE)

@@ -89,8 +89,14 @@ def seen_of(path: Path, ranks: int) -> list[list[list[int]]]:
 RELOADS = [{}, {"use_distributed_sampler": False, "reload_dataloaders_every_n_epochs": 1}]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        pytest.param(kind, ranks, marks=() if (kind, ranks) == ("the project's", 2) else pytest.mark.slow)
+        for kind in TRAINERS
+        for ranks in (1, 2)
+    ],
+)
 def test_each_epoch_has_an_order_of_its_own(tmp_path: Path, kind: str, ranks: int) -> None:
     """That of (seed, epoch), each sample once, whatever the Trainer is told of its loaders."""
 
@@ -162,7 +168,8 @@ SHORTER: dict[str, tuple[dict[str, Any], int, int | None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [pytest.param("Lightning's", marks=pytest.mark.slow), "the project's"])
+@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.slow
 def test_a_shorter_training_of_the_real_data_reaches_its_end(tmp_path: Path, kind: str) -> None:
     """And its one-cycle schedule comes down to the rate of its own last step; one data module serves them all."""
 
@@ -227,7 +234,7 @@ def test_a_training_resumed_within_an_epoch_ends_with_the_same_weights(tmp_path:
     assert "not resumable" not in in_fork(tmp_path, work)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_metrics_are_exact_and_returned(tmp_path: Path, ranks: int) -> None:
     """Of all samples, also where the ranks have unequal parts; of a limited evaluation, of those that it has seen."""
 

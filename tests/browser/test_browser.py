@@ -100,6 +100,7 @@ def test_the_report_of_a_run(browser: Chromium, program: Program, tmp_path: Path
     assert_fine(check(browser, folder / "report.html", f"report of {task}"))
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run_with_many_classes(browser: Chromium, tmp_path: Path) -> None:
     names = [f"a long name of class {number}" for number in range(20)]
     write_run(tmp_path, result=make_result(20), mistakes=make_mistakes(30, 20), class_names=names)
@@ -143,7 +144,16 @@ def pages_of(site: Path) -> list[Path]:
     return [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
 
 
-@pytest.mark.parametrize("name", ["index", "tutorial/05-evaluation", "promises", "api/lit_mnist"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "index",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("tutorial/05-evaluation", "promises", "api/lit_mnist")
+        ),
+    ],
+)
 def test_a_page_of_the_documentation(browser: Chromium, site: Path, name: str) -> None:
     assert_fine(check(browser, site / f"{name}.html", f"docs {Path(name).stem}"))
 

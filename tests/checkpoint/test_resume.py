@@ -38,7 +38,7 @@ SMALL = (
             ("--devices", 2, "--model.net", "basicnet", "--model.optimizer", "adamw", "--lr", 0.001),
             marks=pytest.mark.slow,
         ),
-        ("--devices", 1, "--trainer.accumulate_grad_batches", 4),
+        pytest.param(("--devices", 1, "--trainer.accumulate_grad_batches", 4), marks=pytest.mark.slow),
     ],
     ids=["convnet", "basicnet", "accumulation"],
 )

@@ -165,7 +165,9 @@ def lengths(output: str) -> int:
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"CI": "true"}], ids=" ".join)
-@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize(
+    "columns", [pytest.param(width, marks=() if width != 200 else pytest.mark.slow) for width in WIDTHS]
+)
 def test_the_screen_of_a_training_has_no_long_line_and_no_escape_codes(
     columns: int, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -192,7 +194,9 @@ def test_a_pipe_gets_whole_lines_without_escape_codes(program: Program) -> None:
     assert any(line.startswith("running   train: convnet on mnist") for line in done.out.splitlines())
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize(
+    "columns", [pytest.param(width, marks=() if width == 60 else pytest.mark.slow) for width in WIDTHS]
+)
 def test_the_screens_of_evaluations_name_the_next_command(program: Program, columns: int) -> None:
     program.train(*SMALL, "--max-steps", 3)
     following = {"validate": "test", "test": "predict", "predict": "export"}

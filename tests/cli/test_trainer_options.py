@@ -111,6 +111,7 @@ OBSERVE = {
 }
 
 
+@pytest.mark.slow
 def test_options_that_observe_change_no_weight(program: Program) -> None:
     expected = result_of(program.train(*FEW, "--devices", 1))
     for name, words in OBSERVE.items():
@@ -135,7 +136,8 @@ SHORTER: dict[str, tuple[tuple[object, ...], tuple[int, int, int | None, int]]] 
 }
 
 
-@pytest.mark.parametrize("engine", ["lightning", pytest.param("single", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["lightning", "single"])
 def test_options_that_shorten_are_planned(program: Program, engine: str) -> None:
     """All engines do the same, and the result says where a metric is of a part."""
     for name, (words, expected) in SHORTER.items():

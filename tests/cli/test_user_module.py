@@ -260,6 +260,7 @@ def test_a_trace_has_the_samples_and_weights_of_each_step(spirals: Program, devi
     assert len({trace["steps"][0]["samples"] for trace in traces}) == devices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_killed_run_resumes_bit_identically(spirals: Program, devices: int) -> None:
     flags = ("fit", *SPIRALS, "--devices", devices, "--epochs", 2)
@@ -279,6 +280,7 @@ def test_a_killed_run_resumes_bit_identically(spirals: Program, devices: int) ->
     same(whole, folder)
 
 
+@pytest.mark.slow
 def test_a_lost_rank_is_restarted(spirals: Program) -> None:
     flags = ("fit", *SPIRALS, "--devices", 2, "--epochs", 2, "--save-every", 10)
     whole = spirals.train(*flags)
@@ -286,6 +288,7 @@ def test_a_lost_rank_is_restarted(spirals: Program) -> None:
     same(whole, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_signal_saves_and_ends_the_run(spirals: Program, devices: int) -> None:
     flags = ("fit", "--model", "plain.Lit", "--import", "plain", "--epochs", 2, "--devices", devices)
@@ -512,7 +515,7 @@ def test_what_the_ranks_reject_changes_nothing(spirals: Program) -> None:
 
 
 def test_two_processes_do_not_resume_one_folder(spirals: Program) -> None:
-    flags = ("--import", "plain", "--model.pause", 1)
+    flags = ("--import", "plain", "--model.pause", 0.5)
     folder = spirals.train("fit", "--model", "plain.Lit", *flags, "--max-steps", 2)
     second = Program(spirals.folder / "second")
     second.folder.mkdir()
@@ -561,6 +564,7 @@ def test_a_wrong_flag_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 2
 
 
+@pytest.mark.slow
 def test_one_run_system_trains_mnist_and_a_user_module(spirals: Program) -> None:
     (spirals.folder / "imports.py").write_text(IMPORTS)
 

@@ -164,7 +164,7 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], int, str, str | No
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(name, marks=pytest.mark.slow if name in {"epoch", "batch norm"} else ()) for name in FAULTS]
+    "fault", [pytest.param(name, marks=() if name == "loss" else pytest.mark.slow) for name in FAULTS]
 )
 def test_a_deliberate_difference_is_found_at_its_step_and_named(
     program: Program, monkeypatch: pytest.MonkeyPatch, fault: str

@@ -208,7 +208,7 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("form", [".gz", "decoded"])
+@pytest.mark.parametrize("form", [pytest.param(".gz", marks=pytest.mark.slow), "decoded"])
 def test_decompression_bomb_fills_neither_memory_nor_disk(root: Path, form: str) -> None:
     packed = root / f"{NAMES[0]}.gz"
     packed.unlink()
@@ -256,7 +256,7 @@ print(json.dumps({"early": early, "before": before, "after": after, "left": left
 """
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_process_can_fork_after_loading(threads: int) -> None:
     result = child(FORK, str(threads), OMP_NUM_THREADS="4")
     assert result["early"] == []

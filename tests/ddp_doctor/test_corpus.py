@@ -52,6 +52,7 @@ def test_a_copy_of_a_checkout_gets_its_data(tmp_path: Path):
     assert not (checkout / "src" / "data").exists()
 
 
+@pytest.mark.slow
 def test_torchvision_reads_the_data(tmp_path: Path):
     RECIPES["mnist"](tmp_path / "mnist", train=32, test=16)
     RECIPES["cifar"](tmp_path / "cifar", test=16)

@@ -28,6 +28,7 @@ def test_only_code_that_a_program_reaches_is_changed() -> None:
     assert reached_from(tree, "a") == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_each_mutant_differs_and_is_valid() -> None:
     found = {mutant.name: mutant for mutant in mutants()}
     assert found.keys() >= CHOSEN
@@ -35,6 +36,7 @@ def test_each_mutant_differs_and_is_valid() -> None:
         assert mutant.source != ast.unparse(ast.parse(mutant.case.path.read_text())), mutant.name
 
 
+@pytest.mark.slow
 def test_each_fault_is_examined_in_each_kind_of_program_before_a_second_time() -> None:
     cells = [(mutant.mutation.name, mutant.kind) for mutant in ordered(mutants())]
     assert len(set(cells[: len(set(cells))])) == len(set(cells))

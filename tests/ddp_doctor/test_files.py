@@ -48,7 +48,7 @@ def is_root() -> bool:
     ("machine", "kill"),
     [
         ("as it is", False),
-        ("without namespaces", False),
+        pytest.param("without namespaces", False, marks=pytest.mark.slow),
         *(pytest.param(machine, True, marks=pytest.mark.slow) for machine in MACHINES if "Landlock" not in machine),
         pytest.param("without CAP_SYS_ADMIN", False, marks=pytest.mark.slow),
         pytest.param("without namespaces and Landlock", False, marks=pytest.mark.slow),

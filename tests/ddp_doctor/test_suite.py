@@ -9,7 +9,7 @@ from suite import INSTALLED, TRAINCHECK, examine_case
 
 ALL = (*CASES, *FAULTY, *HEALTHY, *TRAINCHECK, *INSTALLED)
 # The comparison with one process, evaluation, and a communication hook. test_project_engines.py has the template.
-QUICK = ("ld013_padded_tokens", "ld024_lightning_mean")
+QUICK = ("ld013_padded_tokens",)
 
 
 @pytest.mark.timeout(300)

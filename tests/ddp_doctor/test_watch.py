@@ -41,6 +41,7 @@ def weights(output: str) -> str:
     return next(line for line in output.splitlines() if line.startswith("weights"))
 
 
+@pytest.mark.slow
 def test_a_fault_that_begins_in_the_middle_is_found_and_the_weights_stay(tmp_path: Path) -> None:
     records = tmp_path / "records"
     watched = run(*WATCH, "--records", records, "--", *TORCHRUN, PROGRAM, "weights", str(STEPS))

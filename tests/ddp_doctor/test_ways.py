@@ -127,6 +127,7 @@ def test_a_count_of_all_ranks_changes_the_loss_of_one_process(
     assert _common_factor(RankRecord(0), plan, 2) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_weights_that_were_loaded_in_32_bits_are_compared_in_64() -> None:
     found, _ = compared([*_TORCHRUN, "loaded_in_32_bits.py"])

@@ -62,6 +62,7 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**os.environ, **environment}, check=False, **IN_FOLDER)  # type: ignore[call-overload, no-any-return]
 
 
+@pytest.mark.slow
 def test_forked_ranks_do_not_hang_with_any_openmp_setting(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("train.py", "--devices", 2, "--max-steps", 5, "--run-dir", folder, "--run.threads", 4, *SMALL)
@@ -122,7 +123,14 @@ def no_pickle(*_: object) -> None:
     raise AssertionError("a pickle of another rank was about to be loaded")
 
 
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "data_parallel"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        name if name in {"lightning", "raw_ddp", "parameter_server"} else pytest.param(name, marks=pytest.mark.slow)
+        for name in ENGINES
+        if name != "data_parallel"
+    ],
+)
 def test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle(
     program: Program, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
@@ -152,7 +160,7 @@ def test_nothing_listens_beyond_loopback_and_no_rank_loads_a_pickle(
         assert parents == []
 
 
-@pytest.mark.parametrize("launcher", ["agent", "spawn"])
+@pytest.mark.parametrize("launcher", ["agent", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_neither_the_ranks_nor_their_launcher_listen_beyond_loopback(program: Program, launcher: str) -> None:
     folder = program.folder / "run"
     words = ("--devices", 2, "--launcher", launcher, "--run-dir", folder, *LONG)
@@ -277,6 +285,7 @@ def test_accelerate_launch_with_too_few_processes_is_rejected(tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_spawned_rank_is_named_and_ends_the_other_ranks(program: Program) -> None:
     victim, folder = 1, program.folder / "run"
     words = ("--devices", 2, "--launcher", "spawn", "--run-dir", folder, *LONG)
@@ -377,7 +386,7 @@ def raise_when_told(folder: Path, rank: Rank) -> None:
     raise ZeroDivisionError("planted")
 
 
-@pytest.mark.parametrize(("launcher", "restarts"), [("agent", 1), ("spawn", 1)])
+@pytest.mark.parametrize(("launcher", "restarts"), [("agent", 1), pytest.param("spawn", 1, marks=pytest.mark.slow)])
 def test_files_that_another_user_plants_in_the_temporary_folder_are_not_executed(
     tmp_path: Path, launcher: str, restarts: int
 ) -> None:

@@ -12,13 +12,23 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"] if commands_of(path))
 
 
-_ITS_OWN_PROJECT = DOCS / "tutorial" / "15-yours.md"
+# make soak runs the commands of the other pages, which train for longer.
+_LONG = {
+    *(f"docs/{name}.md" for name in ("export", "loggers", "questions")),
+    *(f"docs/tutorial/{name}.md" for name in ("03-torchrun", "06-batch-norm", "07-precision", "09-checkpoints")),
+    *(f"docs/tutorial/{name}.md" for name in ("11-frameworks", "12-collectives", "13-failures", "14-machines")),
+    "docs/tutorial/15-yours.md",
+}
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.slow if page == _ITS_OWN_PROJECT else ()) for page in PAGES],
-    ids=lambda page: page.relative_to(ROOT).as_posix(),
+    [pytest.param(page, marks=pytest.mark.slow if _name(page) in _LONG else ()) for page in PAGES],
+    ids=_name,
 )
 def test_the_commands_print_what_the_page_shows(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder = prepare(tmp_path)

@@ -20,6 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_each_picture_is_what_its_script_draws(tmp_path: Path) -> None:
     """The scripts draw into a copy of their folder."""
     copy = tmp_path / "docs" / "pictures"

@@ -353,7 +353,7 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Control:
     return of
 
 
-@pytest.mark.parametrize("precision", [FLOAT32, FLOAT16])
+@pytest.mark.parametrize("precision", [FLOAT32, pytest.param(FLOAT16, marks=pytest.mark.slow)])
 def test_the_unchanged_file_does_the_same_each_time(program: Program, control: Control, precision: str) -> None:
     first, second = control(precision), observed(program, SOURCE, precision)
     assert first == second

@@ -58,7 +58,10 @@ EVERY_CASE = [
 ]
 
 
-QUICK_CASES = [pytest.param(case, id=name) for name, case in CASES.items()]
+QUICK_CASES = [
+    pytest.param(case, id=name, marks=() if name.startswith("bfloat16") else pytest.mark.slow)
+    for name, case in CASES.items()
+]
 
 
 # No engine asks a library for what it is going to take away: it would tell so in every run.
@@ -115,7 +118,8 @@ def note_ddp(monkeypatch: pytest.MonkeyPatch, notes: Path) -> None:
     monkeypatch.setattr(DistributedDataParallel, "__init__", noted)
 
 
-@pytest.mark.parametrize("window", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [1, 4])
 def test_every_engine_passes_the_ddp_arguments_for_gpus_with_bit_identical_results(
     program: Program, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
@@ -229,7 +233,7 @@ def test_what_an_engine_does_not_offer_is_refused_by_name(program: Program, case
         (2, ("raw_ddp", "lightning", "raw_ddp")),
         pytest.param(2, ("lightning", "raw_ddp", "lightning"), marks=pytest.mark.slow),
         pytest.param(1, ("single", "lightning"), marks=pytest.mark.slow),
-        (1, ("lightning", "single", "raw_ddp", "single")),
+        pytest.param(1, ("lightning", "single", "raw_ddp", "single"), marks=pytest.mark.slow),
     ],
 )
 def test_an_engine_goes_on_where_another_stopped(program: Program, ranks: int, engines: tuple[str, ...]) -> None:

@@ -65,6 +65,7 @@ def test_one_two_and_three_ranks_train_the_same_weights(program: Program) -> Non
     assert counts == [101, 101, 101]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_python")
 def test_torchrun_and_restarted_ranks_train_the_same_bits(trained: Path, program: Program) -> None:
     wanted = result_of(trained)["weights_sha256"]
@@ -79,6 +80,7 @@ def test_torchrun_and_restarted_ranks_train_the_same_bits(trained: Path, program
         assert result_of(found)["weights_sha256"] == wanted, name
 
 
+@pytest.mark.slow
 def test_an_engine_resumes_where_another_stopped(program: Program) -> None:
     words = (*SMALL, "--epochs", 3, "--devices", 2, "--model.schedule", "constant")
     whole = result_of(program.train(*words, "--max-steps", 12, engine="raw_ddp"))

@@ -40,7 +40,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.parametrize(("ranks", "torchrun"), [pytest.param(1, False, marks=pytest.mark.slow), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("ranks", "torchrun"), [*(pytest.param(ranks, False, marks=pytest.mark.slow) for ranks in (1, 2)), (2, True)]
+)
 @pytest.mark.usefixtures("forked_python")
 def test_it_trains_the_weights_of_raw_ddp(result: Any, tmp_path: Path, ranks: int, torchrun: bool) -> None:
     file = tmp_path / "ddp.pt"

@@ -96,6 +96,7 @@ def test_mean_iou_is_equal_on_1_2_and_3_ranks(trained: Path, program: Program) -
             assert found["test"][name] == (pytest.approx(value, rel=1e-6) if name == "test_loss" else value), name
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_loader_workers_resumes_bit_identical(program: Program, flags: tuple[object, ...]) -> None:
     crops = ("--data.augment", "crop", "--data.workers", 2, "--epochs", 2, "--devices", 2)
     whole = program.train(*flags, *crops)
@@ -124,6 +125,7 @@ def test_the_shapes_train_the_known_weights(program: Program) -> None:
     assert bare_sha256(folder).startswith("c941da73e4f66a22")
 
 
+@pytest.mark.slow
 def test_predicted_masks_are_the_same_on_1_2_and_3_ranks(trained: Path, program: Program, folder: Path) -> None:
     found: list[dict[str, bytes]] = []
     for ranks in (1, 2, 3):

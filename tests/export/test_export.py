@@ -77,6 +77,7 @@ def test_an_export_predicts_what_the_network_predicts(program: Program, run: Pat
     in_fork(check_weights if form == "safetensors" else check_logits, program.folder)
 
 
+@pytest.mark.slow
 def test_the_python_lines_of_the_page_run(program: Program, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for form in FORMATS:
         assert program("export", "--ckpt", run, "--to", form, "--output", f"digits.{form}").code == 0

@@ -19,7 +19,7 @@ IMPORT = {"mnist": (), "user": ("--import", "spirals")}
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138, signal.SIGHUP: 129}
 
 
-@pytest.fixture(params=IMPORT)
+@pytest.fixture(params=[pytest.param("mnist", marks=pytest.mark.slow), "user"])
 def kind(request: pytest.FixtureRequest, program: Program) -> str:
     """What is trained."""
     for name in ("spirals", "spirals.yaml") if request.param == "user" else ():
@@ -67,7 +67,7 @@ def test_a_killed_rank_is_named_and_the_run_restarts(program: Program, kind: str
     "signum",
     [
         signal.SIGTERM,
-        signal.SIGINT,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
     ],

@@ -33,9 +33,7 @@ ENGINES = {"lightning": 2, "raw_ddp": 2, "single": 1}
 # Three micro-batches to a step leave 7 steps in an epoch, the last of two micro-batches.
 STEPS = {1: (27, 1, 13, 20), 3: (10, 1, 4, 7)}
 QUICK = {
-    ("lightning", "convnet", "32-true", 3, 10),
     ("raw_ddp", "basicnet", "32-true", 1, 13),
-    ("single", "convnet", "bf16-mixed", 1, 27),
 }
 ALL = [
     (engine, net, precision, accumulate, step)

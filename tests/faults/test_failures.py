@@ -138,6 +138,7 @@ def test_a_stopped_rank_is_named_and_ends_the_run_at_the_timeout(
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 reads slowly for a while: rank 1 warns on the terminal, and the run continues."""
     select = TrainBatches._select

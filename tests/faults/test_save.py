@@ -75,7 +75,7 @@ def check(folder: Path, before: int, step: int, *, best: set[int]) -> None:
 
 
 @pytest.mark.needs("ptrace")
-@pytest.mark.parametrize("is_best", [False, True], ids=["last", "best"])
+@pytest.mark.parametrize("is_best", [pytest.param(False, marks=pytest.mark.slow), True], ids=["last", "best"])
 @pytest.mark.parametrize(
     ("every", "elsewhere"),
     [(3, False), pytest.param(1, False, marks=pytest.mark.slow), pytest.param(1, True, marks=pytest.mark.slow)],

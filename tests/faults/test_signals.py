@@ -92,6 +92,7 @@ def test_under_nohup_a_run_outlives_its_terminal(program: Program) -> None:
     assert result_of(folder)["steps"] == 40
 
 
+@pytest.mark.slow
 def test_a_stopped_and_resumed_run_is_bit_identical(program: Program) -> None:
     folder = program.folder / "run"
     words = (*SMALL, "--epochs", 3, "--devices", 2, "--data.augment", "affine")
@@ -140,7 +141,7 @@ def at_random_moments(program: Program, count: int, seed: int, *, devices: int) 
     return seen
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("count", [2, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_sigterm_at_random_times_ends_a_run_cleanly(program: Program, record_metric: RecordMetric, count: int) -> None:
     seen = at_random_moments(program, count, seed=3, devices=2)
     message = ", ".join(f"{number} {phase}" for phase, number in sorted(seen.items()))

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
@@ -91,7 +91,8 @@ def every_combination() -> list[Combination]:
     return found
 
 
-def subsets() -> list[Combination]:
+@cache
+def subsets() -> tuple[Combination, ...]:
     """Returns all combinations of the other plugins and values; `exact_metric` is in every second one."""
 
     def has_metric(each: Combination) -> bool:
@@ -102,14 +103,14 @@ def subsets() -> list[Combination]:
         ]
         return sum(others) % 2 == 1
 
-    return [each for each in every_combination() if each.metric == has_metric(each)]
+    return tuple(each for each in every_combination() if each.metric == has_metric(each))
 
 
-def pairwise() -> list[Combination]:
-    """Returns combinations in which each two values of two factors occur together."""
+def pairwise(factors: int = len(VALUES)) -> list[Combination]:
+    """Returns combinations in which each two values of two of the first factors occur together."""
     missing = {
         (first, a, second, b)
-        for first, second in combinations(range(len(VALUES)), 2)
+        for first, second in combinations(range(factors), 2)
         for a in VALUES[first]
         for b in VALUES[second]
     }
@@ -341,7 +342,7 @@ def outcome(chosen: Combination, folder: Path) -> str:
     return f"different: {', '.join(names)}" if names else "equal"
 
 
-def count(chosen: list[Combination]) -> Counter[str]:
+def count(chosen: Sequence[Combination]) -> Counter[str]:
     """Runs combinations, prints each one that is not equal, and the counts; returns the counts."""
     counts = Counter[str]()
     for combination in chosen:
@@ -355,7 +356,7 @@ def count(chosen: list[Combination]) -> Counter[str]:
     return counts
 
 
-def share_of(text: str) -> list[Combination]:
+def share_of(text: str) -> tuple[Combination, ...]:
     """Returns a share such as 3/40 of all combinations."""
     number, shares = map(int, text.split("/"))
     return subsets()[number - 1 :: shares]

@@ -99,7 +99,7 @@ def resumed(rank: Rank, folder: Path, make: Callable[[Path], Callback], **option
     return ends
 
 
-QUICK = {"EMA", "SWA"}
+QUICK = {"EMA"}
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])

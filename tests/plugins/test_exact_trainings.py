@@ -109,11 +109,22 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any], Callabl
     "64 bits": (WithMetrics, {"precision": "64-true"}, list),
 }
 
+QUICK = {
+    "a changing accumulation",
+    "two loaders without lengths",
+    "reloaded loaders",
+    "limited streams",
+    "an early stop",
+    "a number of steps with validation",
+    "persistent workers",
+}
 # The save before batch 15 follows a validation, and the last start of the shorter loader in the first epoch.
 KILLS = [15, 21, 36]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS]
+)
 def test_a_trainer_with_options_resumes_bit_identically(kind: str, tmp_path: Path) -> None:
     make, options, callbacks = KINDS[kind]
     training = Training(make, tmp_path / "run", 1, options=options, callbacks=callbacks)
@@ -150,6 +161,10 @@ def test_a_finished_training_is_left_alone_and_more_epochs_continue_it(kind: Any
     assert training.complete(max_epochs=4) == longer
 
 
+# make soak sends every signal on one rank and on one of two.
+SIGNALS = {(signal.SIGTERM, 2), (signal.SIGINT, 1)}
+
+
 @pytest.fixture
 def without_nohup() -> Iterator[None]:
     """The processes of a test do not ignore SIGHUP, as those of `nohup make test` do."""
@@ -159,8 +174,14 @@ def without_nohup() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_nohup")
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("signum", "world_size"),
+    [
+        pytest.param(signum, ranks, marks=() if (signum, ranks) in SIGNALS else pytest.mark.slow)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+        for ranks in (1, 2)
+    ],
+)
 def test_a_signal_on_one_rank_saves_on_all_and_ends_with_its_code(
     signum: signal.Signals, world_size: int, tmp_path: Path
 ) -> None:

@@ -46,7 +46,7 @@ def fit(kind: str, rank: Rank, folder: Path, *, sampler: bool = False, plugins: 
     return {"steps": trainer.global_step, "weights": after.double().sum().item()}
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_each_plugin_trains_each_module(tmp_path: Path, world_size: int) -> None:
     def work(rank: Rank) -> dict[str, Any]:
         found = {}

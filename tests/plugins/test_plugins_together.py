@@ -49,7 +49,7 @@ def fit(rank: Rank, folder: Path, workers: int, fail_at: int | None) -> str:
     return weights_sha256(module.state_dict())
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_interrupted_training_resumes_bit_identically(tmp_path: Path, world_size: int) -> None:
     def work(rank: Rank) -> list[str]:
         torch.set_num_threads(1)

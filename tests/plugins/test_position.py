@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,13 @@ def fit(folder: Path, data: Any, *callbacks: Callback, exact: bool = True, **opt
     return module, trainer
 
 
-@pytest.mark.parametrize("by_number", [False, True])
-@pytest.mark.parametrize("draws", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "draws", "by_number"),
+    [
+        pytest.param(*case, marks=() if case in {(0, True, False), (2, False, True)} else pytest.mark.slow)
+        for case in product((0, 2), (False, True), (False, True))
+    ],
+)
 def test_a_sampler_that_a_data_module_restores_is_moved_once(
     workers: int, draws: bool, by_number: bool, tmp_path: Path
 ) -> None:
@@ -293,7 +298,7 @@ def _counts(module: Net) -> list[int]:
     return [epochs.count(epoch) for epoch in sorted(set(epochs))]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ENDS)
 def test_an_epoch_that_ended_early_has_ended(name: str, workers: int, tmp_path: Path) -> None:
     options, counts, work, raised = ENDS[name]
@@ -346,7 +351,7 @@ class Scheduled(Net):
 
 
 @pytest.mark.parametrize("declared", [False, True])
-@pytest.mark.parametrize("steps", [8, 11, 16])
+@pytest.mark.parametrize("steps", [pytest.param(8, marks=pytest.mark.slow), 11, 16])
 def test_an_ended_training_resumes_if_the_module_asks_for_the_number_of_steps(
     steps: int, declared: bool, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def _assert_resumes_on_any_number(training: Training, kill: int, metrics: list[s
             assert found["metrics"][name] == pytest.approx(expected["metrics"][name], rel=1e-6), (name, ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accumulate", "alone"),
     [
@@ -194,6 +195,7 @@ def test_the_project_s_module_resumes_bit_identically_in_float16(tmp_path: Path)
     assert_resumes(training, training.complete(), [3, 8], alone=True)
 
 
+@pytest.mark.slow
 def test_the_project_s_module_resumes_on_any_number_of_ranks(tmp_path: Path) -> None:
     training = _classifier(tmp_path / "run", accumulate_grad_batches=4)
     _assert_resumes_on_any_number(training, 17, ["val_loss", "val_accuracy"])

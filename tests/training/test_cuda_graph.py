@@ -109,8 +109,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("precision", "engine"),
     [
-        *(("32-true", engine) for engine in ("single", "lightning")),
-        *(("bf16-mixed", engine) for engine in ("single", "lightning")),
+        *(pytest.param("32-true", engine, marks=pytest.mark.slow) for engine in ("single", "lightning")),
+        ("bf16-mixed", "single"),
+        pytest.param("bf16-mixed", "lightning", marks=pytest.mark.slow),
         pytest.param("16-mixed", "single", marks=pytest.mark.slow),
         ("16-mixed", "lightning"),
     ],
@@ -127,15 +128,17 @@ def test_a_recorded_graph_trains_the_same_bits(
     assert recorded["train"]["loss"] == queued["train"]["loss"]
 
 
-@pytest.mark.parametrize("engine", ["single", "lightning"])
+@pytest.mark.parametrize("engine", ["single", pytest.param("lightning", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "options",
     [
         ("--precision", "16-mixed", "--model.weight_decay", 0.01, "--trainer.gradient_clip_val", 0.5),
-        ("--precision", "32-true", "--model.momentum", 0, "--model.nesterov", "false"),
+        pytest.param(
+            ("--precision", "32-true", "--model.momentum", 0, "--model.nesterov", "false"), marks=pytest.mark.slow
+        ),
         ("--precision", "32-true", "--model.nesterov", "false", "--model.schedule", "cosine", "--model.warmup", 0.2),
         ("--precision", "32-true", "--model.optimizer", "adamw", "--lr", 0.001),
-        ("--precision", "64-true"),
+        pytest.param(("--precision", "64-true"), marks=pytest.mark.slow),
     ],
     ids=["scaler", "no-momentum", "cosine", "adamw", "float64"],
 )

@@ -221,7 +221,7 @@ def reads_of(program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     ("engine", "devices"),
     [
         ("single", 1),
-        ("raw_ddp", 2),
+        pytest.param("raw_ddp", 2, marks=pytest.mark.slow),
         ("lightning", 2),
         pytest.param("lightning", 1, marks=pytest.mark.slow),
         *(pytest.param(engine, 2, marks=pytest.mark.slow) for engine in OTHERS),
