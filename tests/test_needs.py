@@ -141,6 +141,7 @@ def test_an_unexplained_skip_fails_the_run_if_proofs_are_required(machine: Machi
         assert f"tests/{name} FAILED: it could have run" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "code"), [("unshare failed: Operation not permitted", 0), ("unshare: unrecognized option '--uts'", 1)]
 )

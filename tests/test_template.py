@@ -22,6 +22,7 @@ from lit_mnist.plugins.recording.results import evaluation_results
 from lit_mnist.trainer import LitTrainer
 
 
+@pytest.mark.slow
 def test_an_early_stop_is_told_recorded_and_repeated(program: Program) -> None:
     """From the run's own config.yaml, too."""
     few = ("--data.train_size", 256, "--data.val_size", 100, "--data.test_size", 100, "--epochs", 5, "--save-every", 3)

@@ -206,6 +206,7 @@ def loader(root: Path, mirror: Mirror) -> Iterator[subprocess.Popen[str]]:
         watchdog.join()
 
 
+@pytest.mark.slow
 def test_two_processes_download_once_and_keep_no_thread(tmp_path: Path, mirror: Mirror) -> None:
     with loader(tmp_path, mirror) as first, loader_waiting(tmp_path, mirror) as second:
         mirror.resume.set()

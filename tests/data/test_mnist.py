@@ -256,7 +256,8 @@ print(json.dumps({"early": early, "before": before, "after": after, "left": left
 """
 
 
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.slow
 def test_a_process_can_fork_after_loading(threads: int) -> None:
     result = child(FORK, str(threads), OMP_NUM_THREADS="4")
     assert result["early"] == []

@@ -102,6 +102,7 @@ def test_a_wrong_scale_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert found.applied[0][0] == pytest.approx((0.5, 0.5), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_ranks_that_a_program_forks_are_compared() -> None:
     found, runs = compared(["python", "processes.py"])

@@ -202,6 +202,7 @@ exec "$@"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs("namespaces")
 def test_a_host_whose_name_resolves_elsewhere_leaves_no_port_open(tmp_path: Path) -> None:
     """By default gloo listens on the address that the host's name resolves to."""

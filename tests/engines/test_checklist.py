@@ -379,7 +379,22 @@ def test_a_naive_line_that_does_not_fit_the_file_fails(mark: str, code: str) -> 
         marked_lines(mark, code)
 
 
-@pytest.mark.parametrize("case", NAIVE)
+# make soak tries every line, and make test one or two of each mark.
+QUICK = {
+    "each rank joins a group of its own",
+    "batch norm sees one rank's samples",
+    "the network is not wrapped",
+    "every rank takes rank 0's batches",
+    "the order does not change with the epoch",
+    "the loss is not divided",
+    "scaled gradients are clipped",
+    "every rank writes",
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in NAIVE]
+)
 def test_a_naive_line_changes_the_training_or_its_counts(program: Program, control: Control, case: str) -> None:
     naive = NAIVE[case]
     seen, expected = observed(program, naive.source, naive.precision), control(naive.precision)

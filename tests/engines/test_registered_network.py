@@ -54,6 +54,7 @@ def test_every_engine_trains_the_same_bits(trained: Path, program: Program) -> N
         assert run.result["test"]["confusion"] == reference.result["test"]["confusion"], engine
 
 
+@pytest.mark.slow
 def test_one_two_and_three_ranks_train_the_same_weights(program: Program) -> None:
     double = (*SMALL, *STEPS, "--precision", "64-true")
     one = program.train(*double, engine="single")

@@ -17,7 +17,7 @@ from conftest import CHILD_ENV, ROOT, TIMEOUT, Program, result_of
 from lit_mnist.checkpoint.digest import weights_sha256
 
 FILE = ROOT / "examples" / "ddp.py"
-FLAGS = ("--max-steps", "40")
+FLAGS = ("--max-steps", "15")
 
 
 def run(*words: object, torchrun: int = 0) -> str:

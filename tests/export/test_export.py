@@ -88,6 +88,7 @@ def test_the_python_lines_of_the_page_run(program: Program, run: Path, monkeypat
     in_fork(lambda: exec(compile(block, "docs/export.md", "exec"), {}), program.folder)  # noqa: S102
 
 
+@pytest.mark.slow
 def test_onnx_and_pt2_contain_the_class_names(program: Program, run: Path) -> None:
     for form in ("onnx", "pt2"):
         assert program("export", "--ckpt", run, "--to", form).code == 0

@@ -173,7 +173,7 @@ def lose(monkeypatch: pytest.MonkeyPatch, losses: tuple[tuple[int, int], ...], n
 @pytest.mark.parametrize(
     ("engine", "precision", "accumulate"),
     [
-        ("lightning", "16-mixed", 3),
+        pytest.param("lightning", "16-mixed", 3, marks=pytest.mark.slow),
         pytest.param("raw_ddp", "16-mixed", 3, marks=pytest.mark.slow),
         pytest.param("single", "16-mixed", 1, marks=pytest.mark.slow),
         pytest.param("single", "16-mixed", 3, marks=pytest.mark.slow),

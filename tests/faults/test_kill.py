@@ -159,7 +159,8 @@ def restarted(program: Program, count: int, seed: int) -> tuple[Path, int]:
     return folder, steps // 20
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
 def test_a_run_that_is_killed_repeatedly_is_bit_identical(
     program: Program, record_metric: RecordMetric, count: int
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_standard_output_that_cannot_be_written_does_not_end_the_run(
         assert "can no longer write its standard output" in (folder / "logs" / "rank-0.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_shell_pipe_whose_reader_exits_does_not_end_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["train.py", *map(str, SMALL), "--devices", "2", "--epochs", "1", "--run-dir", str(folder)]
@@ -188,8 +189,10 @@ def test_one_rank_has_lost_no_other(program: Program, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("call", "ends"),
     [
-        *((call, True) for call in ("all_reduce", "barrier", "all_gather_object", "backward", "exchange")),
-        *((call, False) for call in ("backward", "store", "exchange")),
+        *((call, True) for call in ("all_reduce", "exchange")),
+        *((call, False) for call in ("backward", "store")),
+        *(pytest.param(call, True, marks=pytest.mark.slow) for call in ("barrier", "all_gather_object", "backward")),
+        pytest.param("exchange", False, marks=pytest.mark.slow),
     ],
 )
 def test_a_failed_connection_is_not_the_cause(tmp_path: Path, call: str, ends: bool) -> None:

@@ -150,7 +150,7 @@ def killed_at_instants(folder: Path, count: int, seed: int) -> int:
     return saves
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(300, marks=pytest.mark.slow)])
 def test_a_save_killed_at_any_instant_leaves_a_valid_checkpoint(
     trained: Path, record_metric: RecordMetric, count: int
 ) -> None:

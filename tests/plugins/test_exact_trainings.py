@@ -110,12 +110,9 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any], Callabl
 }
 
 QUICK = {
-    "a changing accumulation",
     "two loaders without lengths",
-    "reloaded loaders",
     "limited streams",
     "an early stop",
-    "a number of steps with validation",
     "persistent workers",
 }
 # The save before batch 15 follows a validation, and the last start of the shorter loader in the first epoch.

@@ -238,6 +238,7 @@ def test_a_training_that_has_ended_continues_with_more_epochs(options: dict[str,
     assert training.complete(max_epochs=4) == longer
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_raw_ddp_resumes_bit_identically(program: Program, tmp_path: Path) -> None:
     """It has no entry of ExactCheckpoint. Saved within an epoch, at its end, and in the next one."""
     flags: dict[str, Any] = {"--data.train_size": 120, "--data.val_size": 30, "--data.augment": "affine"}

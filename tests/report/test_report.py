@@ -107,7 +107,7 @@ def table_of(page: Page) -> list[list[int]]:
     return [row for row in rows if row]
 
 
-@pytest.mark.parametrize("classes", [2, 10, 47, 62])
+@pytest.mark.parametrize("classes", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (10, 47)), 62])
 def test_shows_every_count_and_class(tmp_path: Path, classes: int) -> None:
     names = [f"c{n}" for n in range(classes)]
     page = write(tmp_path, result=make_result(classes), mistakes=make_mistakes(3, classes), class_names=names)

@@ -113,7 +113,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bf16-mixed", "single"),
         pytest.param("bf16-mixed", "lightning", marks=pytest.mark.slow),
         pytest.param("16-mixed", "single", marks=pytest.mark.slow),
-        ("16-mixed", "lightning"),
+        pytest.param("16-mixed", "lightning", marks=pytest.mark.slow),
     ],
 )
 def test_a_recorded_graph_trains_the_same_bits(
