@@ -31,7 +31,8 @@ from lit_mnist.profiling.torch_internals import list_operations
 
 FOLDER = "trace"
 _FIRST_COUNTED = 3
-# The offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19).
+# The offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info` (linux/tcp.h, since 4.19). `tcpi_bytes_retrans`
+# follows it.
 _TCP_INFO_SIZE, _BYTES_SENT = 248, 200
 # Bytes per element of the profiler's dtypes.
 _ITEM_SIZES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "unsigned char": 1}
@@ -226,8 +227,10 @@ def _bytes_sent() -> int | None:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
         except OSError:
             continue
-        if len(info) >= _BYTES_SENT + 8:
-            total += struct.unpack_from("=Q", info, _BYTES_SENT)[0]
+        if len(info) >= _BYTES_SENT + 16:
+            # A busy machine sends data again that has arrived.
+            sent, sent_again = struct.unpack_from("=QQ", info, _BYTES_SENT)
+            total += sent - sent_again
     return total
 
 
