@@ -78,7 +78,8 @@ def test_public_names_are_imported_at_their_first_use_and_the_plugins_load_no_mo
     assert set(done.stdout.split()) <= {"errors", "distributed", "checkpoint", "profiling", "run", "plugins"}
 
 
-@pytest.mark.parametrize("engine", [pytest.param("raw_ddp", marks=pytest.mark.slow), "single"])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["raw_ddp", "single"])
 def test_a_hand_written_engine_does_not_wait_for_the_imports_of_lightning(engine: str, tmp_path: Path) -> None:
     script = (
         "import sys; from lit_mnist.cli.main import main;"

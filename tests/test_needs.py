@@ -101,6 +101,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.mark.slow
 def test_unproved_promises_are_counted_with_their_reason(machine: Machine) -> None:
     machine.give_all()
     machine.uid = 1000

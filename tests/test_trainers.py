@@ -377,6 +377,7 @@ def test_what_fills_no_batch_is_told_once(tmp_path: Path) -> None:
     assert in_fork(tmp_path, work).count("10 samples of each epoch") == 1
 
 
+@pytest.mark.slow
 def test_what_a_trainer_saves_is_evaluated_by_the_command(tmp_path: Path, program: Program) -> None:
     """It carries no hash: this is told, and no run resumes from it."""
     path = tmp_path / "own.ckpt"

@@ -126,6 +126,7 @@ def test_the_report_of_the_doctor(browser: Chromium, tmp_path: Path, content: st
     assert_fine(check(browser, tmp_path / "doctor.html", f"doctor {content}"))
 
 
+@pytest.mark.slow
 def test_the_benchmark(browser: Chromium, tmp_path: Path) -> None:
     write_bench(tmp_path / "bench.html", json.loads((ROOT / "docs" / "bench" / "two-cores.json").read_text()))
     assert_fine(check(browser, tmp_path / "bench.html", "benchmark"))
@@ -144,6 +145,7 @@ def pages_of(site: Path) -> list[Path]:
     return [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -114,6 +114,7 @@ def test_a_checkpoint_elsewhere_resumes_in_a_new_folder(program: Program) -> Non
     assert result_of(folder)["steps"] == 20
 
 
+@pytest.mark.slow
 def test_the_best_weights_of_discarded_steps_are_not_tested(program: Program) -> None:
     flags = (*SMALL, "--model.schedule", "constant", "--keep", 4)
     trained, wanted = program.train(*flags, "--epochs", 3), program.train(*flags, "--epochs", 2)
@@ -142,6 +143,7 @@ def test_the_advice_at_the_end_of_a_schedule_works(program: Program) -> None:
     assert max(float((before[name] - after[name]).abs().max()) for name in moved) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_resume_on_another_machine_uses_the_same_number_of_threads(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -238,7 +238,8 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 @pytest.mark.usefixtures("forked_python")
 def test_it_runs_under_other_launchers(spirals: Program, launcher: str) -> None:
     folder = spirals.folder / "outside"

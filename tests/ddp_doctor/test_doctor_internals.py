@@ -276,7 +276,11 @@ class _Rotated(Dataset[torch.Tensor]):
         return torch.rot90(torch.arange(4).view(2, 2) + index, int(torch.randint(4, ())))
 
 
-def test_how_often_an_augmentation_differs_is_measured_with_independent_seeds(tmp_path: Path) -> None:
+def test_how_often_an_augmentation_differs_is_measured_with_independent_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A busy machine would measure fewer samples.
+    monkeypatch.setattr("ddp_doctor.probes.datasets._MOST_SECONDS", 60.0)
     recorder = Recorder(tmp_path)
     datasets = Datasets(recorder, Spec(Target(command=("x",))))
     datasets.number(_Rotated())

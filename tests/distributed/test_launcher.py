@@ -172,6 +172,7 @@ def test_neither_the_ranks_nor_their_launcher_listen_beyond_loopback(program: Pr
             assert set(listening([pid])) == {LOOPBACK_V4}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_python")
 def test_ranks_of_torchrun_do_not_listen_beyond_loopback(program: Program) -> None:
     """torchrun's own store listens on every interface of the machine."""
@@ -229,6 +230,7 @@ def test_a_host_whose_name_resolves_elsewhere_leaves_no_port_open(tmp_path: Path
         wait_for(lambda: not processes_of(process.pid), 5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_python")
 def test_torchrun_with_ranks_that_do_not_fit_the_batch_is_rejected_once(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)

@@ -93,6 +93,7 @@ def test_an_engine_resumes_where_another_stopped(program: Program) -> None:
     assert result_of(folder)["weights_sha256"] == whole["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_predicted_and_loaded(trained: Path, program: Program) -> None:
     result = result_of(trained)
     assert result["imports"] == ["examples.registered_network"]

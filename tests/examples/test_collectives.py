@@ -262,6 +262,7 @@ def test_the_bytes_are_those_that_were_sent(tmp_path: Path, world_size: int) -> 
 # --- the command
 
 
+@pytest.mark.slow
 def test_the_benchmark_writes_measurements_and_a_plot(tmp_path: Path) -> None:
     figures, image = tmp_path / "figures.json", tmp_path / "image.png"
     words = ["--bench", "--ranks", "2", "--largest", "16384", "--json", str(figures), "--plot", str(image)]

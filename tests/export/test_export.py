@@ -50,7 +50,7 @@ def logits_of(file: Path, pixels: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ["safetensors", "onnx", pytest.param("pt2", marks=pytest.mark.slow)])
 def test_an_export_predicts_what_the_network_predicts(program: Program, run: Path, form: str) -> None:
     file = program.folder / f"net.{form}"
     done = program("export", "--ckpt", run, "--to", form, "--output", file)
@@ -114,6 +114,7 @@ def test_basicnet_is_exported(program: Program) -> None:
         assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_a_registered_network_is_exported(program: Program) -> None:
     flags = ("--import", "examples.registered_network")
     folder = program.train(*flags, "--config", Path("examples/registered_network/stripes.yaml").resolve())

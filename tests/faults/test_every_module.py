@@ -87,6 +87,7 @@ def test_a_signal_saves_a_step_of_all_ranks(program: Program, kind: str, signum:
     assert_resumes(program, kind, folder)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped(program: Program, kind: str) -> None:
     folder = program.folder / "run"
     done = program(*words_of(kind), "--inject", "kill:rank=0,step=37", "--run-dir", folder)

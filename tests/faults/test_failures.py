@@ -110,7 +110,8 @@ def test_a_rank_that_exits_slowly_reports_its_error_before_the_others_fail(
     assert re.search(rf"error: Rank {rank} \(process \d+ on \S+\) failed in step 27:\nTraceback", done.err), done.err
 
 
-@pytest.mark.parametrize(("engine", "victim"), [("lightning", 1), pytest.param("raw_ddp", 0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "victim"), [("lightning", 1), ("raw_ddp", 0)])
 def test_a_stopped_rank_is_named_and_ends_the_run_at_the_timeout(
     program: Program, record_metric: RecordMetric, engine: str, victim: int
 ) -> None:

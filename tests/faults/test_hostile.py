@@ -194,6 +194,7 @@ def test_an_evaluation_reads_the_data_where_the_command_line_says(program: Progr
     assert "MNIST is not in /nowhere" in done.err
 
 
+@pytest.mark.slow
 def test_torch_s_variable_does_not_change_a_command(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests show that all commands still reject each hostile file."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")

@@ -190,7 +190,8 @@ def test_one_rank_has_lost_no_other(program: Program, monkeypatch: pytest.Monkey
     ("call", "ends"),
     [
         *((call, True) for call in ("all_reduce", "exchange")),
-        *((call, False) for call in ("backward", "store")),
+        ("backward", False),
+        pytest.param("store", False, marks=pytest.mark.slow),
         *(pytest.param(call, True, marks=pytest.mark.slow) for call in ("barrier", "all_gather_object", "backward")),
         pytest.param("exchange", False, marks=pytest.mark.slow),
     ],
@@ -423,6 +424,7 @@ def test_the_bar_stays_readable_in_a_terminal_of_any_width(tmp_path: Path, colum
     assert all(word in known or re.fullmatch(r"[\d:-]+", word) for word in left) or columns == 12, left
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_python")
 def test_a_rank_of_torchrun_that_fails_shows_its_traceback_on_the_terminal(program: Program) -> None:
     """Other output of a rank except rank 0 is in its log."""

@@ -246,6 +246,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_collectives_that_end_at_exit_do_not_end_the_process(tmp_path: Path) -> None:
     """Without the hook: "terminate called without an active exception"."""

@@ -54,7 +54,7 @@ def test_a_training_killed_once_resumes_bit_identically(name: str, tmp_path: Pat
     "name",
     [
         # `make test` kills the others on one rank.
-        name if name in {"gan", "stream_with_workers"} else pytest.param(name, marks=pytest.mark.slow)
+        name if name == "stream_with_workers" else pytest.param(name, marks=pytest.mark.slow)
         for name in MODULES
         if name != "stream"
     ],

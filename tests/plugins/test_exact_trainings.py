@@ -343,6 +343,7 @@ def test_a_trainer_fits_twice_with_the_same_callback(tmp_path: Path) -> None:
     assert work(20) == work(None)
 
 
+@pytest.mark.slow
 def test_a_compiled_module_resumes_bit_identically(tmp_path: Path) -> None:
     def compiled() -> Any:
         module = AutoEncoder()

@@ -46,11 +46,18 @@ def fit(kind: str, rank: Rank, folder: Path, *, sampler: bool = False, plugins: 
     return {"steps": trainer.global_step, "weights": after.double().sum().item()}
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_each_plugin_trains_each_module(tmp_path: Path, world_size: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "kinds"),
+    [
+        (2, ("gan", "transformer")),
+        *(pytest.param(world_size, tuple(MODULES), marks=pytest.mark.slow) for world_size in (1, 2)),
+    ],
+    ids=["2 ranks, two modules", "1 rank", "2 ranks"],
+)
+def test_each_plugin_trains_each_module(tmp_path: Path, world_size: int, kinds: tuple[str, ...]) -> None:
     def work(rank: Rank) -> dict[str, Any]:
         found = {}
-        for kind in MODULES:
+        for kind in kinds:
             for name, options in {
                 "none": {"plugins": []},
                 "sampler": {"plugins": [], "sampler": True},
@@ -73,7 +80,7 @@ def test_each_plugin_trains_each_module(tmp_path: Path, world_size: int) -> None
 
     ranks = results_of_ranks(work, tmp_path / "ranks", world_size)
     assert all(rank == ranks[0] for rank in ranks)
-    for kind in MODULES:
+    for kind in kinds:
         # What a plugin is not for, it does not change.
         plain = ranks[0][f"{kind}, none"]
         assert ranks[0][f"{kind}, checkpoint"] == plain
