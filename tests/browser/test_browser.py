@@ -168,6 +168,7 @@ def test_the_documentation(browser: Chromium, site: Path, theme: str) -> None:
     assert_fine([text for page in pages for text in check(browser, page, f"docs {page.stem}", (theme,))])
 
 
+@pytest.mark.slow
 def test_the_search_works_in_pages_of_a_folder(browser: Chromium, site: Path) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 

@@ -15,7 +15,10 @@ PAGES = sorted(path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"] if com
 # make soak runs the commands of the other pages, which train for longer.
 _LONG = {
     *(f"docs/{name}.md" for name in ("export", "loggers", "questions")),
-    *(f"docs/tutorial/{name}.md" for name in ("03-torchrun", "06-batch-norm", "07-precision", "09-checkpoints")),
+    *(
+        f"docs/tutorial/{name}.md"
+        for name in ("03-torchrun", "06-batch-norm", "07-precision", "09-checkpoints", "10-lightning")
+    ),
     *(f"docs/tutorial/{name}.md" for name in ("11-frameworks", "12-collectives", "13-failures", "14-machines")),
     "docs/tutorial/15-yours.md",
 }

@@ -42,33 +42,22 @@ def assert_equal(runs: dict[str, Run]) -> None:
         assert compare_runs(reference, run, expected="bits")["met"]
 
 
-# One case for each number of ranks above one. Nine micro-batches: with an accumulation of four the last window of an
-# epoch has one.
-CASES = {
-    "bfloat16, windows of 4, 2 ranks": ("convnet", SGD, 4, 2, "bf16-mixed"),
-    "convnet, one by one, 3 ranks": ("convnet", SGD, 1, 3, "32-true"),
-    "basicnet, windows of 4, 4 ranks": ("basicnet", ADAMW, 4, 4, "32-true"),
-}
 NETS, OPTIMIZERS, WINDOWS, RANKS = ("convnet", "basicnet"), (SGD, ADAMW), (1, 4), (2, 3, 4)
-EVERY_CASE = [
-    pytest.param((net, optimizer, window, ranks, precision), marks=pytest.mark.slow)
-    for net, optimizer, window, ranks, precision in itertools.product(
-        NETS, OPTIMIZERS, WINDOWS, RANKS, ("32-true", "bf16-mixed")
-    )
-]
+CASES = list(itertools.product(NETS, OPTIMIZERS, WINDOWS, RANKS, ("32-true", "bf16-mixed")))
 
 
-QUICK_CASES = [
-    pytest.param(case, id=name, marks=() if name.startswith("bfloat16") else pytest.mark.slow)
-    for name, case in CASES.items()
-]
+def name_of(case: tuple[str, tuple[object, ...], int, int, str]) -> str:
+    net, optimizer, window, ranks, precision = case
+    return f"{net}, {optimizer[1]}, windows of {window}, {ranks} ranks, {precision}"
 
 
 # No engine asks a library for what it is going to take away: it would tell so in every run.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::FutureWarning")
-@pytest.mark.parametrize("case", [*QUICK_CASES, *EVERY_CASE])
+@pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_the_engines_train_the_same_bits(program: Program, case: tuple[str, tuple[object, ...], int, int, str]) -> None:
     net, optimizer, window, ranks, precision = case
+    # Nine micro-batches: with an accumulation of four the last window of an epoch has one.
     batch = 12
     flags = ("--model.net", net, *optimizer, "--trainer.accumulate_grad_batches", window, "--devices", ranks)
     size = ("--batch-size", batch, "--data.train_size", 9 * batch + 5, "--epochs", 2, "--precision", precision)

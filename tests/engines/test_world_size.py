@@ -78,7 +78,7 @@ def trained(shared_program: Program) -> Path:
 
 
 ALL = (1, 2, 3, 4, 7)
-WORLDS = [(9_999, (1, 7)), (10, (1, 3))]
+WORLDS = [pytest.param(9_999, (1, 7), marks=pytest.mark.slow), (10, (1, 3))]
 EVERY_WORLD = [pytest.param(size, ALL, marks=pytest.mark.slow) for size in (10_000, 9_999, 101, 10)]
 
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
@@ -106,8 +106,13 @@ def subsets() -> tuple[Combination, ...]:
     return tuple(each for each in every_combination() if each.metric == has_metric(each))
 
 
-def pairwise(factors: int = len(VALUES)) -> list[Combination]:
-    """Returns combinations in which each two values of two of the first factors occur together."""
+def pairwise(factors: int = len(VALUES), chosen_from: Callable[[Combination], bool] | None = None) -> list[Combination]:
+    """Returns combinations in which each two values of two of the first factors occur together.
+
+    Args:
+        factors: The number of factors.
+        chosen_from: Which combinations may be chosen; by default all.
+    """
     missing = {
         (first, a, second, b)
         for first, second in combinations(range(factors), 2)
@@ -115,7 +120,7 @@ def pairwise(factors: int = len(VALUES)) -> list[Combination]:
         for b in VALUES[second]
     }
     # A part of all has each pair, too, and is searched faster.
-    chosen, candidates = [], every_combination()[:400]
+    chosen, candidates = [], [each for each in every_combination() if chosen_from is None or chosen_from(each)][:400]
     while missing:
         best = max(candidates, key=lambda each: len(missing & _pairs(each)))
         chosen.append(best)

@@ -29,7 +29,7 @@ def _training(name: str, tmp_path: Path, world_size: int) -> Training:
     "name",
     [
         # `make test` kills the first of these on two ranks.
-        pytest.param(name, marks=pytest.mark.slow) if name in {"gan", "gpt2", "autoencoder"} else name
+        pytest.param(name, marks=pytest.mark.slow) if name in {"gan", "gpt2", "autoencoder", "two_optimizers"} else name
         for name in MODULES
         if name != "stream_with_workers"
     ],

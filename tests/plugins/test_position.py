@@ -116,7 +116,7 @@ def fit(folder: Path, data: Any, *callbacks: Callback, exact: bool = True, **opt
 @pytest.mark.parametrize(
     ("workers", "draws", "by_number"),
     [
-        pytest.param(*case, marks=() if case in {(0, True, False), (2, False, True)} else pytest.mark.slow)
+        pytest.param(*case, marks=() if case in {(2, False, True)} else pytest.mark.slow)
         for case in product((0, 2), (False, True), (False, True))
     ],
 )

@@ -214,6 +214,7 @@ def test_a_user_s_module_resumes_bit_identically(make: Any, alone: bool, tmp_pat
     assert_resumes(training, training.complete(), [8, 12, 15], alone=alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "world_size"),
     [
