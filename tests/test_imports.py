@@ -21,6 +21,16 @@ def test_imports_run_downward(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_python_without_the_libraries_gets_one_message(tmp_path: Path) -> None:
+    # -E -S: without the variables of the environment and without site-packages.
+    command = [sys.executable, "-E", "-S", str(ROOT / "train.py"), "--epochs", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: lit_mnist needs the package yaml, which ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [

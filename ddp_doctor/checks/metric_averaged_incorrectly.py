@@ -26,7 +26,11 @@ dist.all_reduce(accuracy)
 accuracy /= world_size    # the mean of means over unequal numbers of samples
 """
 FIX = """\
-Combine sums and counts, or log the metric object:
+Combine the sums and counts of all ranks before you divide, or log the metric object:
+    dist.all_reduce(correct)                   # the number of this rank's correct predictions
+    dist.all_reduce(count)                     # the number of its samples
+    accuracy = correct / count
+In Lightning:
     self.accuracy(logits, labels)              # a torchmetrics object
     self.log('accuracy', self.accuracy)        # not its value
 """

@@ -9,14 +9,18 @@ import atexit
 import gc
 import os
 import sys
+from importlib.util import find_spec
 from threading import Event
 from typing import NoReturn
 
 from lit_mnist.distributed.signals import STOP
+from lit_mnist.distributed.terminal import print_error
 
 # A collection visits all the objects of a library that is being imported, and finds no garbage among them.
 _THRESHOLDS_OF_IMPORTS = 100_000, 20, 100
 _THRESHOLDS = gc.get_threshold()
+# What is imported before the versions of the libraries are checked. They are missing in a Python without lit_mnist.
+_NEEDED = ("yaml", "packaging")
 # Whether `freeze` was called. Python counts the objects to tell, which takes 60 ms.
 _FROZEN = Event()
 
@@ -57,6 +61,13 @@ def finish_imports() -> bool:
 def entry(engine: str = "lightning") -> NoReturn:
     """Runs the command line in a process of its own, and exits with its code."""
     prepare()
+    for package in _NEEDED:
+        if find_spec(package) is None:
+            print_error(
+                f"error: lit_mnist needs the package {package}, which {sys.executable} does not have. In a checkout, "
+                "run: source .venv/bin/activate. Elsewhere, see docs/install.md."
+            )
+            sys.exit(2)
     from lit_mnist.cli.main import main
 
     sys.exit(main(engine=engine))

@@ -66,7 +66,8 @@ def _describe(target: Target) -> str:
     """Returns what begins: the command, what it trains or evaluates, the steps and the ranks."""
     kind = "GPU" if target.devices.kind == "cuda" else "CPU"
     ranks = f"{target.world_size} rank{'s' * (target.world_size != 1)} ({kind})"
-    steps = f", {target.total_steps} steps" if target.request.trains and target.total_steps is not None else ""
+    count = target.total_steps if target.request.trains else None
+    steps = "" if count is None else f", {count} step{'s' * (count != 1)}"
     return f"{target.request.command}: {target.describe()}{steps}, {ranks}"
 
 

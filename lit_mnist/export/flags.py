@@ -53,6 +53,8 @@ def parse_export(words: Sequence[str]) -> Request:
     rest = list(words)
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
+        if not flag.startswith("-"):
+            raise InputError(f"export takes no argument {flag}. A run or a checkpoint is given as --ckpt {flag}.")
         if flag not in FLAGS:
             hint = nearest(flag, [*FLAGS, "--import", *HELP_FLAGS])
             raise InputError(f"Unknown flag {flag}{hint or ': export has --ckpt, --to, --output and --import.'}")

@@ -149,9 +149,16 @@ def _text(report: dict[str, Any]) -> str:
         lines = [f"{who} failed {where}: {report['exception']}"]
     if report["samples"]:
         lines.append(f"Samples: {json.dumps(report['samples'])}")
-    checkpoint = report["checkpoint"]
-    lines.append(f"{f'To resume from {checkpoint}' if checkpoint else 'To start again'}: {report['command']}")
+    lines.append(f"{_advice(report['checkpoint'], report['exception'])}: {report['command']}")
     return "\n".join(lines)
+
+
+def _advice(checkpoint: str | None, exception: str) -> str:
+    if not checkpoint:
+        return "To start again"
+    if f"{Path(checkpoint).name} is damaged" in exception:
+        return f"To resume, pass another checkpoint of {Path(checkpoint).parent} as ckpt_path"
+    return f"To resume from {checkpoint}"
 
 
 def _command() -> str:

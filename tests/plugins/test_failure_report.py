@@ -20,6 +20,7 @@ from torch.distributed import DistStoreError
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_mnist.plugins import ExactCheckpoint, FailureReport
+from lit_mnist.plugins.failure_report import _advice
 
 _SCRIPT = """
 import sys, warnings, torch
@@ -28,6 +29,7 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 from lit_mnist.plugins import ExactCheckpoint, FailureReport
+from lit_mnist.plugins.failure_report import _advice
 
 folder, world_size, failed_rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
@@ -152,3 +154,19 @@ def test_a_lost_connection_is_never_the_first_failure(tmp_path: Path, capsys: py
     assert "Rank 2 of 4" not in told
     assert "Rank 3 lost its connection to another rank" in told
     assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "exception", "advice"),
+    [
+        (None, "ValueError: no", "To start again"),
+        ("runs/last.ckpt", "ValueError: no", "To resume from runs/last.ckpt"),
+        (
+            "runs/last.ckpt",
+            "InputError: runs/last.ckpt is damaged: other bytes. Use another checkpoint of the run.",
+            "To resume, pass another checkpoint of runs as ckpt_path",
+        ),
+    ],
+)
+def test_a_damaged_checkpoint_is_not_recommended(checkpoint: str | None, exception: str, advice: str) -> None:
+    assert _advice(checkpoint, exception) == advice
