@@ -1,4 +1,4 @@
-"""Batch norm over all ranks on a CPU, which torch's SyncBatchNorm does not support: the fix that LD012 proves."""
+"""Batch norm: over all ranks on a CPU, which torch's SyncBatchNorm does not support (the fix of LD012), and frozen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.nn.functional import all_reduce
 
-from ddp_doctor.records.recorder import world
+from ddp_doctor.records.recorder import digest, world
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -43,3 +43,14 @@ def hold(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.momentum = 0.0
+
+
+def frozen(module: nn.Module) -> dict[str, str]:
+    """Returns a digest of the weights around each batch norm that is frozen with them, but updates its statistics."""
+    found = {}
+    for name, part in module.named_modules():
+        if isinstance(part, NORMS) and part.training and part.track_running_stats and part.momentum != 0:
+            around = list(module.get_submodule(name.rpartition(".")[0]).parameters())
+            if around and not any(parameter.requires_grad for parameter in around):
+                found[name] = digest([around[0], around[-1]])
+    return found

@@ -120,7 +120,7 @@ class ModuleProbe:
                 modes={name: part.training for name, part in inner.named_modules() if not list(part.children())},
                 random=[name for name, part in inner.named_modules() if _is_random(part)],
                 sensitive=[name for name, part in inner.named_modules() if _has_modes(part)],
-                frozen_norms=_frozen_norms(inner),
+                frozen_norms=batch_norm.frozen(inner),
                 held=self._held(inner),
                 buffers=self._buffers(inner),
                 **self._begin(args, kwargs),
@@ -237,17 +237,6 @@ def _has_modes(part: nn.Module) -> bool:
     if isinstance(part, nn.modules.dropout._DropoutNd):
         return part.p > 0
     return isinstance(part, batch_norm.NORMS) and part.track_running_stats
-
-
-def _frozen_norms(module: nn.Module) -> dict[str, str]:
-    """Returns a digest of the weights around each batch norm that is frozen with them, but updates its statistics."""
-    found = {}
-    for name, part in module.named_modules():
-        if isinstance(part, batch_norm.NORMS) and part.training and part.track_running_stats and part.momentum != 0:
-            around = list(module.get_submodule(name.rpartition(".")[0]).parameters())
-            if around and not any(parameter.requires_grad for parameter in around):
-                found[name] = digest([around[0], around[-1]])
-    return found
 
 
 def _is_random(part: nn.Module) -> bool:

@@ -146,16 +146,7 @@ def pages_of(site: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "index",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("tutorial/05-evaluation", "promises", "api/lit_mnist")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["index", "tutorial/05-evaluation", "promises", "api/lit_mnist"])
 def test_a_page_of_the_documentation(browser: Chromium, site: Path, name: str) -> None:
     assert_fine(check(browser, site / f"{name}.html", f"docs {Path(name).stem}"))
 

@@ -29,7 +29,6 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 from lit_mnist.plugins import ExactCheckpoint, FailureReport
-from lit_mnist.plugins.failure_report import _advice
 
 folder, world_size, failed_rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
