@@ -31,6 +31,19 @@ def test_a_python_without_the_libraries_gets_one_message(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_mnist", "fit", "--epoch", "3"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--epochs" in done.stderr
+    shown = subprocess.run(
+        [sys.executable, "-m", "lit_mnist", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert shown.stdout.startswith("usage: lit-mnist ")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
