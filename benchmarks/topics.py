@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.devices import devices
 from benchmarks.gpu import gpu
+from benchmarks.growth import growth
 from benchmarks.programs import TRAIN, printed_numbers, train, wall_seconds
 from benchmarks.rounds import Measurement, Numbers, Ratio, Rows, Topic
 from benchmarks.scaling import ScalingOptions, scaling
@@ -286,6 +287,7 @@ TOPICS: dict[str, Callable[[], Topic]] = {
     "resume": resume,
     "waterfall": lambda: waterfall(WaterfallOptions()),
     "scaling": lambda: scaling(ScalingOptions()),
+    "growth": growth,
     "devices": devices,
     "gpu": gpu,
 }

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from benchmarks.pages import Part
 from benchmarks.pages.devices import devices_parts, devices_table, subject
+from benchmarks.pages.growth import growth_parts
 from benchmarks.pages.waterfall import waterfall_parts
 from lit_mnist.report.formats import MISSING, SPACE, count, duration, number, percent, plural, size
 from lit_mnist.report.html import write_page
@@ -60,7 +61,7 @@ def topic_parts(topic: Section) -> list[Part]:
     """Returns the parts of a topic's section."""
     parts = [
         part
-        for name, make in (("waterfall", waterfall_parts), ("devices", devices_parts))
+        for name, make in (("waterfall", waterfall_parts), ("devices", devices_parts), ("growth", growth_parts))
         if name in topic
         for part in make(topic)
     ]

@@ -1,0 +1,162 @@
+"""A network of this machine's own, with a bandwidth and a latency that are chosen: one namespace per rank.
+
+Each namespace has one interface, which is a TUN device. A process reads the packets from all of them, and writes each
+one to its destination when a link of this bandwidth and latency would deliver it. The packets are as long as an
+interface permits, since the process handles each of them. It requires root and the tool `ip` (iproute2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import heapq
+import os
+import select
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_mnist.distributed.rank import die_with_parent
+from lit_mnist.errors import InputError
+
+INTERFACE = "net0"
+_NAMESPACES = Path("/run/netns")
+_CLONE_NEWNET = 0x40000000
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+_MTU = 65_000
+_HEADER = 20
+_PR_SET_TIMERSLACK = 29
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects each rank to the switch.
+
+    Attributes:
+        gbit_per_s: Bandwidth in each direction.
+        latency_ms: Milliseconds from the end of a packet at its sender to the same at its receiver.
+    """
+
+    gbit_per_s: float
+    latency_ms: float
+
+    @property
+    def name(self) -> str:
+        """The link in words."""
+        return f"{self.gbit_per_s:g} Gbit/s, {self.latency_ms:g} ms"
+
+
+def address(rank: int) -> str:
+    """Returns the address of a rank in its namespace."""
+    return f"10.79.0.{rank + 1}"
+
+
+def enter(rank: int, owner: int) -> None:
+    """Moves the calling thread, and the threads that it starts, to the namespace of a rank.
+
+    Args:
+        rank: The rank.
+        owner: The process that made the network.
+
+    Raises:
+        OSError: There is no such namespace, or it may not be entered.
+    """
+    with (_NAMESPACES / _namespace(rank, owner)).open("rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@contextmanager
+def network(ranks: int, link: Link) -> Iterator[None]:
+    """Makes the namespaces and forwards packets between them until the context ends.
+
+    Args:
+        ranks: Number of namespaces.
+        link: Bandwidth and latency of each rank's link.
+
+    Raises:
+        InputError: The tool `ip` is missing, or this machine does not permit namespaces.
+    """
+    if shutil.which("ip") is None:
+        raise InputError("A network of namespaces takes the tool ip (apt-get install iproute2).")
+    with ExitStack() as stack:
+        devices = [_interface(rank, stack) for rank in range(ranks)]
+        forwarder = os.fork()
+        if not forwarder:
+            # Nothing of the caller runs in this process, including its exit handlers.
+            with suppress(KeyboardInterrupt):
+                die_with_parent()
+                _forward(devices, link)
+            os._exit(0)
+        try:
+            yield
+        finally:
+            os.kill(forwarder, 9)
+            os.waitpid(forwarder, 0)
+
+
+def _namespace(rank: int, owner: int) -> str:
+    return f"lit-mnist-bench-{owner}-{rank}"
+
+
+def _interface(rank: int, stack: ExitStack) -> int:
+    """Makes a namespace with its interface, and returns the file of the packets."""
+    space, device = _namespace(rank, os.getpid()), f"lmb{os.getpid() % 100_000}-{rank}"
+    _ip("netns", "add", space)
+    stack.callback(_ip, "netns", "del", space)
+    try:
+        file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        stack.callback(os.close, file)
+        fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH", device.encode(), _IFF_TUN | _IFF_NO_PI))
+    except OSError as error:
+        raise InputError(f"A network of namespaces takes TUN devices, which this machine lacks: {error}.") from error
+    _ip("link", "set", device, "netns", space, "name", INTERFACE)
+    _ip("-n", space, "link", "set", "lo", "up")
+    _ip("-n", space, "addr", "add", f"{address(rank)}/24", "dev", INTERFACE)
+    _ip("-n", space, "link", "set", INTERFACE, "mtu", _MTU, "txqueuelen", 10_000, "up")
+    return file
+
+
+def _ip(*words: object) -> None:
+    done = subprocess.run(["ip", *map(str, words)], capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode:
+        raise InputError(f"A network of namespaces is not possible here: {done.stderr.strip()}. It takes root.")
+
+
+def _forward(devices: Sequence[int], link: Link) -> None:
+    """Moves packets between the devices, each at its time, until the process is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
+    # The ranks keep all cores busy: without priority, a packet would wait for them.
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    ranks = {device: rank for rank, device in enumerate(devices)}
+    seconds_per_byte, latency = 8e-9 / link.gbit_per_s, link.latency_ms / 1000
+    sends, receives = [0.0] * len(devices), [0.0] * len(devices)
+    waiting: list[tuple[float, int, int, bytes]] = []
+    number = 0
+    while True:
+        timeout = max(0.0, waiting[0][0] - time.perf_counter()) if waiting else None
+        ready, _, _ = select.select(devices, [], [], timeout)
+        now = time.perf_counter()
+        for device in ready:
+            packet = os.read(device, _MTU + _HEADER)
+            # IPv4 only: the last byte of the destination is the number of the rank.
+            to = packet[19] - 1 if packet[0] >> 4 == 4 else -1
+            if not 0 <= to < len(devices):
+                continue
+            source = ranks[device]
+            # A link carries one packet at a time, in each direction.
+            end = max(now, sends[source], receives[to]) + len(packet) * seconds_per_byte
+            sends[source] = receives[to] = end
+            number += 1
+            heapq.heappush(waiting, (end + latency, number, to, packet))
+        now = time.perf_counter()
+        while waiting and waiting[0][0] <= now:
+            _, _, to, packet = heapq.heappop(waiting)
+            with suppress(BlockingIOError):
+                os.write(devices[to], packet)
