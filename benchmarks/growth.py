@@ -3,7 +3,7 @@
     python -m benchmarks.growth --ranks 4 --gbit 1 --latency 0.1    milliseconds of a step of each variant, as JSON
 
 Each rank is in its own network namespace, behind a link of a chosen bandwidth and latency (`benchmarks/network.py`). It
-trains on 64 samples of its own with one thread, in float32, without synchronized batch norm. The variants exchange
+trains on 16 samples of its own with one thread, in float32, without synchronized batch norm. The variants exchange
 gradients with DistributedDataParallel, in one bucket or four; compress them to bfloat16, or to matrices of rank one
 (PowerSGD); or average the weights every eight steps (local SGD). The last three change what is computed. Here they are
 timed only.
@@ -50,7 +50,7 @@ ALONE, DDP, BUCKETS = "no communication", "DDP", "DDP, four buckets"
 BFLOAT16, POWER_SGD, LOCAL_SGD = "DDP, bfloat16", "DDP, PowerSGD", "local SGD"
 VARIANTS = (ALONE, DDP, BUCKETS, BFLOAT16, POWER_SGD, LOCAL_SGD)
 _BUCKETS, _STEPS_BETWEEN_AVERAGES = 4, 8
-_BATCH, _WARM_UP, _STEPS = 64, 3, 8
+_BATCH, _WARM_UP, _STEPS = 16, 3, 8
 # Elements of the two all-reduces that give the constants.
 _SMALL, _LARGE = 256, 2_000_000
 _PORT, _SECONDS_TO_WAIT = 29_500, 120
