@@ -205,11 +205,11 @@ class _Training:
             nn.utils.vector_to_parameters(weights / dist.get_world_size(), self.net.parameters())
 
 
-def measure(owner: int, rank: Rank) -> None:
+def measure(namespaces: list[int], rank: Rank) -> None:
     """Times the constants and all variants on one rank; rank 0 prints the milliseconds."""
     torch.set_num_threads(1)
     keep_memory()
-    enter(rank.rank, owner)
+    enter(namespaces[rank.rank])
     with _group(rank):
         works: dict[str, Callable[[], object]] = {}
         for name, elements in (("small_ms", _SMALL), ("large_ms", _LARGE)):
@@ -264,8 +264,9 @@ def main(argv: list[str] | None = None) -> int:
     # The ranks are forked from this process: until then it must not start OpenMP's threads.
     torch.set_num_threads(1)
     try:
-        with network(options.ranks, Link(options.gbit, options.latency)), tempfile.TemporaryDirectory() as logs:
-            launch(partial(measure, os.getpid()), world_size=options.ranks, max_restarts=0, logs=Path(logs))
+        link = Link(options.gbit, options.latency)
+        with network(options.ranks, link) as namespaces, tempfile.TemporaryDirectory() as logs:
+            launch(partial(measure, namespaces), world_size=options.ranks, max_restarts=0, logs=Path(logs))
     except LitMnistError as error:
         print_error(f"error: {error}")
         return error.exit_code

@@ -13,6 +13,7 @@ import heapq
 import os
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import time
@@ -25,7 +26,7 @@ from lit_mnist.distributed.rank import die_with_parent
 from lit_mnist.errors import InputError
 
 INTERFACE = "net0"
-_NAMESPACES = Path("/run/netns")
+_CURRENT = Path("/proc/thread-self/ns/net")
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _MTU = 65_000
@@ -56,28 +57,30 @@ def address(rank: int) -> str:
     return f"10.79.0.{rank + 1}"
 
 
-def enter(rank: int, owner: int) -> None:
-    """Moves the calling thread, and the threads that it starts, to the namespace of a rank.
+def enter(namespace: int) -> None:
+    """Moves the calling thread, and the threads that it starts, to a namespace.
 
     Args:
-        rank: The rank.
-        owner: The process that made the network.
+        namespace: The file descriptor of the namespace.
 
     Raises:
-        OSError: There is no such namespace, or it may not be entered.
+        OSError: The namespace may not be entered.
     """
-    with (_NAMESPACES / _namespace(rank, owner)).open("rb") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _call("setns", namespace, _CLONE_NEWNET)
 
 
 @contextmanager
-def network(ranks: int, link: Link) -> Iterator[None]:
+def network(ranks: int, link: Link) -> Iterator[list[int]]:
     """Makes the namespaces and forwards packets between them until the context ends.
+
+    The namespaces have no names. They end with the last process that is in one of them or has its file descriptor.
 
     Args:
         ranks: Number of namespaces.
         link: Bandwidth and latency of each rank's link.
+
+    Yields:
+        The file descriptors of the namespaces.
 
     Raises:
         InputError: The tool `ip` is missing, or this machine does not permit namespaces.
@@ -85,47 +88,53 @@ def network(ranks: int, link: Link) -> Iterator[None]:
     if shutil.which("ip") is None:
         raise InputError("A network of namespaces takes the tool ip (apt-get install iproute2).")
     with ExitStack() as stack:
-        devices = [_interface(rank, stack) for rank in range(ranks)]
+        made = [_namespace(rank, stack) for rank in range(ranks)]
         forwarder = os.fork()
         if not forwarder:
             # Nothing of the caller runs in this process, including its exit handlers.
             with suppress(KeyboardInterrupt):
                 die_with_parent()
-                _forward(devices, link)
+                _forward([device for _, device in made], link)
             os._exit(0)
         try:
-            yield
+            yield [namespace for namespace, _ in made]
         finally:
-            os.kill(forwarder, 9)
+            os.kill(forwarder, signal.SIGKILL)
             os.waitpid(forwarder, 0)
 
 
-def _namespace(rank: int, owner: int) -> str:
-    return f"lit-mnist-bench-{owner}-{rank}"
-
-
-def _interface(rank: int, stack: ExitStack) -> int:
-    """Makes a namespace with its interface, and returns the file of the packets."""
-    space, device = _namespace(rank, os.getpid()), f"lmb{os.getpid() % 100_000}-{rank}"
-    _ip("netns", "add", space)
-    stack.callback(_ip, "netns", "del", space)
+def _namespace(rank: int, stack: ExitStack) -> tuple[int, int]:
+    """Makes a namespace with its interface; returns their file descriptors, which are open until a stack is closed."""
+    before = os.open(_CURRENT, os.O_RDONLY)
     try:
-        file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-        stack.callback(os.close, file)
-        fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH", device.encode(), _IFF_TUN | _IFF_NO_PI))
-    except OSError as error:
-        raise InputError(f"A network of namespaces takes TUN devices, which this machine lacks: {error}.") from error
-    _ip("link", "set", device, "netns", space, "name", INTERFACE)
-    _ip("-n", space, "link", "set", "lo", "up")
-    _ip("-n", space, "addr", "add", f"{address(rank)}/24", "dev", INTERFACE)
-    _ip("-n", space, "link", "set", INTERFACE, "mtu", _MTU, "txqueuelen", 10_000, "up")
-    return file
+        _call("unshare", _CLONE_NEWNET)
+        try:
+            namespace = os.open(_CURRENT, os.O_RDONLY)
+            stack.callback(os.close, namespace)
+            device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+            stack.callback(os.close, device)
+            fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", INTERFACE.encode(), _IFF_TUN | _IFF_NO_PI))
+            _ip("link", "set", "lo", "up")
+            _ip("addr", "add", f"{address(rank)}/24", "dev", INTERFACE)
+            _ip("link", "set", INTERFACE, "mtu", _MTU, "txqueuelen", 10_000, "up")
+        finally:
+            enter(before)
+    except (OSError, subprocess.SubprocessError) as error:
+        told = getattr(error, "stderr", "") or str(error)
+        raise InputError(f"A network of namespaces, which takes root, is not possible here: {told.strip()}.") from error
+    finally:
+        os.close(before)
+    return namespace, device
+
+
+def _call(name: str, *arguments: int) -> None:
+    """Calls a function of the C library."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _ip(*words: object) -> None:
-    done = subprocess.run(["ip", *map(str, words)], capture_output=True, text=True, timeout=20, check=False)
-    if done.returncode:
-        raise InputError(f"A network of namespaces is not possible here: {done.stderr.strip()}. It takes root.")
+    subprocess.run(["ip", *map(str, words)], capture_output=True, text=True, timeout=20, check=True)
 
 
 def _forward(devices: Sequence[int], link: Link) -> None:
