@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.trainer import call
@@ -22,7 +21,8 @@ EMPTY_HOOKS = frozenset(
     }
 )
 _NAME = "_current_fx_name"
-_USED_ONLY = WeakSet[Any]()
+# The attribute of a Trainer whose unused hooks are skipped.
+_USED_ONLY = "_calls_used_hooks_only"
 
 
 def call_used_hooks_only(trainer: Any) -> None:
@@ -31,20 +31,19 @@ def call_used_hooks_only(trainer: Any) -> None:
     In each step, Lightning calls each hook of each callback within a context for the profiler, and sets an attribute of
     the module before and after each of them, for which torch compares types. Other Trainers are not changed.
     """
-    if not _USED_ONLY:
-        for name, used in (
-            ("_call_callback_hooks", _call_callbacks),
-            ("_call_lightning_module_hook", _call_module),
-            ("_call_strategy_hook", _call_strategy),
-        ):
-            original = getattr(call, name)
-            if not isinstance(original, partial):
-                setattr(call, name, partial(used, original))
-    _USED_ONLY.add(trainer)
+    for name, used in (
+        ("_call_callback_hooks", _call_callbacks),
+        ("_call_lightning_module_hook", _call_module),
+        ("_call_strategy_hook", _call_strategy),
+    ):
+        original = getattr(call, name)
+        if not isinstance(original, partial):
+            setattr(call, name, partial(used, original))
+    setattr(trainer, _USED_ONLY, True)
 
 
 def _is_quick(trainer: Any) -> bool:
-    return trainer in _USED_ONLY and type(trainer.profiler).__name__ == "NoProfiler"
+    return _USED_ONLY in vars(trainer) and type(trainer.profiler).__name__ == "NoProfiler"
 
 
 def _call_callbacks(
@@ -59,7 +58,10 @@ def _call_callbacks(
         return original(trainer, hook_name, *args, monitoring_callbacks=monitoring_callbacks, **kwargs)
     empty = getattr(Callback, hook_name)
     # A callback may add a hook to itself, or to the list of callbacks, while it runs.
-    if not any(getattr(type(one), hook_name) is not empty or hook_name in vars(one) for one in trainer.callbacks):
+    for callback in trainer.callbacks:
+        if getattr(type(callback), hook_name) is not empty or hook_name in vars(callback):
+            break
+    else:
         return None
     module = trainer.lightning_module
     own: dict[str, Any] = vars(module) if module else {_NAME: None}
