@@ -52,6 +52,26 @@ class Link:
         return f"{self.gbit_per_s:g} Gbit/s, {self.latency_ms:g} ms"
 
 
+LINKS = tuple(Link(gbit, latency) for gbit in (1, 10) for latency in (0.1, 1, 10))
+
+
+@dataclass(frozen=True)
+class Network:
+    """Namespaces that are connected.
+
+    Attributes:
+        namespaces: Their file descriptors.
+        forwarder: ID of the process that moves packets between them.
+    """
+
+    namespaces: Sequence[int]
+    forwarder: int
+
+    def cpu_seconds(self) -> float:
+        """Returns how long the forwarder has computed."""
+        return int(Path(f"/proc/{self.forwarder}/schedstat").read_text().split()[0]) / 1e9
+
+
 def address(rank: int) -> str:
     """Returns the address of a rank in its namespace."""
     return f"10.79.0.{rank + 1}"
@@ -70,7 +90,7 @@ def enter(namespace: int) -> None:
 
 
 @contextmanager
-def network(ranks: int, link: Link) -> Iterator[list[int]]:
+def network(ranks: int, link: Link) -> Iterator[Network]:
     """Makes the namespaces and forwards packets between them until the context ends.
 
     The namespaces have no names. They end with the last process that is in one of them or has its file descriptor.
@@ -80,7 +100,7 @@ def network(ranks: int, link: Link) -> Iterator[list[int]]:
         link: Bandwidth and latency of each rank's link.
 
     Yields:
-        The file descriptors of the namespaces.
+        The network.
 
     Raises:
         InputError: The tool `ip` is missing, or this machine does not permit namespaces.
@@ -97,7 +117,7 @@ def network(ranks: int, link: Link) -> Iterator[list[int]]:
                 _forward([device for _, device in made], link)
             os._exit(0)
         try:
-            yield [namespace for namespace, _ in made]
+            yield Network([namespace for namespace, _ in made], forwarder)
         finally:
             os.kill(forwarder, signal.SIGKILL)
             os.waitpid(forwarder, 0)
