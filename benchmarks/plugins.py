@@ -23,17 +23,21 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import LayerSync
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.topics import (
+from benchmarks.plugin_topics import (
+    ALL,
     EXCHANGES,
     PLUGIN_STEPS,
     PLUGINS,
     STEPS_BETWEEN_SAVES,
     STOCK,
     STOCK_16_BIT,
+    STOCK_DEFAULTS,
+    STOCK_EXCHANGING,
     STOCK_SAVING,
     STOCK_VALIDATING,
 )
@@ -50,6 +54,7 @@ from lit_mnist.plugins import (
 )
 
 _RANKS, _WARM_UP, _VALIDATED = 2, 20, 5000
+_STOCK = (STOCK, STOCK_SAVING, STOCK_16_BIT, STOCK_VALIDATING, STOCK_DEFAULTS, STOCK_EXCHANGING, EXCHANGES)
 
 
 class _Module(LightningModule):
@@ -127,6 +132,11 @@ class _ExchangesOnly(LayerSync):
         return model
 
 
+def _compared_with(name: str) -> str:
+    """Returns the variant of a stock Trainer that does the same without a plugin; for one of them, its like."""
+    return STOCK_SAVING if name in {STOCK_EXCHANGING, STOCK_DEFAULTS} else PLUGINS.get(name, name)
+
+
 class _Clock(Callback):
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -146,17 +156,17 @@ class _Clock(Callback):
 
 
 def _trainer(name: str, folder: Path, clock: _Clock) -> Trainer:
-    saves = name != STOCK and PLUGINS.get(name, name) == STOCK_SAVING
+    saves = _compared_with(name) == STOCK_SAVING
     callbacks: list[Any] = [clock]
-    if name in {"ExactCheckpoint", "all"}:
+    if name in {"ExactCheckpoint", ALL}:
         callbacks.append(ExactCheckpoint(folder, every_n_train_steps=STEPS_BETWEEN_SAVES))
     elif saves:
         callbacks.append(ModelCheckpoint(folder, every_n_train_steps=STEPS_BETWEEN_SAVES, save_top_k=1))
-    if name in {"FailureReport", "all"}:
+    if name in {"FailureReport", ALL}:
         callbacks.append(FailureReport(folder))
-    parts: list[Any] = [VerifiedCheckpointIO()] if name in {"VerifiedCheckpointIO", "all"} else []
-    parts += [_ExchangesOnly()] if name == EXCHANGES else []
-    parts += [PortableSyncBatchNorm()] if name in {"PortableSyncBatchNorm", "all"} else []
+    parts: list[Any] = [VerifiedCheckpointIO()] if name in {"VerifiedCheckpointIO", ALL} else []
+    parts += [_ExchangesOnly()] if name in {EXCHANGES, STOCK_EXCHANGING} else []
+    parts += [PortableSyncBatchNorm()] if name in {"PortableSyncBatchNorm", ALL} else []
     parts += [Float16OnCPU()] if name == "Float16OnCPU" else []
     return Trainer(
         accelerator="cpu",
@@ -166,10 +176,10 @@ def _trainer(name: str, folder: Path, clock: _Clock) -> Trainer:
         callbacks=callbacks,
         plugins=parts,
         precision="bf16-mixed" if name == STOCK_16_BIT else None,
-        use_distributed_sampler=name not in {"ExactDistributedSampler", "all"},
+        use_distributed_sampler=name not in {"ExactDistributedSampler", ALL},
         enable_checkpointing=saves,
-        logger=False,
-        enable_progress_bar=False,
+        logger=TensorBoardLogger(folder) if name == STOCK_DEFAULTS else False,
+        enable_progress_bar=name == STOCK_DEFAULTS,
         enable_model_summary=False,
     )
 
@@ -177,7 +187,7 @@ def _trainer(name: str, folder: Path, clock: _Clock) -> Trainer:
 def _loader(name: str, batch: int) -> DataLoader[Any]:
     _, _, train, _ = load_mnist(None)
     data = TensorDataset(train.images.unsqueeze(1).float() / 255, train.labels.long())
-    if name in {"ExactDistributedSampler", "all"}:
+    if name in {"ExactDistributedSampler", ALL}:
         return DataLoader(data, batch_sampler=ExactDistributedSampler(data, batch, seed=1))
     return DataLoader(data, batch // _RANKS, shuffle=True)
 
@@ -196,7 +206,7 @@ def _validate(trainer: Trainer, name: str, batch: int, clock: _Clock) -> None:
 def main() -> None:
     """Trains or validates with one plugin, and prints the images per second."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=[EXCHANGES, STOCK, STOCK_SAVING, STOCK_16_BIT, STOCK_VALIDATING, *PLUGINS])
+    parser.add_argument("name", choices=[*_STOCK, *PLUGINS])
     parser.add_argument("--batch-size", type=int, default=64)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -206,14 +216,14 @@ def main() -> None:
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = _trainer(options.name, Path(folder), clock)
-        if PLUGINS.get(options.name, options.name) != STOCK_VALIDATING:
+        if _compared_with(options.name) != STOCK_VALIDATING:
             trainer.fit(_Module(), _loader(options.name, options.batch_size))
-        if PLUGINS.get(options.name, options.name) == STOCK_VALIDATING:
+        if _compared_with(options.name) == STOCK_VALIDATING:
             _validate(trainer, options.name, options.batch_size, clock)
         elif trainer.is_global_zero:
             steps = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)][_WARM_UP:]
             mean: Callable[[list[float]], float] = (
-                statistics.fmean if PLUGINS.get(options.name, options.name) == STOCK_SAVING else statistics.median
+                statistics.fmean if _compared_with(options.name) == STOCK_SAVING else statistics.median
             )
             print(json.dumps({"images_per_s": options.batch_size / mean(steps)}))
 

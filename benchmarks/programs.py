@@ -65,6 +65,11 @@ def printed_numbers(*words: object, folder: Path, gpus: bool = False) -> dict[st
     return {name: float(value) for name, value in json.loads(last).items()}
 
 
+def printed(words: Sequence[object], folder: Path) -> dict[str, float]:
+    """As `printed_numbers`, with the arguments as one value."""
+    return printed_numbers(*words, folder=folder)
+
+
 def train(folder: Path, *flags: object, engine: str = "lightning", gpus: bool = False) -> dict[str, Any]:
     """Runs a training in a folder, and returns the content of its `result.json`."""
     program = (TRAIN,) if engine == "lightning" else ("-m", f"lit_mnist.engines.{engine}")

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from benchmarks.topics import RESUMED
+from benchmarks.plugin_topics import RESUMED
 from lit_mnist.plugins import ExactCheckpoint, ExactDistributedSampler
 
 _BATCH, _SAMPLES, _FEATURES, _CLASSES = 64, 64 * 20_000, 32, 10

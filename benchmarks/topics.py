@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.devices import devices
 from benchmarks.gpu import gpu
 from benchmarks.growth import growth
-from benchmarks.programs import TRAIN, printed_numbers, train, wall_seconds
-from benchmarks.rounds import Measurement, Numbers, Ratio, Rows, Topic
+from benchmarks.plugin_topics import plugins, resume, together
+from benchmarks.programs import TRAIN, printed, printed_numbers, train, wall_seconds
+from benchmarks.rounds import Measurement, Numbers, Ratio, Topic
 from benchmarks.scaling import ScalingOptions, scaling
 from benchmarks.waterfall import WaterfallOptions, waterfall
 from lit_mnist.distributed.rank import threads_per_rank
@@ -27,24 +27,6 @@ _SEED_RECIPE = (
 _PER_SAMPLE = (*_SEED_RECIPE, "--data.pipeline", "per_sample", "--data.workers", 4)
 _SAVING = ("--batch-size", 64, "--save-every", 1)
 _UNSYNCED = ("--trainer.sync_batchnorm", "false")
-# Each plugin, and the variant of a stock Trainer that it is compared with; benchmarks/plugins.py trains them.
-STOCK, STOCK_SAVING = "stock", "stock, saving"
-STOCK_16_BIT, STOCK_VALIDATING = "stock, bf16-mixed", "stock, validating"
-EXCHANGES = "stock, exchanges of synchronized batch norm"
-PLUGINS = {
-    "ExactDistributedSampler": STOCK,
-    "PortableSyncBatchNorm": STOCK,
-    "FailureReport": STOCK,
-    "VerifiedCheckpointIO": STOCK_SAVING,
-    "ExactCheckpoint": STOCK_SAVING,
-    "all": STOCK_SAVING,
-    "Float16OnCPU": STOCK_16_BIT,
-    "exact_metric": STOCK_VALIDATING,
-}
-PLUGIN_STEPS, STEPS_BETWEEN_SAVES = 120, 20
-# The kinds of dataloaders with which benchmarks/resume.py resumes: the first two can seek or have a state.
-RESUMED = ("seekable", "StatefulDataLoader", "map-style", "iterable")
-_FEW, _MANY = 100, 10_000
 _IMPORT = ("-c", "import lightning.pytorch")
 _IMPORT_TORCH = ("-c", "import torch")
 _ALL_PACKAGES = """
@@ -130,7 +112,7 @@ def engines() -> Topic:
     """What does each way of training cost on two ranks, and how close is it to the limit of the machine?"""
     names = ("raw_ddp", "lightning", "fabric", "with_accelerate", "with_hf_trainer", "parameter_server")
     measurements = [
-        Measurement("bare loop, 1 rank", partial(_printed, ("-m", "benchmarks.bare", "train", "--steps", _STEPS)))
+        Measurement("bare loop, 1 rank", partial(printed, ("-m", "benchmarks.bare", "train", "--steps", _STEPS)))
     ]
     measurements += [Measurement(f"{name}, 1 rank", partial(_engine, name, 1, ())) for name in ("single", "lightning")]
     measurements += [Measurement(f"{name}, 2 ranks", partial(_engine, name, 2, ())) for name in names]
@@ -181,8 +163,8 @@ def evaluation() -> Topic:
         name="evaluation",
         title="Evaluation of the 10,000 test images, one rank",
         measurements=(
-            Measurement("bare inference loop", partial(_printed, ("-m", "benchmarks.bare", "infer"))),
-            Measurement("lightning, exact metrics", partial(_printed, ("-m", "benchmarks.bare", "lightning"))),
+            Measurement("bare inference loop", partial(printed, ("-m", "benchmarks.bare", "infer"))),
+            Measurement("lightning, exact metrics", partial(printed, ("-m", "benchmarks.bare", "lightning"))),
         ),
         ratios=(Ratio("lightning, exact metrics", "bare inference loop", at_least=0.95),),
     )
@@ -210,7 +192,7 @@ def memory() -> Topic:
         name="memory",
         title="Unshared memory of a rank",
         measurements=(
-            Measurement(bare, partial(_printed, ("-c", _ALL_PACKAGES)), "memory_bytes"),
+            Measurement(bare, partial(printed, ("-c", _ALL_PACKAGES)), "memory_bytes"),
             *(Measurement(name, partial(_memory_of_a_rank, engine), "memory_bytes") for engine, name in ranks.items()),
         ),
         ratios=[Ratio(name, bare, at_most=1.0) for name in ranks.values()],
@@ -221,69 +203,10 @@ def memory() -> Topic:
     )
 
 
-def plugins() -> Topic:
-    """What does each plugin cost under a stock Trainer?"""
-    measurements: list[Measurement] = []
-    ratios: list[Ratio] = []
-    for batch in (64, 256):
-        measurements += [
-            Measurement(
-                f"{name}, batch {batch}", partial(_printed, ("-m", "benchmarks.plugins", name, "--batch-size", batch))
-            )
-            for name in (STOCK, STOCK_SAVING, STOCK_16_BIT, STOCK_VALIDATING, EXCHANGES, *PLUGINS)
-        ]
-        ratios += [Ratio(f"{name}, batch {batch}", f"{other}, batch {batch}") for name, other in PLUGINS.items()]
-        ratios.append(
-            Ratio(f"PortableSyncBatchNorm, batch {batch}", f"{EXCHANGES}, batch {batch}", at_least=0.8),
-        )
-    return Topic(
-        name="plugins",
-        title="Plugins under a stock Trainer, two ranks",
-        measurements=measurements,
-        ratios=ratios,
-        notes=(
-            f"A ConvNet with two batch norm layers in float32, {PLUGIN_STEPS} steps. `{STOCK_SAVING}` saves by "
-            f"ModelCheckpoint every {STEPS_BETWEEN_SAVES} steps, and so do the rows that are compared with it; they "
-            "count the mean over the steps, the others the median. "
-            f"`{EXCHANGES}` sends what PortableSyncBatchNorm sends, beside torch's batch norm: the rest of its cost "
-            "is the plugin's own. "
-            f"`{STOCK_VALIDATING}` and `exact_metric` evaluate 5,000 images; the former logs the loss with sync_dist.",
-        ),
-    )
-
-
-def resume() -> Topic:
-    """How long does a resumed training run take to its first new step?"""
-    measurements: list[Measurement] = []
-    ratios: list[Ratio] = []
-    for kind in RESUMED:
-        names = {steps: f"{kind}, after {steps:,} steps" for steps in (_FEW, _MANY)}
-        trained: list[float] = []
-        measurements += [
-            Measurement(name, partial(_resumed, kind, steps, trained), "seconds", partial(_lacks_loader, kind))
-            for steps, name in names.items()
-        ]
-        training = Measurement(
-            f"{kind}, training of {_MANY:,} steps", partial(_last, trained), "seconds", partial(_lacks_loader, kind)
-        )
-        measurements.append(training)
-        ratios += [Ratio(names[_MANY], names[_FEW]), Ratio(names[_MANY], training.name, at_most=1 / 20)]
-    return Topic(
-        name="resume",
-        title="From the call of fit to the first new step of a resumed training run",
-        measurements=measurements,
-        ratios=ratios,
-        notes=(
-            "A linear layer on 64 samples per batch under a stock Trainer with ExactCheckpoint. `seekable`: a "
-            "DataLoader with ExactDistributedSampler. The batches of a map-style DataLoader that shuffles, and of an "
-            "iterable one, are loaded again.",
-        ),
-    )
-
-
 TOPICS: dict[str, Callable[[], Topic]] = {
     **{make.__name__: make for make in (start, demo, seed, engines, overhead, evaluation, precision, memory)},
     "plugins": plugins,
+    "together": together,
     "resume": resume,
     "waterfall": lambda: waterfall(WaterfallOptions()),
     "scaling": lambda: scaling(ScalingOptions()),
@@ -291,25 +214,6 @@ TOPICS: dict[str, Callable[[], Topic]] = {
     "devices": devices,
     "gpu": gpu,
 }
-
-
-def _printed(words: tuple[object, ...], folder: Path) -> Numbers:
-    return printed_numbers(*words, folder=folder)
-
-
-def _resumed(kind: str, steps: int, trained: list[float], folder: Path) -> Numbers:
-    numbers = printed_numbers("-m", "benchmarks.resume", kind, "--steps", steps, folder=folder)
-    trained.append(numbers["train_seconds"])
-    return numbers
-
-
-def _lacks_loader(kind: str, rows: Rows) -> str | None:
-    missing = kind == "StatefulDataLoader" and find_spec("torchdata") is None
-    return "torchdata is not installed" if missing else None
-
-
-def _last(trained: list[float], folder: Path) -> Numbers:
-    return {"seconds": trained[-1]}
 
 
 def _first_step(engine: str, ranks: int, folder: Path) -> Numbers:
