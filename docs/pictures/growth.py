@@ -61,12 +61,16 @@ def growth(links: Sequence[Any]) -> str:
             share = (math.log(value) - scale[0]) / (scale[1] - scale[0])
             return round(left + (WIDTH - 24) * math.log2(ranks / 2) / 2 + 12, 1), round(bottom - HEIGHT * share, 1)
 
-        def draw(left: float, bottom: float, some: Sequence[Any], net: str = net, place: Any = place) -> None:
+        def draw(
+            left: float, bottom: float, some: Sequence[Any], net: str = net, place: Any = place, scale: Point = scale
+        ) -> None:
             for ranks in (2, 4, 8):
-                picture.text(place(left, bottom, ranks, 1)[0], bottom + 16, f"{ranks}", "faint", size=12, anchor="middle")
-            picture.text(left + WIDTH, bottom + 16, "ranks", "faint", size=12, anchor="end")
+                name = f"{ranks} ranks" if ranks == 2 else f"{ranks}"
+                picture.text(place(left, bottom, ranks, 1)[0], bottom + 16, name, "faint", size=12, anchor="middle")
             if left == LEFT:
-                for value in (value for value in (20, 50, 100, 200, 500, 1000) if scale[0] < math.log(value) < scale[1]):
+                for value in (
+                    value for value in (20, 50, 100, 200, 500, 1000) if scale[0] < math.log(value) < scale[1]
+                ):
                     y = place(left, bottom, 2, value)[1]
                     picture.text(left - 6, y + 4, f"{value} ms", "faint", size=11, anchor="end")
             for link in some:
@@ -81,9 +85,10 @@ def growth(links: Sequence[Any]) -> str:
             )
 
         panels(picture, top, title, links, draw)
+    picture.text(16, 512, "latency:", "faint", size=12)
     for number, (latency, color) in enumerate(LATENCIES.items()):
-        picture.text(16 + 100 * number, 512, f"{latency:g} ms latency", color, size=12, style="bold")
-    picture.text(316, 512, "dashed: alone", "faint", size=12)
+        picture.text(76 + 66 * number, 512, f"{latency:g} ms", color, size=12, style="bold")
+    picture.text(284, 512, "dashed: no exchange", "faint", size=12)
     picture.text(16, 538, "The lines follow from the step without communication, the", size=12)
     picture.text(16, 556, "parameters and two all-reduces of two ranks. All share two cores.", size=12)
     return picture.svg()
@@ -101,9 +106,9 @@ def pays(links: Sequence[Any]) -> str:
 
         def draw(left: float, bottom: float, some: Sequence[Any], net: str = net) -> None:
             def place(number: int, value: float) -> Point:
-                return round(left + 12 + number * (WIDTH - 36) / 2, 1), round(bottom - HEIGHT * min(value, 2) / 2, 1)
+                return round(left + 12 + number * (WIDTH - 36) / 2, 1), round(bottom - HEIGHT * value / 2.5, 1)
 
-            for value in (0.5, 1, 1.5, 2):
+            for value in (0.5, 1, 1.5, 2, 2.5):
                 y = place(0, value)[1]
                 picture.line([(left, y), (left + WIDTH, y)], dashed=value != 1)
                 if left == LEFT:
