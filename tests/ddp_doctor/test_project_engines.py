@@ -20,6 +20,7 @@ class Data(MNISTDataModule):
         super().__init__(train_size=512, val_size=101, test_size=100)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.usefixtures("forked_python")
 def test_the_template_is_healthy() -> None:

@@ -70,6 +70,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for place in places for path in place.iterdir()}
 
 
+@pytest.mark.slow
 def test_one_rank_and_two_train_the_same_weights(program: Program, flags: tuple[object, ...]) -> None:
     # A larger learning rate makes more of a rounding error with each step.
     exact = ("--precision", "64-true", "--max-steps", 10, "--model.lr", 0.003, "--data.augment", "crop")
