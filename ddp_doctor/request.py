@@ -27,6 +27,9 @@ def check_request(request: argparse.Namespace) -> None:
     for name in (request.target, request.data or ""):
         if name and not (":" in name and all(name.rpartition(":")[::2])):
             raise InputError(f"{name} is not a target: write package.module:name or path/to/file.py:name{_meant(name)}")
+        file = name.rpartition(":")[0]
+        if file.endswith(".py") and not Path(file).is_file():
+            raise InputError(f"There is no file {file}.")
     if request.data and not request.target:
         raise InputError("--data belongs to a LightningModule.")
     if request.args and not request.target:
