@@ -16,6 +16,7 @@ import torch
 from lit_mnist.checkpoint import earlier
 from lit_mnist.checkpoint.atomic_io import atomic_file
 from lit_mnist.checkpoint.file_hash import DamagedError, hashed_file, verify_hash
+from lit_mnist.checkpoint.path import require_checkpoint
 from lit_mnist.checkpoint.placeholders import UnsafeError
 from lit_mnist.checkpoint.safety import check_archive, check_size
 from lit_mnist.checkpoint.serialization import plain_values, serialize
@@ -140,13 +141,8 @@ def find_checkpoint(place: Path, preference: tuple[str, ...]) -> Path:
     Raises:
         InputError: There is no checkpoint.
     """
-    try:
-        if not place.is_dir():
-            if not place.exists():
-                raise InputError(f"There is no run folder or checkpoint at {place}.")
-            return place
-    except OSError as error:
-        raise InputError(f"The checkpoint {place} cannot be read: {error.strerror}.") from error
+    if not require_checkpoint(place).is_dir():
+        return place
     for folder in (place / "checkpoints", place):
         for name in preference:
             if (folder / name).is_file():

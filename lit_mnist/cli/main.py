@@ -68,6 +68,7 @@ class Command(NamedTuple):
 def _run(line: CommandLine) -> int:
     request = parse(line.words, line.engine)
     check_engine(line.engine, request.command, request.settings, request.options_of_lightning)
+    request.check()
     from lit_mnist.cli.run import run
 
     run(request, line.engine, line.typed)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lit_mnist.checkpoint.path import require_checkpoint
 from lit_mnist.cli.class_names import ALLOWED, parse_text
 from lit_mnist.cli.config_file import find_config, read_config_file
 from lit_mnist.cli.flags import CKPT_PATH, COMMAND_FLAGS, EVALUATING
@@ -90,6 +91,19 @@ class Request:
     def section(self, name: str) -> dict[str, Any]:
         """Returns the given settings of a section."""
         return {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith(f"{name}.")}
+
+    def check(self) -> None:
+        """Checks what needs neither data nor torch, whose import takes seconds; the run checks everything.
+
+        Raises:
+            InputError: A value is out of range, or the named checkpoint does not exist.
+        """
+        # A restarted run resumes from its own folder, even if what it was started from is gone.
+        named = self.checkpoint or (self.resume if self.run_dir is None and self.resume != "auto" else None)
+        if named is not None:
+            require_checkpoint(Path(named))
+        elif self.trains and self.resume is None and not self.classes:
+            self.experiment()
 
     def experiment(self, base: Mapping[str, Any] | None = None) -> Experiment:
         """Returns the experiment.
