@@ -56,6 +56,7 @@ def test_the_package_is_the_command() -> None:
         (("fit", "--save-every", "0"), 2, "save_every"),
         (("test", "--ckpt", "missing"), 2, "no run folder or checkpoint at missing"),
         (("--resume", "missing"), 2, "no run folder or checkpoint at missing"),
+        (("--resume", "x" * 300), 2, "File name too long"),
         (("--help",), 0, "commands:"),
         (("fit", "--help"), 0, "--trainer.help"),
         (("compare", "--help"), 0, "--engines"),

@@ -176,8 +176,8 @@ def _earlier_config(command: str, pairs: list[tuple[str, list[str]]]) -> list[tu
         folders = [Path(values[0]) for name, values in pairs if name in {"--run-dir", "--run.dir"} and values]
     for folder in folders:
         for place in (folder, folder.parent, folder.parent.parent):
-            if (path := place / "config.yaml").is_file():
-                # The project's own runs resume from their checkpoint alone.
-                with suppress(InputError):
+            # The project's own runs resume from their checkpoint alone. A path may be too long.
+            with suppress(InputError, OSError):
+                if (path := place / "config.yaml").is_file():
                     return [(path, read_config_file(path))]
     return []

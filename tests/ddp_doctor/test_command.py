@@ -45,6 +45,16 @@ REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--", "torchrun", "--nproc-per-node", "2", "nosuch.py"),
         "There is no file nosuch.py.",
     ),
+    "no number of ranks": (
+        ("--", "torchrun", "--nproc-per-node", "abc", "x.py"),
+        "a number of ranks from 1, but is abc",
+    ),
+    "no ranks": (("--", "torchrun", "--nproc_per_node=0", "x.py"), "a number of ranks from 1, but is 0"),
+    "a launcher without a script": (("--", "torchrun", "--nproc-per-node", "2"), "torchrun needs a script"),
+    "a launcher alone": (("--", "torchrun"), "torchrun needs a script"),
+    "a folder as a script": (("--", "torchrun", "--nproc-per-node", "2", "."), "is a folder, not a script"),
+    "a name that is too long": ((f"{'x' * 300}.py:main",), "There is no file xxx"),
+    "a report with a name that is too long": (("a:b", "--json", "x" * 300), "File name too long"),
     "a number of no check": (("a:b", "--only", "LD999"), "the checks are LD001 to LD036"),
     "one file twice": (("a:b", "--json", "r", "--html", "r"), "same file"),
     "no codes": (("a:b", "--only", ","), "needs a code"),
@@ -80,6 +90,15 @@ def test_a_script_that_reads_its_options_while_it_is_imported_is_rejected(progra
     done = program("doctor", f"{script}:main")
     assert done.code == 2, done.out + done.err
     assert f"ddp-doctor -- torchrun --nproc-per-node 2 {script}" in done.err
+
+
+@pytest.mark.usefixtures("forked_python")
+def test_a_script_that_cannot_be_compiled_is_rejected_at_once(program: Program) -> None:
+    (program.folder / "mine.py").write_text("import torch\n\ndef main(:\n")
+    done = program("doctor", "--", "torchrun", "--nproc-per-node", "2", "mine.py")
+    assert done.code == 2, done.out + done.err
+    assert done.err == "error: mine.py, line 3: invalid syntax. The script cannot be compiled.\n"
+    assert "stage" not in done.out
 
 
 def test_every_check_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
