@@ -14,11 +14,12 @@ from ddp_doctor.findings import Finding, cannot_tell, fault, listed, unclear
 CODE = "LD036"
 TITLE = "Ranks have different weights"
 CAUSE = """\
-The ranks train different weights, although they average their gradients: one rank alone restores its optimizer, or
-loads other weights. Or a network that is not trained, such as a teacher, a target or an average, differs between the
-ranks: DDP makes the weights of the wrapped module equal, and of no other one. Or the program changes the weights by
-itself every few steps, with the random numbers or the statistics of each rank. The same check reports every difference
-between the ranks, and between them and one process, that no other check explains.
+The ranks train different weights, although they average their gradients: one rank alone restores its optimizer, loads
+other weights, or changes its learning rate because of its own loss. Or a network that is not trained, such as a
+teacher, a target or an average, differs between the ranks: DDP makes the weights of the wrapped module equal, and of no
+other one. Or the program changes the weights by itself every few steps, with the random numbers or the statistics of
+each rank. The same check reports every difference between the ranks, and between them and one process, that no other
+check explains.
 """
 WRONG = """\
 torch.manual_seed(seed + rank)
@@ -50,6 +51,7 @@ def check(evidence: Evidence) -> list[Finding]:
         message = (
             f"After optimizer step {later.step}, the ranks have different weights. All steps before agree: what the "
             "program does every few steps only, or from some step on, differs between the ranks."
+            f"{_rates(evidence, later.step)}"
         )
         return [fault(message, later.step, later.tensor, later.measured, later.place)]
     if evidence.explained:
@@ -68,6 +70,17 @@ def check(evidence: Evidence) -> list[Finding]:
         )
         return [unclear(message, reference.step, reference.tensor, reference.measured, loss_place(evidence))]
     return []
+
+
+def _rates(evidence: Evidence, step: int) -> str:
+    """Returns the learning rates of a step of the longer run, if they differ between the ranks."""
+    many = evidence.worked("many steps")
+    events = [rank.of_kind("step")[step : step + 1] for rank in many.ranks] if many else []
+    rates = [event["lr"] for [event] in filter(None, events)]
+    if all(rate == rates[0] for rate in rates):
+        return ""
+    shown = ", ".join(f"rank {rank} {rate[0]:.4g}" for rank, rate in enumerate(rates))
+    return f" The learning rates of this step differ: {shown}. Decide about them from a reduced value, on all ranks."
 
 
 def _cause(evidence: Evidence, found: Divergence) -> str:

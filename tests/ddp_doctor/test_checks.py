@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddp_doctor.checks import describe, load_checks
+from ddp_doctor.checks import describe, load_checks, unexplained_difference
 from ddp_doctor.evidence import conditions
 from ddp_doctor.evidence.communication import averaged_weights, hook_effects
 from ddp_doctor.evidence.comparisons import compare_evaluation
@@ -627,3 +627,15 @@ def test_a_program_that_needs_a_launcher_is_known(message: str, needed: bool) ->
     assert not Run(SPEC, Path(), [failing(0, "ValueError", message)]).ended_early
     assert Run(SPEC, Path(), [RankRecord(0, code=0)]).ended_early
     assert not Run(SPEC, Path(), [RankRecord(0, code=1)]).ended_early
+
+
+@pytest.mark.parametrize(("rates", "said"), [((0.02, 0.01), "rank 0 0.02, rank 1 0.01"), ((0.02, 0.02), "")])
+def test_a_learning_rate_that_differs_late_is_named(rates: tuple[float, float], said: str) -> None:
+    steps = [
+        [*(event("step", step=step, lr=[0.02] if step < 24 else [rate]) for step in range(30)), event("end")]
+        for rate in rates
+    ]
+    told = unexplained_difference._rates(evidence(**{"many steps": records(*steps)}), 24)
+    assert said in told
+    assert bool(told) == bool(said)
+    assert unexplained_difference._rates(evidence(), 24) == ""
