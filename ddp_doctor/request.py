@@ -15,7 +15,8 @@ from ddp_doctor.errors import InputError
 
 # What starts scripts: a first word that belongs to a command.
 PROGRAMS = ("python", "python3", "torchrun", "accelerate", "fabric", "deepspeed", "srun", "mpirun", "bash", "sh")
-_RANKS_BY_NAME = {"auto", "cpu", "gpu", "xpu"}
+# What torchrun accepts for a number of ranks, with the names of devices that packages add to torch.
+_DEVICES = {"auto", "cpu", "gpu", "hpu", "mlu", "musa", "npu", "privateuseone", "xpu"}
 _LEAST = {"devices": 2, "steps": 2}
 _LAUNCHED = ({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}, {"SLURM_STEP_ID", "SLURM_PROCID"})
 
@@ -98,12 +99,14 @@ def _check_script(command: Sequence[str]) -> None:
 def _check_ranks(command: Sequence[str]) -> None:
     """Rejects a number of ranks that torchrun does not accept, or that starts none."""
     last = 0
-    for number, word in enumerate(command):
+    # What follows the script is the script's own.
+    end = next((number for number, word in enumerate(command) if word.endswith(".py")), len(command))
+    for number, word in enumerate(command[:end]):
         flag, equals, value = word.partition("=")
         if flag.replace("_", "-") == "--nproc-per-node":
             last = number if equals else number + 1
             value = value or next(iter(command[number + 1 :]), "")
-            if not (value in _RANKS_BY_NAME or (value.isdecimal() and int(value) > 0)):
+            if value not in _DEVICES and not (value.isdecimal() and int(value) > 0):
                 raise InputError(f"{flag} must be a number of ranks from 1, but is {value or 'missing'}.")
     if last == len(command) - 1:
         raise InputError("torchrun needs a script: ddp-doctor -- torchrun --nproc-per-node 2 train.py")

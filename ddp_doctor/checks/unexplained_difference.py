@@ -75,11 +75,13 @@ def check(evidence: Evidence) -> list[Finding]:
 def _rates(evidence: Evidence, step: int) -> str:
     """Returns the learning rates of a step of the longer run, if they differ between the ranks."""
     many = evidence.worked("many steps")
-    events = [rank.of_kind("step")[step : step + 1] for rank in many.ranks] if many else []
-    rates = [event["lr"] for [event] in filter(None, events)]
-    if all(rate == rates[0] for rate in rates):
+    events = {rank.rank: rank.of_kind("step")[step : step + 1] for rank in many.ranks} if many else {}
+    rates = {rank: event["lr"] for rank, found in events.items() for event in found}
+    # The first parameter group of an optimizer whose learning rates differ.
+    group = next((group for group in zip(*rates.values(), strict=False) if len(set(group)) > 1), None)
+    if group is None:
         return ""
-    shown = ", ".join(f"rank {rank} {rate[0]:.4g}" for rank, rate in enumerate(rates))
+    shown = ", ".join(f"rank {rank} {rate:.4g}" for rank, rate in zip(rates, group, strict=True))
     return f" The learning rates of this step differ: {shown}. Decide about them from a reduced value, on all ranks."
 
 

@@ -632,7 +632,7 @@ def test_a_program_that_needs_a_launcher_is_known(message: str, needed: bool) ->
 @pytest.mark.parametrize(("rates", "said"), [((0.02, 0.01), "rank 0 0.02, rank 1 0.01"), ((0.02, 0.02), "")])
 def test_a_learning_rate_that_differs_late_is_named(rates: tuple[float, float], said: str) -> None:
     steps = [
-        [*(event("step", step=step, lr=[0.02] if step < 24 else [rate]) for step in range(30)), event("end")]
+        [*(event("step", step=step, lr=[0.1, 0.02] if step < 24 else [0.1, rate]) for step in range(30)), event("end")]
         for rate in rates
     ]
     told = unexplained_difference._rates(evidence(**{"many steps": records(*steps)}), 24)

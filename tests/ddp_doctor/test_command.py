@@ -17,6 +17,7 @@ from example_report import example
 from ddp_doctor.checks import describe, load_checks
 from ddp_doctor.command import main, parse, program
 from ddp_doctor.output.terminal import report_text
+from ddp_doctor.request import check_request
 
 PROJECT = Path(__file__).parent / "projects" / "faulty" / "ld010_head_replaced.py"
 REJECTED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -90,6 +91,14 @@ def test_a_script_that_reads_its_options_while_it_is_imported_is_rejected(progra
     done = program("doctor", f"{script}:main")
     assert done.code == 2, done.out + done.err
     assert f"ddp-doctor -- torchrun --nproc-per-node 2 {script}" in done.err
+
+
+@pytest.mark.parametrize("words", [["auto", "mine.py"], ["npu", "mine.py"], ["2", "mine.py", "--nproc-per-node", "0"]])
+def test_a_right_number_of_ranks_is_accepted(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Including an option of the script that has the same name."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("print()\n")
+    check_request(parse(["--", "torchrun", "--nproc-per-node", *words]))
 
 
 @pytest.mark.usefixtures("forked_python")
