@@ -16,11 +16,9 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -29,10 +27,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.programs import launch_ranks
 from lit_mnist.data.dataset import load_dataset
 from lit_mnist.data.loader import TrainBatches
 from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS
-from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.precision import autocast, resolve_precision
 from lit_mnist.distributed.rank import Rank, keep_memory, threads_per_rank
 from lit_mnist.distributed.terminal import print_error
@@ -196,9 +194,7 @@ def main(argv: list[str] | None = None) -> int:
         experiment = options.experiment()
         splits = split_dataset(experiment, load_dataset())
         plan_for(experiment, splits, options.ranks)
-        work = partial(train_in_step, options, splits)
-        with tempfile.TemporaryDirectory() as logs:
-            launch(work, world_size=options.ranks, max_restarts=0, logs=Path(logs))
+        launch_ranks(partial(train_in_step, options, splits), options.ranks)
     except LitMnistError as error:
         print_error(f"error: {error}")
         return error.exit_code

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_mnist.distributed.rank import Rank
 from lit_mnist.errors import InputError
 
 _TIMEOUT_S = 1800
@@ -80,3 +82,16 @@ def train(folder: Path, *flags: object, engine: str = "lightning", gpus: bool = 
 def result_of(folder: Path) -> dict[str, Any]:
     """Returns the content of the `result.json` of the run in a folder."""
     return dict(json.loads((folder / "run" / "result.json").read_text()))
+
+
+def launch_ranks(work: Callable[[Rank], None], ranks: int) -> None:
+    """Runs the work of each rank on this machine, without restarts, and keeps no logs.
+
+    Raises:
+        LitMnistError: A rank failed.
+    """
+    # Here, since most measurements start other programs and need no torch.
+    from lit_mnist.distributed.launcher import launch
+
+    with tempfile.TemporaryDirectory() as logs:
+        launch(work, world_size=ranks, max_restarts=0, logs=Path(logs))

@@ -16,13 +16,11 @@ import json
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -33,8 +31,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.network import INTERFACE, Link, Network, address, enter, network
+from benchmarks.programs import launch_ranks
 from lit_mnist.distributed.ddp_arguments import DDP_OPTIONS
-from lit_mnist.distributed.launcher import launch
 from lit_mnist.distributed.rank import Rank, keep_memory
 from lit_mnist.distributed.terminal import print_error
 from lit_mnist.errors import LitMnistError
@@ -167,8 +165,8 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     try:
         link = Link(options.gbit, options.latency)
-        with network(options.ranks, link) as made, tempfile.TemporaryDirectory() as logs:
-            launch(partial(measure, made), world_size=options.ranks, max_restarts=0, logs=Path(logs))
+        with network(options.ranks, link) as made:
+            launch_ranks(partial(measure, made), options.ranks)
     except LitMnistError as error:
         print_error(f"error: {error}")
         return error.exit_code
