@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -45,11 +46,20 @@ COLLECTED = pytest.StashKey[dict[str, bool]]()
 # This process must not start OpenMP threads, since the tests fork it.
 torch.set_num_threads(1)
 
+# The garbage collector would visit the objects of all imports again and again.
+gc.disable()
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Notes the tests before `-m` and `-k` deselect some."""
     config.stash[COLLECTED] = {item.nodeid: item.get_closest_marker("slow") is None for item in items}
+
+
+def pytest_collection_finish() -> None:
+    """Excludes what was imported from garbage collection, here and in each fork."""
+    gc.freeze()
+    gc.enable()
 
 
 class Program:

@@ -12,7 +12,7 @@ from chromium import THEMES, WIDTHS, Chromium, chromium
 from comparison_page import absent, close, different, make_comparison, make_engine
 from comparison_page import write as write_compared
 from conftest import ROOT, Program
-from docs_site import build_site
+from docs_site import shared_site
 from example_report import example, hostile
 from run_report import make_mistakes, make_result
 from run_report import write as write_run
@@ -134,10 +134,7 @@ def test_the_benchmark(browser: Chromium, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    done = build_site(folder)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return shared_site(tmp_path_factory)
 
 
 def pages_of(site: Path) -> list[Path]:
