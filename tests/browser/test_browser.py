@@ -145,15 +145,18 @@ def pages_of(site: Path) -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["index", "tutorial/05-evaluation", "promises", "api/lit_mnist"])
 def test_a_page_of_the_documentation(browser: Chromium, site: Path, name: str) -> None:
-    assert_fine(check(browser, site / f"{name}.html", f"docs {Path(name).stem}"))
+    assert_fine(check(browser, site / f"{name}.html", f"docs {name.replace('/', ' ')}"))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_documentation(browser: Chromium, site: Path, theme: str) -> None:
     pages = pages_of(site)
     assert len(pages) > 30
-    assert_fine([text for page in pages for text in check(browser, page, f"docs {page.stem}", (theme,))])
+    names = [" ".join(page.relative_to(site).with_suffix("").parts) for page in pages]
+    found = [check(browser, page, f"docs {name}", (theme,)) for page, name in zip(pages, names, strict=True)]
+    assert_fine([problem for problems in found for problem in problems])
 
 
 @pytest.mark.slow
