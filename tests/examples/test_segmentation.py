@@ -18,8 +18,6 @@ from segmentation.scores import KEPT
 from segmentation.voc import IMAGES, MASKS
 from voc_folder import write_voc
 
-from lit_mnist.checkpoint.digest import weights_sha256
-
 pytestmark = pytest.mark.timeout(280)
 SIDE = 32
 TINY = f"""
@@ -58,11 +56,6 @@ def trained(shared_program: Program, folder: Path, tmp_path_factory: pytest.Temp
     path.write_text(TINY)
     words = ("--config", path, "--import", "segmentation", "--data.root", folder, "--data.batch_size", 4)
     return shared_program.train(*words, "--epochs", 2, "--model.lr", 0.05, "--devices", 1)
-
-
-def bare_sha256(folder: Path) -> str:
-    """Returns the digest of the network without the module around it."""
-    return weights_sha256({name.removeprefix("net."): tensor for name, tensor in weights_of(folder).items()})
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -115,15 +108,17 @@ def test_a_killed_run_with_loader_workers_resumes_bit_identical(program: Program
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_shapes_train_the_known_weights(program: Program) -> None:
-    """The digest is of an earlier release, in which the project itself trained this network."""
+def test_the_shapes_train_to_the_known_loss(program: Program) -> None:
+    """An earlier release trains to it. Its weights differ between processors, whose kernels round differently."""
     folder = program.train(
         *("--config", ROOT / "examples/segmentation/shapes.yaml", "--import", "segmentation", "--devices", 2),
         *("--max-steps", 20, "--data.train_size", 400, "--data.val_size", 40, "--data.test_size", 20),
         *("--model.lr", 0.1 * 20 / 240, "--precision", "32-true"),
         timeout=500,
     )
-    assert bare_sha256(folder).startswith("c941da73e4f66a22")
+    result = result_of(folder)
+    assert result["train"]["loss"] == pytest.approx(1.9728, rel=1e-3)
+    assert result["test"]["test_loss"] == pytest.approx(1.1574, rel=1e-3)
 
 
 @pytest.mark.slow
