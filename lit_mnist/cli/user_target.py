@@ -77,9 +77,18 @@ class UserTarget(Target):
             "trainer": trainer,
             "run": {name: value for name, value in of_run.items() if name not in {"dir", "resume", "inject"}},
         }
+        self._note_seeds()
         if self.saved and self.request.trains:
             self.saved.check_same(self._config)
             report_resume(self.saved)
+
+    def _note_seeds(self) -> None:
+        """Names the classes with an argument `seed` that another given seed of the run does not change."""
+        given = self.request.settings.get(SEED)
+        for name in self.request.classes if self.request.trains and given is not None else ():
+            seed = self._config[name].get("init_args", {}).get("seed")
+            if isinstance(seed, int) and seed != given:
+                print_once(f"note: {name}.seed stays {seed}: --{name}.seed {given} changes it")
 
     def describe(self) -> str:
         """Returns the classes, and the precision."""

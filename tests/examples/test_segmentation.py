@@ -121,6 +121,20 @@ def test_the_shapes_train_to_the_known_loss(program: Program) -> None:
     assert result["test"]["test_loss"] == pytest.approx(1.1574, rel=1e-3)
 
 
+def test_a_seed_of_the_run_that_the_classes_do_not_use_is_noted(program: Program, flags: tuple[object, ...]) -> None:
+    def notes_of(*words: object) -> list[str]:
+        program.runs += 1
+        run = ("--max-steps", 1, "--devices", 1, "--run-dir", program.folder / f"run-{program.runs}")
+        done = program("fit", *flags, *words, *run)
+        assert done.code == 0, done.out + done.err
+        return [line for line in (done.out + done.err).splitlines() if ".seed stays" in line]
+
+    noted = [f"note: {name}.seed stays 42: --{name}.seed 7 changes it" for name in ("model", "data")]
+    assert notes_of("--seed", 7) == noted
+    assert notes_of("--seed", 7, "--model.seed", 7, "--data.seed", 7) == []
+    assert notes_of("--model.seed", 7, "--data.seed", 7) == []
+
+
 @pytest.mark.slow
 def test_predicted_masks_are_the_same_on_1_2_and_3_ranks(trained: Path, program: Program, folder: Path) -> None:
     found: list[dict[str, bytes]] = []
