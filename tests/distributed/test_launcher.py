@@ -24,7 +24,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from conftest import Program, result_of
+from conftest import CHILD_ENV, Program, result_of
 from faults.hostile import Reduced
 from processes import (
     LOOPBACK,
@@ -73,6 +73,18 @@ def test_forked_ranks_do_not_hang_with_any_openmp_setting(tmp_path: Path) -> Non
 
 
 AS_RANK_0 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+
+def test_the_ranks_share_the_import_of_torch_s_compiler(tmp_path: Path) -> None:
+    # Each rank would otherwise import it when it makes its optimizer.
+    code = """
+import sys
+from lit_mnist.cli import launch, main
+launch.launch = lambda *_, **__: sys.exit("torch._dynamo" not in sys.modules)
+main.main(["fit", "--devices", "2", "--max-steps", "1"], engine="raw_ddp")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=CHILD_ENV, timeout=100, check=False)
+    assert done.returncode == 0
 
 
 def test_ranks_do_not_collect_the_objects_that_they_share_with_their_launcher(tmp_path: Path) -> None:
