@@ -18,10 +18,10 @@ from lit_mnist.plugins.batch_norm import PortableSyncBatchNorm
 from lit_mnist.plugins.checkpoint_io import VerifiedCheckpointIO
 from lit_mnist.plugins.evaluation.loaders import accept_loaders
 from lit_mnist.plugins.evaluation.logged import ExactEvaluation
-from lit_mnist.plugins.hooks.lightning_internals import call_used_hooks_only
 from lit_mnist.plugins.lightning_internals import inspect_signature_once
 from lit_mnist.plugins.lightning_messages import OF_LIT_TRAINER, hide_messages
 from lit_mnist.plugins.precision import precision_plugin
+from lit_mnist.plugins.step.lightning_internals import call_used_hooks_only, keep_logged_values_in_place
 from lit_mnist.plugins.strategy import NoProfiler, ddp_strategy
 from lit_mnist.run import trainer_settings as settings
 
@@ -115,6 +115,7 @@ class LitTrainer(Trainer):
         )
         inspect_signature_once(self)
         call_used_hooks_only(self)
+        keep_logged_values_in_place(self)
         accept_loaders(self)
         self._exact_evaluation = None
         if self.world_size > 1 and exact_evaluation:

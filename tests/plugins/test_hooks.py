@@ -13,7 +13,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.profilers import SimpleProfiler
 
 from lit_mnist import LitTrainer
-from lit_mnist.plugins.hooks.lightning_internals import EMPTY_HOOKS
+from lit_mnist.plugins.step.lightning_internals import EMPTY_HOOKS
 
 Calls = list[tuple[str, str, str | None]]
 HOOKS = [name for name, _ in inspect.getmembers(Callback, inspect.isfunction) if name.startswith("on_")]

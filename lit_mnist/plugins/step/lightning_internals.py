@@ -1,6 +1,7 @@
-"""The functions of Lightning that call hooks, which are private.
+"""The private parts of Lightning that call hooks and keep logged values.
 
-A change of theirs is detected by the tests of `tests/plugins/test_hooks.py`.
+A change of the hooks is detected by the tests of `tests/plugins/test_hooks.py`, and one of the logged values by those
+of `tests/plugins/test_logged_values.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+from torchmetrics import Metric
 
 # A module's hooks of a batch that do nothing unless it has its own.
 EMPTY_HOOKS = frozenset(
@@ -43,7 +47,7 @@ def call_used_hooks_only(trainer: Any) -> None:
 
 
 def _is_quick(trainer: Any) -> bool:
-    return _USED_ONLY in vars(trainer) and type(trainer.profiler).__name__ == "NoProfiler"
+    return _USED_ONLY in trainer.__dict__ and trainer.profiler.__class__.__name__ == "NoProfiler"
 
 
 def _call_callbacks(
@@ -57,19 +61,19 @@ def _call_callbacks(
     if monitoring_callbacks is not None or not _is_quick(trainer):
         return original(trainer, hook_name, *args, monitoring_callbacks=monitoring_callbacks, **kwargs)
     empty = getattr(Callback, hook_name)
+    module = own = before = None
     # A callback may add a hook to itself, or to the list of callbacks, while it runs.
     for callback in trainer.callbacks:
-        if getattr(type(callback), hook_name) is not empty or hook_name in vars(callback):
-            break
-    else:
-        return None
-    module = trainer.lightning_module
-    own: dict[str, Any] = vars(module) if module else {_NAME: None}
-    before, own[_NAME] = own[_NAME], hook_name
-    for callback in trainer.callbacks:
+        if getattr(callback.__class__, hook_name) is empty and hook_name not in callback.__dict__:
+            continue
+        if own is None:
+            module = trainer.lightning_module
+            own = {_NAME: None} if module is None else module.__dict__
+            before, own[_NAME] = own[_NAME], hook_name
         if callable(hook := getattr(callback, hook_name)):
-            hook(trainer, trainer.lightning_module, *args, **kwargs)
-    own[_NAME] = before
+            hook(trainer, module, *args, **kwargs)
+    if own is not None:
+        own[_NAME] = before
     return None
 
 
@@ -81,11 +85,15 @@ def _call_module(
     pl_module: Any = None,
     **kwargs: Any,
 ) -> Any:
-    module = pl_module or trainer.lightning_module
+    module = trainer.lightning_module if pl_module is None else pl_module
     if module is None or not _is_quick(trainer):
         return original(trainer, hook_name, *args, pl_module=pl_module, **kwargs)
-    own = vars(module)
-    if hook_name in EMPTY_HOOKS and hook_name not in own and _is_lightnings(type(module), hook_name):
+    own, kind = module.__dict__, module.__class__
+    if (
+        hook_name in EMPTY_HOOKS
+        and hook_name not in own
+        and getattr(kind, hook_name) is getattr(LightningModule, hook_name)
+    ):
         return None
     hook = getattr(module, hook_name)
     if not callable(hook):
@@ -99,12 +107,45 @@ def _call_module(
 def _call_strategy(original: Callable[..., Any], trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
     if not _is_quick(trainer):
         return original(trainer, hook_name, *args, **kwargs)
-    own, hook = vars(trainer.lightning_module), getattr(trainer.strategy, hook_name)
+    strategy = trainer.strategy
+    own, hook = strategy.lightning_module.__dict__, getattr(strategy, hook_name)
     before, own[_NAME] = own[_NAME], hook_name
     output = hook(*args, **kwargs) if callable(hook) else None
     own[_NAME] = before
     return output
 
 
-def _is_lightnings(kind: type, hook_name: str) -> bool:
-    return getattr(kind, hook_name) is getattr(LightningModule, hook_name)
+def keep_logged_values_in_place(trainer: Any) -> None:
+    """Makes `self.log` leave a value where it is if it is on the right device already.
+
+    In each call, Lightning moves the value of the steps before to the device of the new one, for which it copies all
+    its metadata. That takes four fifths of the call.
+    """
+    epoch_loop = trainer.fit_loop.epoch_loop
+    for loop in (epoch_loop, epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
+        loop._results = _Results(training=loop is epoch_loop)
+
+
+class _Results(_ResultCollection):
+    def __setitem__(self, key: str, value: _ResultMetric) -> None:
+        value.__class__ = _Result
+        super().__setitem__(key, value)
+
+
+class _Result(_ResultMetric):
+    def to(self, *args: Any, **kwargs: Any) -> _ResultMetric:  # type: ignore[override]
+        values = list(self.__dict__.values())
+        if len(args) != 1 or kwargs or not all(_is_on(args[0], each) for each in values):
+            return super().to(*args, **kwargs)
+        for each in values:
+            if isinstance(each, Metric):
+                each.to(args[0])
+        return self
+
+
+def _is_on(device: torch.device, value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.device == device
+    if isinstance(value, dict | list):
+        return all(_is_on(device, each) for each in (value.values() if isinstance(value, dict) else value))
+    return True

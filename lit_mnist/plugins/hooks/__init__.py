@@ -1,1 +1,0 @@
-"""Which hooks a Trainer calls."""

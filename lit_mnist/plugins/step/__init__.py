@@ -1,0 +1,1 @@
+"""What a Trainer does in each step beside the module's own work."""
