@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ from lit_mnist.cli.experiment_checks import (
 from lit_mnist.cli.resume import find_saved, report_resume, resumes_in_place
 from lit_mnist.cli.target import Target
 from lit_mnist.cli.validate import check_launch, choose_ranks
-from lit_mnist.data.dataset import load_dataset
+from lit_mnist.data.dataset import Dataset, load_dataset
 from lit_mnist.distributed.devices import Devices
 from lit_mnist.distributed.precision import explain_precision, resolve_precision
 from lit_mnist.distributed.rank import launched_from_outside, print_once
+from lit_mnist.distributed.torch_internals import import_compiler
 from lit_mnist.engines.capabilities import CAPABILITIES, load_engine
 from lit_mnist.engines.device_checks import check_devices, uses_cuda_graph
 from lit_mnist.errors import InputError
@@ -46,8 +48,6 @@ class ExperimentTarget(Target):
 
     def validate(self) -> None:
         """Checks the settings, the checkpoint, the engine and the devices."""
-        # The ranks are forked from this process and inherit the import.
-        load_engine(self.engine)
         request = self.request
         self.saved = find_saved(request, partial(SavedExperiment.read, hashed=request.trains))
         self._experiment = experiment = self._make_experiment()
@@ -69,7 +69,15 @@ class ExperimentTarget(Target):
     def load(self) -> None:
         """Loads the data and the initial weights, and checks a network of the user."""
         model = self._experiment.model
-        self._load_samples()
+        with ThreadPoolExecutor(1) as pool:
+            # MNIST's files are decoded beside the imports. Only functions of this project leave the main thread.
+            reads_files = self._experiment.data.name == "mnist" and not self.request.images
+            loading = pool.submit(load_dataset, self._experiment.data) if reads_files else None
+            # The ranks are forked from this process and inherit the imports.
+            load_engine(self.engine)
+            if self.request.trains and self.run.launcher != "spawn":
+                import_compiler()
+        self._load_samples(loading.result() if loading else None)
         if model.net in NETWORKS:
             build_net(model, num_classes=self._dataset.num_classes, seed=self._experiment.seed_everything)
         self._weights = None
@@ -173,13 +181,17 @@ class ExperimentTarget(Target):
             self._stated, self._make_options = parser.plain_options(), parser.make_options
             check_objects(parser.make_options, self.request.options, self._experiment.data)
 
-    def _load_samples(self) -> None:
-        """Loads the data set, its splits, and the user's images, which replace the test split."""
+    def _load_samples(self, dataset: Dataset | None) -> None:
+        """Loads the data set, its splits, and the user's images, which replace the test split.
+
+        Args:
+            dataset: The data set, if it has been loaded.
+        """
         request, experiment, saved = self.request, self._experiment, self.saved
         fetch = saved is None or saved.may_fetch(request.settings, experiment.data, trains=request.trains)
         self._files: tuple[Path, ...] = ()
         if not request.images:
-            self._dataset = load_dataset(experiment.data, fetch=fetch)
+            self._dataset = dataset or load_dataset(experiment.data, fetch=fetch)
             self._splits = split_dataset(experiment, self._dataset, request.command)
             return
         if experiment.trainer.limit_of("predict") is not None:

@@ -18,7 +18,6 @@ from lit_mnist.distributed.rank_status import RANK_STATUS
 from lit_mnist.distributed.rendezvous import choose_interface, use_loopback
 from lit_mnist.distributed.signals import STOP
 from lit_mnist.distributed.terminal import print_failure
-from lit_mnist.distributed.torch_internals import import_compiler
 from lit_mnist.errors import InputError, LitMnistError, RankLostError, StoppedError
 from lit_mnist.run.folder import RunFolder
 from lit_mnist.run.settings import RunSettings
@@ -67,8 +66,6 @@ def run_ranks(ranks: Ranks, folder: RunFolder | None) -> None:
 def _run_ranks(ranks: Ranks, folder: RunFolder | None) -> None:
     """Runs one rank in this process if it is the only one or an outside launcher started it; else launches them."""
     run, logs = ranks.run, ranks.path / "logs"
-    if ranks.world_size > 1 and run.launcher != "spawn" and not launched_from_outside():
-        import_compiler()
     frozen = finish_imports()
     if launched_from_outside():
         rank = Rank.from_environment()
