@@ -9,6 +9,7 @@ from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, LayerSyn
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import RunningStage
 
 from lit_mnist.distributed.devices import choose_devices
 from lit_mnist.distributed.precision import resolve_precision
@@ -21,7 +22,7 @@ from lit_mnist.plugins.evaluation.logged import ExactEvaluation
 from lit_mnist.plugins.lightning_internals import inspect_signature_once
 from lit_mnist.plugins.lightning_messages import OF_LIT_TRAINER, hide_messages
 from lit_mnist.plugins.precision import precision_plugin
-from lit_mnist.plugins.step.lightning_internals import call_used_hooks_only, keep_logged_values_in_place
+from lit_mnist.plugins.step.lightning_internals import quicken
 from lit_mnist.plugins.strategy import NoProfiler, ddp_strategy
 from lit_mnist.run import trainer_settings as settings
 
@@ -114,8 +115,7 @@ class LitTrainer(Trainer):
             **kwargs,
         )
         inspect_signature_once(self)
-        call_used_hooks_only(self)
-        keep_logged_values_in_place(self)
+        quicken(self)
         accept_loaders(self)
         self._exact_evaluation = None
         if self.world_size > 1 and exact_evaluation:
@@ -129,3 +129,13 @@ class LitTrainer(Trainer):
         if self._exact_evaluation is not None:
             return self._exact_evaluation.reasons
         return ["exact_evaluation is False"] if self.world_size > 1 else []
+
+    @property
+    def training(self) -> bool:
+        """Whether the Trainer trains, and does not validate, test or predict."""
+        # Lightning compares two texts in lower case for it, fifteen times per step.
+        return self.state.stage is RunningStage.TRAINING
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        Trainer.training.fset(self, value)  # type: ignore[attr-defined]

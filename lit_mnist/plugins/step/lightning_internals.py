@@ -1,7 +1,7 @@
-"""The private parts of Lightning that call hooks and keep logged values.
+"""The private parts of Lightning that call hooks, keep logged values, and decide what a step does.
 
-A change of the hooks is detected by the tests of `tests/plugins/test_hooks.py`, and one of the logged values by those
-of `tests/plugins/test_logged_values.py`.
+A change of the hooks is detected by the tests of `tests/plugins/test_hooks.py`, one of the logged values by those of
+`tests/plugins/test_logged_values.py`, and one of the others by those of `tests/plugins/test_step.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ EMPTY_HOOKS = frozenset(
 _NAME = "_current_fx_name"
 # The attribute of a Trainer whose unused hooks are skipped.
 _USED_ONLY = "_calls_used_hooks_only"
+
+
+def quicken(trainer: Any) -> None:
+    """Removes from a Trainer's steps what has no effect there; see the functions below."""
+    call_used_hooks_only(trainer)
+    keep_logged_values_in_place(trainer)
+    choose_data_hooks_once(trainer)
+    ask_for_validation_when_due(trainer)
 
 
 def call_used_hooks_only(trainer: Any) -> None:
@@ -113,6 +121,55 @@ def _call_strategy(original: Callable[..., Any], trainer: Any, hook_name: str, *
     output = hook(*args, **kwargs) if callable(hook) else None
     own[_NAME] = before
     return output
+
+
+def choose_data_hooks_once(trainer: Any) -> None:
+    """Makes a Trainer choose once between the module and the datamodule for the hooks that move a batch.
+
+    Lightning compares their functions three times per batch. A hook that is set on one of the two objects later counts.
+    """
+    connector = trainer._data_connector
+    attach = connector.attach_datamodule
+
+    def attach_datamodule(model: Any, datamodule: Any = None) -> None:
+        attach(model, datamodule=datamodule)
+        selector, own = connector._datahook_selector, vars(model)
+        choose, of_data = selector.get_instance, vars(datamodule) if datamodule else {}
+        known: dict[Any, Any] = {}
+
+        def get_instance(name: str) -> Any:
+            key = name, name in own, name in of_data
+            if key not in known:
+                known[key] = choose(name)
+            return known[key]
+
+        selector.get_instance = get_instance
+
+    connector.attach_datamodule = attach_datamodule
+
+
+def ask_for_validation_when_due(trainer: Any) -> None:
+    """Makes a Trainer decide by the number of the batch whether it may validate, before it looks for what to validate.
+
+    After each step, Lightning compares functions to find out whether there is a validation.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    check, progress = loop._should_check_val_fx, loop.batch_progress
+
+    def should_check(fetcher: Any) -> bool:
+        every = trainer.val_check_batch
+        if (
+            isinstance(every, int)
+            and progress.current.ready % every
+            and not progress.is_last_batch
+            and not trainer.should_stop
+            and trainer.check_val_every_n_epoch is not None
+            and trainer._val_check_time_interval is None
+        ):
+            return False
+        return bool(check(fetcher))
+
+    loop._should_check_val_fx = should_check
 
 
 def keep_logged_values_in_place(trainer: Any) -> None:
