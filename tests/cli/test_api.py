@@ -65,13 +65,15 @@ def test_an_interrupted_cell_saves_the_run_and_says_how_to_resume(tmp_path: Path
         stderr=subprocess.PIPE,
     ) as process:
         try:
-            wait_for((tmp_path / "run" / "metrics.csv").exists, 100)
+            # The file exists before the first step.
+            metrics = tmp_path / "run" / "metrics.csv"
+            wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, 100)
             os.killpg(process.pid, signal.SIGINT)
             out, err = process.communicate(timeout=60)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    assert "--resume run" in out
+    assert "--resume run" in out, err
     assert err.rstrip().endswith("KeyboardInterrupt")
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
     assert not processes_of(process.pid)

@@ -19,7 +19,7 @@ from lit_mnist.comparison.runs import choose_variants
 from lit_mnist.comparison.summary import text
 from lit_mnist.engines import fabric
 from lit_mnist.errors import InputError
-from lit_mnist.training.job import Job
+from lit_mnist.training.job import ExperimentJob
 
 SMALL = (
     "--batch-size",
@@ -138,12 +138,12 @@ def momentum(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def epoch_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Job.train_batches
+    original = ExperimentJob.train_batches
 
-    def first_epoch(self: Job, rank: Any, epoch: int, step: int) -> Any:
+    def first_epoch(self: ExperimentJob, rank: Any, epoch: int, step: int) -> Any:
         return original(self, rank, 0, 0) if self.engine == "fabric" else original(self, rank, epoch, step)
 
-    monkeypatch.setattr(Job, "train_batches", first_epoch)
+    monkeypatch.setattr(ExperimentJob, "train_batches", first_epoch)
 
 
 def batch_norm_not_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
